@@ -1,0 +1,28 @@
+"""Measurements side by side in one run: one file each, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from pipelines.config import Config
+from pipelines.errors import InputError
+
+BENCHMARKS: Mapping[str, str] = {"feed": "pipelines.benchmarks.feed"}
+
+Benchmark = Callable[[Config, str | None], dict[str, Any]]
+
+
+def benchmark(name: str) -> Benchmark:
+    """The function of a benchmark: it prints a table and returns the figures.
+
+    Raises:
+        InputError: There is no such benchmark.
+    """
+    if name not in BENCHMARKS:
+        raise InputError(
+            "NAME", f"there is no benchmark `{name}`", f"one of {', '.join(BENCHMARKS)}"
+        )
+    measure: Benchmark = import_module(BENCHMARKS[name]).measure
+    return measure

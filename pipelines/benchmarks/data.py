@@ -1,0 +1,56 @@
+"""The corpus of a benchmark: the embedded default, a prepared folder, or real captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines import workflow
+from pipelines.config import Config
+from pipelines.errors import InputError
+
+CAPTIONS = "*captions-en-train.parquet"
+
+
+def prepared(config: Config, data: str | None) -> Config:
+    """The configuration with its lanes prepared.
+
+    Args:
+        config: The configuration.
+        data: A prepared folder, or one that holds captions (Parquet, columns `image` and
+            `text`) at any depth; None for the embedded default.
+
+    Raises:
+        InputError: The folder holds neither.
+    """
+    if data is not None:
+        config = _with_data(config, Path(data).absolute())
+    if not (Path(config.prepared.folder) / "lanes" / "manifest.json").is_file():
+        workflow.prepare(config)
+    return config
+
+
+def _with_data(config: Config, folder: Path) -> Config:
+    if (folder / "lanes" / "manifest.json").is_file():
+        return _replaced(config, "prepared", folder=str(folder))
+    captions = sorted(folder.rglob(CAPTIONS))
+    if not captions:
+        raise InputError(
+            "--data",
+            f"{folder} holds neither lanes nor {CAPTIONS}",
+            "name a prepared folder, or leave it out for the embedded default",
+        )
+    config = _replaced(
+        config,
+        "corpus",
+        inputs=(str(captions[0]),),
+        format="parquet",
+        pairs="group",
+        group_column="image",
+        text_column="text",
+    )
+    return _replaced(config, "prepared", folder=f"{config.prepared.folder}-captions")
+
+
+def _replaced(config: Config, section: str, **values: object) -> Config:
+    changed = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: changed})

@@ -1,0 +1,69 @@
+"""What became of every row: counted level by level, and it adds up.
+
+A level has one unit. Its first line says how many came in, then each reason how many it
+dropped, then each outcome how many were kept. Where the unit changes (files hold docstrings, a
+group gives pairs) a new level begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+FILES = "source files"
+ROWS = "rows"
+PAIRS = "pairs"
+
+
+@dataclass(frozen=True)
+class FunnelLine:
+    """One line of the funnel.
+
+    Attributes:
+        level: What is counted.
+        kind: `in`, `dropped` or `kept`.
+        name: The stage or, for `dropped`, the reason, in words for people.
+        rows: How many.
+    """
+
+    level: str
+    kind: Literal["in", "dropped", "kept"]
+    name: str
+    rows: int
+
+    def as_json(self) -> dict[str, str | int]:
+        """The form of `funnel.json`: `reason` for what was dropped, `stage` for the rest."""
+        label = "reason" if self.kind == "dropped" else "stage"
+        return {"level": self.level, "kind": self.kind, label: self.name, "rows": self.rows}
+
+
+def level_lines(
+    level: str, entered: tuple[str, int], dropped: Mapping[str, int], kept: Mapping[str, int]
+) -> list[FunnelLine]:
+    """The lines of one level, the most frequent reason first."""
+    ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    return [
+        FunnelLine(level, "in", *entered),
+        *(FunnelLine(level, "dropped", name, rows) for name, rows in ordered),
+        *(FunnelLine(level, "kept", name, rows) for name, rows in kept.items()),
+    ]
+
+
+def check_adds_up(lines: Iterable[FunnelLine]) -> None:
+    """Makes sure that in each level in = dropped + kept.
+
+    Raises:
+        ValueError: Naming the level and both sums.
+    """
+    entered: dict[str, int] = {}
+    left: dict[str, int] = {}
+    for line in lines:
+        sums = entered if line.kind == "in" else left
+        sums[line.level] = sums.get(line.level, 0) + line.rows
+    for level in {**entered, **left}:
+        if entered.get(level, 0) != left.get(level, 0):
+            raise ValueError(
+                f"the funnel of {level} has {entered.get(level, 0)} in and "
+                f"{left.get(level, 0)} dropped or kept"
+            )

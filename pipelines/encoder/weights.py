@@ -1,0 +1,98 @@
+"""Weights: numpy arrays in fp32 under Hugging Face's BERT names, without prefix or pooler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from pipelines.encoder.spec import EncoderSpec
+
+Weights: TypeAlias = dict[str, np.ndarray]
+
+INITIAL_DEVIATION = 0.02
+"""Standard deviation of fresh matrices; source: BERT's `initializer_range`."""
+
+
+def weight_shapes(spec: EncoderSpec) -> dict[str, tuple[int, ...]]:
+    """Shape of every weight, in canonical order; matrices are [out, in] as in torch."""
+    hidden, intermediate = spec.hidden, spec.intermediate
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (spec.vocabulary, hidden),
+        "embeddings.position_embeddings.weight": (spec.positions, hidden),
+        "embeddings.token_type_embeddings.weight": (spec.type_vocabulary, hidden),
+        "embeddings.LayerNorm.weight": (hidden,),
+        "embeddings.LayerNorm.bias": (hidden,),
+    }
+    matrices = {
+        "attention.self.query": (hidden, hidden),
+        "attention.self.key": (hidden, hidden),
+        "attention.self.value": (hidden, hidden),
+        "attention.output.dense": (hidden, hidden),
+        "intermediate.dense": (intermediate, hidden),
+        "output.dense": (hidden, intermediate),
+    }
+    for layer in range(spec.layers):
+        prefix = f"encoder.layer.{layer}."
+        for name, shape in matrices.items():
+            shapes[f"{prefix}{name}.weight"] = shape
+            shapes[f"{prefix}{name}.bias"] = shape[:1]
+            block, _, last = name.rpartition(".")
+            if last == "dense" and block.endswith("output"):
+                shapes[f"{prefix}{block}.LayerNorm.weight"] = (hidden,)
+                shapes[f"{prefix}{block}.LayerNorm.bias"] = (hidden,)
+    return shapes
+
+
+def random_weights(spec: EncoderSpec, seed: int) -> Weights:
+    """Fresh weights as BERT begins: normal matrices, zero biases, layer norms of one.
+
+    The same seed and spec give the same arrays on every machine.
+    """
+    generator = np.random.Generator(np.random.Philox(seed))
+    weights: Weights = {}
+    for name, shape in weight_shapes(spec).items():
+        if name.endswith("LayerNorm.weight"):
+            weights[name] = np.ones(shape, np.float32)
+        elif name.endswith(".bias"):
+            weights[name] = np.zeros(shape, np.float32)
+        else:
+            values = generator.standard_normal(shape, dtype=np.float32)
+            weights[name] = values * np.float32(INITIAL_DEVIATION)
+    weights["embeddings.word_embeddings.weight"][spec.pad_token_id] = 0.0
+    return weights
+
+
+def check_weights(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
+    """Makes sure that the weights are those of the spec, whole and in fp32.
+
+    Raises:
+        ValueError: Naming the first weight that is missing, too many, or of a wrong shape.
+    """
+    shapes = weight_shapes(spec)
+    for name, shape in shapes.items():
+        if name not in weights:
+            raise ValueError(f"the weight {name} is missing")
+        found = weights[name]
+        if found.shape != shape or found.dtype != np.float32:
+            raise ValueError(
+                f"the weight {name} is {found.dtype}{list(found.shape)}, not float32{list(shape)}"
+            )
+    unknown = sorted(set(weights) - set(shapes))
+    if unknown:
+        raise ValueError(f"the weight {unknown[0]} is not one of this encoder")
+
+
+def save_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
+    """Writes a safetensors file that torch and transformers read too."""
+    # The library writes a non-contiguous array's memory as it lies, in the wrong order.
+    arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
+    save_file(arrays, str(path), metadata={"format": "pt"})
+
+
+def load_weights(path: Path) -> Weights:
+    """Reads a safetensors file; the arrays keep their type."""
+    return dict(load_file(str(path)))

@@ -1,0 +1,59 @@
+"""The errors that callers may catch; each one says what to do about it."""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """Anything that this package raises on purpose."""
+
+
+class InputError(PipelineError):
+    """Something that the user can mend: a setting, a file, a corpus. Jobs exit with 2.
+
+    Args:
+        key: The setting that is at fault, as written in the YAML file (``lanes.granule``).
+        problem: What is wrong, with the value.
+        remedy: What would be right.
+    """
+
+    def __init__(self, key: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{key}: {problem}, {remedy}")
+        self.key = key
+        self.problem = problem
+        self.remedy = remedy
+
+
+class EngineUnavailable(InputError):  # noqa: N818 - the state of the engine, as users know it
+    """The engine cannot run here; the remedy is the command or conf key that makes it run."""
+
+
+class EngineError(PipelineError):
+    """A training run that failed on the cluster. Jobs exit with 1.
+
+    Args:
+        engine: Name of the engine in the registry.
+        cause: What happened, with the executor's traceback where there is one.
+        rank: Rank of the worker that failed first, where one is known.
+        host: Host of that worker.
+        lane: First lane of that worker.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        cause: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        lane: int | None = None,
+    ) -> None:
+        parts = [f"engine {engine}"]
+        parts += [] if rank is None else [f"rank {rank}"]
+        parts += [] if host is None else [f"host {host}"]
+        parts += [] if lane is None else [f"lane {lane}"]
+        super().__init__(f"{', '.join(parts)}: {cause}")
+        self.engine = engine
+        self.cause = cause
+        self.rank = rank
+        self.host = host
+        self.lane = lane

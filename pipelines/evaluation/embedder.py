@@ -1,0 +1,66 @@
+"""How evaluation jobs come by embeddings: a model folder, loaded once in each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pipelines.encoder.inference import Embedder
+
+Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+"""What Spark's `mapInArrow` takes."""
+
+EmbedderLoader: TypeAlias = "Callable[[], Embedder]"
+"""Called once in each task, on the executor."""
+
+
+def embedder_loader(session: SparkSession, model_folder: Path | str) -> EmbedderLoader:
+    """What loads the model of a folder on an executor, with a thread for each CPU of the task.
+
+    Args:
+        session: Its ``spark.task.cpus`` sets the threads.
+        model_folder: A folder that the driver and every executor can reach.
+
+    Raises:
+        InputError: The folder holds no model.
+    """
+    folder = Path(model_folder).absolute()
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            "run.folder", f"{folder} holds no model", "name a folder that training wrote"
+        )
+    threads = int(session.sparkContext.getConf().get("spark.task.cpus", "1") or 1)
+
+    def load() -> Embedder:
+        """Runs on an executor."""
+        from pipelines.encoder.inference import load_embedder
+
+        return load_embedder(folder, threads=threads)
+
+    return load
+
+
+def spread(frame: DataFrame) -> DataFrame:
+    """The rows in at least one partition a core, since a small file is read as a single one."""
+    cores = frame.sparkSession.sparkContext.defaultParallelism
+    return frame if frame.rdd.getNumPartitions() >= cores else frame.repartition(cores)
+
+
+def unit_length(embeddings: np.ndarray) -> np.ndarray:
+    """The rows scaled to length 1, in float32; a zero row stays zero.
+
+    Args:
+        embeddings: [texts, width].
+    """
+    lengths = np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
+    scaled: np.ndarray = (embeddings / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return scaled

@@ -1,0 +1,86 @@
+"""Exact nearest neighbours, block by block: what is kept never grows with the documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SCORE_DECIMALS = 6
+"""Cosines are compared to so many decimals: the last bits of a float32 product depend on how
+the work was cut, and must not decide the order of two equal texts."""
+
+_BLOCK_CELLS = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest documents of each query, the best first.
+
+    Attributes:
+        queries: Row of the query, int64, ascending.
+        documents: Id of the document, int64.
+        scores: Cosine similarity, float64, rounded to :data:`SCORE_DECIMALS`.
+    """
+
+    queries: np.ndarray
+    documents: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def none(cls) -> Neighbours:
+        """No neighbours of any query."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
+
+
+def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int) -> Neighbours:
+    """The k documents of highest cosine for each query; of equal ones the lower id wins.
+
+    Works on blocks of queries, so that at most about 32 MB of scores are in memory.
+
+    Args:
+        queries: [queries, width], rows of length 1.
+        documents: [documents, width], rows of length 1.
+        ids: [documents], int64.
+        k: Neighbours of a query; all documents where there are fewer.
+    """
+    rows = max(1, _BLOCK_CELLS // max(len(documents), 1))
+    found = [Neighbours.none()]
+    for start in range(0, len(queries), rows):
+        scores = np.round(
+            (queries[start : start + rows] @ documents.T).astype(float), SCORE_DECIMALS
+        )
+        found.append(_best_of_block(scores, start, ids, k))
+    return _joined(found)
+
+
+def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
+    """The k best of both for each query."""
+    return _best(_joined([left, right]), k)
+
+
+def _best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
+    count = scores.shape[1]
+    if count > k:
+        # Everything that ties with the k-th score stays in, for the ids to decide.
+        limit = np.partition(scores, count - k, axis=1)[:, count - k, None]
+        rows, columns = np.nonzero(scores >= limit)
+    else:
+        rows, columns = (index.ravel() for index in np.indices(scores.shape))
+    return _best(Neighbours(rows + start, ids[columns], scores[rows, columns]), k)
+
+
+def _best(found: Neighbours, k: int) -> Neighbours:
+    order = np.lexsort((found.documents, -found.scores, found.queries))
+    queries = found.queries[order]
+    first_of_query = np.searchsorted(queries, queries)
+    order = order[np.arange(len(order)) - first_of_query < k]
+    return Neighbours(found.queries[order], found.documents[order], found.scores[order])
+
+
+def _joined(parts: list[Neighbours]) -> Neighbours:
+    return Neighbours(
+        np.concatenate([part.queries for part in parts]),
+        np.concatenate([part.documents for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+    )

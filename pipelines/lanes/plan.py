@@ -1,0 +1,209 @@
+"""The batch plan: which examples form a granule, and which granules form a step.
+
+Pure functions over numbers; nothing here knows Spark, files or a framework.
+
+Examples are ordered by length bucket. A **segment** is the run of that order that one bucket's
+rows are filled from: what a bucket cannot fill to a whole row moves up into the next longer
+bucket, where it costs some padding. What the longest bucket cannot fill is left over, and
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The rows of one length bucket.
+
+    Attributes:
+        length: Tokens that the granules are padded to, at most.
+        rows: Rows of this bucket; each is one granule in every lane.
+        first_row: Number of its first row in a lane.
+        first_example: Position of its first example in the order by bucket.
+        examples: How many examples it takes: ``rows * lanes * granule``.
+    """
+
+    length: int
+    rows: int
+    first_row: int
+    first_example: int
+    examples: int
+
+
+def bucket_length(length: int, bucket: int) -> int:
+    """Rounds a length in tokens up to its bucket's edge."""
+    return -(-length // bucket) * bucket
+
+
+def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[Segment, ...]:
+    """Shares examples out over rows.
+
+    Args:
+        counts: Examples per bucket length.
+        lanes: Number of lanes.
+        granule: Examples in a granule.
+
+    Returns:
+        One segment per bucket that fills at least one row, shortest first. Examples at
+        positions behind the last segment are left over: fewer than one row's.
+    """
+    segments: list[Segment] = []
+    seen = taken = rows = 0
+    for length in sorted(counts):
+        seen += counts[length]
+        new_rows = (seen - taken) // (lanes * granule)
+        if new_rows:
+            examples = new_rows * lanes * granule
+            segments.append(
+                Segment(
+                    length=length,
+                    rows=new_rows,
+                    first_row=rows,
+                    first_example=taken,
+                    examples=examples,
+                )
+            )
+            taken += examples
+            rows += new_rows
+    return tuple(segments)
+
+
+def choose_lanes(
+    examples: int, granule: int, *, most: int, granules_per_step: int, rows: int = 32
+) -> int:
+    """Picks the number of lanes: ``most``, or a divisor of it for a small corpus.
+
+    A corpus needs many rows, since a row is never mixed with another and at most one row's
+    worth of examples is left over.
+
+    Args:
+        examples: Examples in the corpus.
+        granule: Examples in a granule.
+        most: ``lanes.count``.
+        granules_per_step: Steps of this size should fit, so its multiples are preferred.
+        rows: Rows that are wanted at least.
+
+    Returns:
+        The largest divisor of ``most`` that is a multiple of ``granules_per_step`` and leaves
+        ``rows`` rows; if none does, the smallest such multiple, and without any multiple the
+        same choice among all divisors.
+    """
+    divisors = [count for count in range(1, most + 1) if most % count == 0]
+    candidates = [count for count in divisors if count % granules_per_step == 0] or divisors
+    fitting = [count for count in candidates if examples >= count * granule * rows]
+    return max(fitting) if fitting else min(candidates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GranuleAddress:
+    """Where a granule stands: the row of a lane."""
+
+    lane: int
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """One optimiser update.
+
+    Attributes:
+        index: Number of the step in the run, from 0.
+        epoch: Pass over the lanes, from 0.
+        granules: All granules of the step, in the order of their lanes.
+    """
+
+    index: int
+    epoch: int
+    granules: tuple[GranuleAddress, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """The order of all steps of a run; it follows from these four numbers alone.
+
+    Attributes:
+        lanes: Number of lanes.
+        rows: Granules in a lane.
+        granules_per_step: Granules of one update; divides ``lanes``.
+        seed: Permutes the steps of each epoch.
+    """
+
+    lanes: int
+    rows: int
+    granules_per_step: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        assert self.lanes % self.granules_per_step == 0, "granules_per_step must divide lanes"
+
+    @property
+    def steps_per_row(self) -> int:
+        """Steps that one row gives."""
+        return self.lanes // self.granules_per_step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one pass over the lanes."""
+        return self.rows * self.steps_per_row
+
+    def step_order(self, epoch: int) -> np.ndarray:
+        """The permutation of an epoch's steps, [steps]; the same for all workers.
+
+        All steps of the epoch are mixed, and not rows alone: the steps of a row are of one
+        length, and would otherwise follow one another.
+        """
+        generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+        return generator.permutation(self.steps_per_epoch)
+
+    def steps(self, first: int, last: int) -> Iterator[StepPlan]:
+        """Yields the steps ``first`` to ``last - 1`` of the run, in order."""
+        order, order_epoch = self.step_order(0), 0
+        for index in range(first, last):
+            epoch, within = divmod(index, self.steps_per_epoch)
+            if epoch != order_epoch:
+                order, order_epoch = self.step_order(epoch), epoch
+            row, turn = divmod(int(order[within]), self.steps_per_row)
+            lanes = range(turn * self.granules_per_step, (turn + 1) * self.granules_per_step)
+            yield StepPlan(
+                index=index,
+                epoch=epoch,
+                granules=tuple(GranuleAddress(lane=lane, row=row) for lane in lanes),
+            )
+
+
+def share(step: StepPlan, rank: int, workers: int) -> tuple[GranuleAddress, ...]:
+    """The granules of a step that one worker computes.
+
+    A worker always owns the same lanes, so each lane is read by one worker only.
+
+    Args:
+        step: The step.
+        rank: Number of the worker.
+        workers: Divides the granules of the step.
+    """
+    each = len(step.granules) // workers
+    return step.granules[rank * each : (rank + 1) * each]
+
+
+def first_lane(rank: int, workers: int, granules_per_step: int) -> int:
+    """The first lane that a worker reads, to name it in an error."""
+    return rank * (granules_per_step // workers)
+
+
+def noise_seed(seed: int, epoch: int, granule: int, site: int = 0) -> tuple[int, int]:
+    """Two 32-bit numbers for what is random in a granule, whoever computes it.
+
+    Args:
+        seed: ``training.seed``.
+        epoch: The epoch, since noise is fresh in each.
+        granule: ``row * lanes + lane``.
+        site: Tells apart several uses within a granule.
+    """
+    state = np.random.SeedSequence([seed, epoch, granule, site]).generate_state(2)
+    low, high = (int(word) & 0x7FFFFFFF for word in state)
+    return low, high

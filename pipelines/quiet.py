@@ -1,0 +1,31 @@
+"""Keeps the greetings of libraries off the user's screen."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def quiet_import() -> Iterator[None]:
+    """Silences warnings, and what native code writes to standard error, while a block imports.
+
+    TensorFlow's native libraries write before any setting of theirs is read. An exception of
+    the import is raised as ever.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

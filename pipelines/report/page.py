@@ -1,0 +1,197 @@
+"""The page of a run: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipelines import config as configuration
+from pipelines import storage
+from pipelines.config import Config
+from pipelines.report.figures import (
+    Comparison,
+    FunnelBar,
+    compare,
+    funnel_bars,
+    read_metrics,
+    smoothed,
+    thinned,
+)
+from pipelines.report.table import points, signed_points
+
+TEMPLATE = "page.html"
+_SMOOTHED_SHARE = 0.015
+_MOST_POINTS = 1000
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A titled picture; ``svg`` is markup."""
+
+    title: str
+    svg: str
+    wide: bool = False
+
+
+def write_report(run_folder: Path, prepared_folder: Path) -> Path:
+    """Writes ``report.html`` of a run; what is not there yet leaves its section out.
+
+    Args:
+        run_folder: Holds ``config.yaml``, ``environment.json``, ``metrics.jsonl`` and
+            ``metrics.json``.
+        prepared_folder: Holds ``corpus/funnel.json``.
+
+    Returns:
+        The path of the page.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    config = _read(run_folder / "config.yaml", configuration.load)
+    figures: Mapping[str, Any] = _read(run_folder / "metrics.json", storage.read_json) or {}
+    lines = _read(run_folder / "metrics.jsonl", read_metrics) or []
+    funnel = _read(prepared_folder / "corpus" / "funnel.json", storage.read_json) or []
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"points": points, "signed_points": signed_points, "markup": Markup}
+    page = templates.get_template(TEMPLATE).render(
+        name=run_folder.absolute().name,
+        sentence=_sentence(config) if config else "",
+        settings=_settings(config) if config else {},
+        whole_config=configuration.dump(config) if config else "",
+        tiles=_tiles(figures.get("training", {})),
+        evaluations=_by_evaluation(compare(figures.get("before", {}), figures.get("after", {}))),
+        charts=_charts(lines),
+        funnel=_with_counts(funnel_bars(funnel)),
+        environment=_read(run_folder / "environment.json", storage.read_json) or {},
+    )
+    path = run_folder / "report.html"
+    storage.write_text(path, page)
+    return path
+
+
+def _read(path: Path, reader: Callable[[Path], Value]) -> Value | None:
+    return reader(path) if path.is_file() else None
+
+
+def _sentence(config: Config) -> str:
+    training = config.training
+    workers = "1 worker" if training.workers == 1 else f"{training.workers} workers"
+    return f"Trained by {training.engine} ({training.mode}, {training.framework}) on {workers}"
+
+
+def _settings(config: Config) -> dict[str, str]:
+    """The settings that tell runs apart, for people; the whole of them is in the page too."""
+    corpus, encoder, training = config.corpus, config.encoder, config.training
+    inputs = "installed packages" if corpus.format == "docstrings" else ", ".join(corpus.inputs)
+    packaged = "all-MiniLM-L6-v2, as packaged" if encoder.start == "default" else encoder.start
+    random = f"random, {encoder.layers} layers of {encoder.hidden}, {encoder.heads} heads"
+    examples = training.granules_per_step * config.lanes.granule
+    return {
+        "Corpus": f"{corpus.format} of {inputs}",
+        "Pairs": corpus.pairs,
+        "Start": random if encoder.start == "random" else packaged,
+        "Objective": f"{config.objective.name}, temperature {config.objective.temperature:g}, "
+        f"negatives of the {config.objective.negatives}",
+        "Step": f"{examples} examples ({training.granules_per_step} granules of "
+        f"{config.lanes.granule})",
+        "Learning rate": f"{training.learning_rate:g}, {training.schedule}, "
+        f"{training.warmup:.0%} warm-up",
+        "Precision": training.precision,
+        "Longest text": f"{config.tokens.max_length} tokens",
+        "Seed": str(training.seed),
+    }
+
+
+def _tiles(training: Mapping[str, float]) -> dict[str, str]:
+    """The figures at the head of the page."""
+    forms: dict[str, tuple[str, Callable[[float], str]]] = {
+        "steps": ("steps", _whole),
+        "examples": ("examples", _whole),
+        "seconds": ("training time", _duration),
+        "examples_per_second": ("examples/s", _whole),
+        "final_loss": ("final loss", lambda value: f"{value:.4f}"),
+    }
+    return {title: form(training[key]) for key, (title, form) in forms.items() if key in training}
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,}h {minutes:02}m"
+    return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
+
+
+def _by_evaluation(lines: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+    groups: dict[str, list[Comparison]] = {}
+    for line in lines:
+        groups.setdefault(line.evaluation, []).append(line)
+    return groups
+
+
+def _charts(logged: Sequence[Mapping[str, float]]) -> list[Chart]:
+    if not logged:
+        return []
+    from pipelines.report.charts import BLUE, ORANGE, PALE_BLUE, Curve, chart
+
+    lines = thinned(logged, _MOST_POINTS)
+
+    def column(name: str) -> list[float]:
+        return [line[name] for line in lines]
+
+    steps, losses = column("step"), column("loss")
+    span = max(1.0, _SMOOTHED_SHARE * len(lines))
+    loss = chart(
+        "Loss",
+        steps,
+        [Curve(losses, PALE_BLUE, "logged", 1.2), Curve(smoothed(losses, span), BLUE, "smoothed")],
+        size=(10, 3),
+        from_zero=False,
+    )
+    shares = [
+        Curve(column("padding"), BLUE, "padding, of slots"),
+        Curve(column("data_wait"), ORANGE, "wait, of time"),
+    ]
+    waste = "Padding and data wait"
+    single = {
+        "Learning rate": "learning_rate",
+        "Examples/s": "examples_per_second",
+        "Tokens/s": "tokens_per_second",
+    }
+    return [
+        Chart("Loss", loss, wide=True),
+        *(Chart(title, chart(title, steps, [Curve(column(key))])) for title, key in single.items()),
+        Chart(waste, chart(waste, steps, shares, shares=True)),
+    ]
+
+
+def _with_counts(levels: Mapping[str, list[FunnelBar]]) -> dict[str, list[dict[str, str]]]:
+    """The bars in the units of a style sheet."""
+    return {
+        level: [
+            {
+                "kind": bar.kind,
+                "name": bar.name,
+                "rows": f"{bar.rows:,}",
+                "share": f"{100 * bar.share:.1f} %",
+                "left": f"{100 * bar.start:.3f}%",
+                "width": f"{100 * bar.share:.3f}%",
+            }
+            for bar in bars
+        ]
+        for level, bars in levels.items()
+    }

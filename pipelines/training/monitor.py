@@ -1,0 +1,305 @@
+"""The driver's end: who works, how far, and when to give up.
+
+Every wait of a run is here, and every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from pipelines.errors import EngineError
+from pipelines.training.run import TrainingOutcome
+
+SILENCE_SECONDS = 30.0
+HELLO_SECONDS = 10.0
+GRACE_SECONDS = 2.0
+LEAVE_SECONDS = 15.0
+ABORT_SECONDS = 5.0
+MAX_LINE_BYTES = 64 * 2**20
+
+
+@dataclass
+class _Worker:
+    """What the monitor knows of a worker."""
+
+    rank: int
+    host: str
+    lane: int
+    connection: socket.socket
+    heard: float
+    moved: float
+    step: int = -1
+    ready: bool = False
+    result: dict[str, Any] | None = None
+    failure: str | None = None
+    gone: bool = False
+
+
+@dataclass
+class _Shared:
+    """State that the reading threads write and the waiting thread reads, under its condition."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    workers: dict[int, _Worker] = field(default_factory=dict)
+    broken: Exception | None = None
+
+
+class Monitor:
+    """Watches the workers of one run; a context manager.
+
+    Leaving it normally tells the workers to leave; leaving it with an exception calls them off.
+
+    Args:
+        engine: Name of the engine, for errors.
+        workers: How many workers to expect.
+        host: Address by which the executors reach the driver.
+        bind: Address to listen at, if that is another one.
+        start_seconds: Deadline for all of them to be ready.
+        stall_seconds: Deadline for a step.
+        on_metrics: Called with each metrics line, on a thread of the monitor.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        workers: int,
+        *,
+        host: str = "127.0.0.1",
+        bind: str | None = None,
+        start_seconds: float,
+        stall_seconds: float,
+        on_metrics: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.token = secrets.token_hex(16)
+        self._engine = engine
+        self._expected = workers
+        self._start_seconds = start_seconds
+        self._stall_seconds = stall_seconds
+        self._on_metrics = on_metrics
+        self._shared = _Shared()
+        self._closing = False
+        self._all_ready: float | None = None
+        self._server = socket.create_server((bind or host, 0))
+        self.address: tuple[str, int] = (host, self._server.getsockname()[1])
+
+    def __enter__(self) -> Monitor:
+        threading.Thread(target=self._accept, name="monitor", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closing = True
+        # A blocked accept() does not notice close(); shutdown() wakes it.
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        if error is None:
+            self._dismiss(b"leave\n", LEAVE_SECONDS)
+        else:
+            self._dismiss(b"abort\n", ABORT_SECONDS)
+
+    def wait(self, should_stop: Callable[[], EngineError | None] = lambda: None) -> TrainingOutcome:
+        """Waits until all workers are done.
+
+        Args:
+            should_stop: Asked every second; an error ends the run.
+
+        Returns:
+            What rank 0 reported.
+
+        Raises:
+            EngineError: A worker failed, died, fell silent, or did not start or move in time.
+            Exception: What ``on_metrics`` raised, for instance on a full disk.
+        """
+        began = time.monotonic()
+        shared = self._shared
+        with shared.changed:
+            while True:
+                if shared.broken is not None:
+                    raise shared.broken
+                self._raise_first_failure()
+                if (stop := should_stop()) is not None:
+                    raise stop
+                results = [w.result for w in shared.workers.values() if w.result is not None]
+                if len(results) == self._expected:
+                    rank_zero = shared.workers[0].result
+                    assert rank_zero is not None
+                    return TrainingOutcome.from_message(rank_zero)
+                self._check_deadlines(began)
+                shared.changed.wait(1.0)
+
+    def _raise_first_failure(self) -> None:
+        """Names the worker that is the cause, not one that failed because of it."""
+        shared = self._shared
+        if not any(_is_lost(worker) for worker in shared.workers.values()):
+            return
+        # A peer's death breaks the collective operations of the others within moments: wait for
+        # the whole picture, then blame a dead process before one that could still speak.
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            shared.changed.wait(left)
+        lost = sorted(
+            (worker for worker in shared.workers.values() if _is_lost(worker)),
+            key=lambda worker: (worker.failure is not None, worker.rank),
+        )
+        raise self._error(lost[0], lost[0].failure or "the worker's process died")
+
+    def _check_deadlines(self, began: float) -> None:
+        now, workers = time.monotonic(), self._shared.workers
+        missing = sorted(
+            rank
+            for rank in range(self._expected)
+            if rank not in workers or not (workers[rank].ready or workers[rank].result)
+        )
+        if missing and now - began > self._start_seconds:
+            raise EngineError(
+                self._engine,
+                f"ranks {missing} were not ready within training.start_seconds"
+                f" ({self._start_seconds:.0f} s)",
+                rank=missing[0],
+            )
+        if not missing and self._all_ready is None:
+            self._all_ready = now
+        for worker in workers.values():
+            if worker.result is not None:
+                continue
+            if now - worker.heard > SILENCE_SECONDS:
+                raise self._error(worker, f"nothing was heard of it for {SILENCE_SECONDS:.0f} s")
+            since = max(worker.moved, self._all_ready or now)
+            if now - since > self._stall_seconds:
+                raise self._error(
+                    worker,
+                    f"no step was finished within training.stall_seconds"
+                    f" ({self._stall_seconds:.0f} s) after step {worker.step}",
+                )
+
+    def _error(self, worker: _Worker, cause: str) -> EngineError:
+        return EngineError(
+            self._engine, cause, rank=worker.rank, host=worker.host, lane=worker.lane
+        )
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        """Reads one worker's lines until the connection ends."""
+        worker: _Worker | None = None
+        try:
+            connection.settimeout(HELLO_SECONDS)
+            with connection, connection.makefile("rb") as lines:
+                worker = self._greet(connection, lines.readline(4096))
+                if worker is None:
+                    return
+                connection.settimeout(None)
+                while line := lines.readline(MAX_LINE_BYTES):
+                    self._take(worker, json.loads(line))
+        except (OSError, ValueError, KeyError) as error:
+            if worker is not None and worker.failure is None and worker.result is None:
+                worker.failure = f"its line to the driver broke ({error})"
+        finally:
+            if worker is not None:
+                with self._shared.changed:
+                    worker.gone = True
+                    self._shared.changed.notify_all()
+
+    def _greet(self, connection: socket.socket, line: bytes) -> _Worker | None:
+        """Admits a worker of this run, once; anybody else is turned away without a word."""
+        try:
+            hello = json.loads(line)
+            token, rank = str(hello["token"]), int(hello["rank"])
+            host, lane = str(hello["host"]), int(hello["lane"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            return None
+        with self._shared.changed:
+            known = self._shared.workers
+            if self._closing or rank in known or not 0 <= rank < self._expected:
+                return None
+            now = time.monotonic()
+            worker = _Worker(rank, host, lane, connection, heard=now, moved=now)
+            known[rank] = worker
+        return worker
+
+    def _take(self, worker: _Worker, message: dict[str, Any]) -> None:
+        with self._shared.changed:
+            worker.heard = time.monotonic()
+            _HANDLERS[message["kind"]](worker, message)
+            self._shared.changed.notify_all()
+        if message["kind"] == "metrics":
+            try:
+                self._on_metrics(message["line"])
+            except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
+                self._shared.broken = error
+
+    def _dismiss(self, word: bytes, seconds: float) -> None:
+        """Sends the last word and waits until every connection is closed."""
+        deadline = time.monotonic() + seconds
+        with self._shared.changed:
+            for worker in self._shared.workers.values():
+                if worker.gone:
+                    continue
+                try:
+                    worker.connection.sendall(word)
+                except OSError:
+                    worker.gone = True
+            while not all(worker.gone for worker in self._shared.workers.values()):
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._shared.changed.wait(left):
+                    return
+
+
+def _is_lost(worker: _Worker) -> bool:
+    return worker.failure is not None or (worker.gone and worker.result is None)
+
+
+def _on_ready(worker: _Worker, _: dict[str, Any]) -> None:
+    worker.ready = True
+    worker.moved = worker.heard
+
+
+def _on_alive(worker: _Worker, message: dict[str, Any]) -> None:
+    if message["step"] != worker.step:
+        worker.step = message["step"]
+        worker.moved = worker.heard
+
+
+def _on_done(worker: _Worker, message: dict[str, Any]) -> None:
+    worker.result = message
+
+
+def _on_failed(worker: _Worker, message: dict[str, Any]) -> None:
+    worker.failure = f"{message['cause']}\n{message['traceback']}"
+
+
+def _on_metrics(worker: _Worker, message: dict[str, Any]) -> None:
+    worker.step = message["line"]["step"]
+    worker.moved = worker.heard
+
+
+_HANDLERS: dict[str, Callable[[_Worker, dict[str, Any]], None]] = {
+    "ready": _on_ready,
+    "alive": _on_alive,
+    "done": _on_done,
+    "failed": _on_failed,
+    "metrics": _on_metrics,
+}

@@ -1,0 +1,116 @@
+"""The worker's end of the line to the driver.
+
+A worker holds one TCP connection to the driver's monitor for as long as it lives, and sends
+JSON lines over it: that it is there, that it is alive, what it has done, how it ended. The
+connection itself is the life line: when a process dies, the system closes it, and the other
+side knows at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import traceback
+from typing import Any
+
+from pipelines.training.run import TrainingOutcome, WorkerTask
+
+HEARTBEAT_SECONDS = 2.0
+CONNECT_SECONDS = 20.0
+LEAVE_SECONDS = 600.0
+ABORTED = 70
+
+
+class Reporter:
+    """Reports to the monitor; a context manager. Runs on an executor.
+
+    Leaving the context waits for the driver's word to leave. When the driver calls the run off,
+    or is gone, this process ends at once, whatever its threads wait for: a collective operation
+    that waits for a dead peer cannot be interrupted from Python.
+
+    Args:
+        task: The worker's task.
+
+    Raises:
+        OSError: The driver cannot be reached.
+    """
+
+    def __init__(self, task: WorkerTask) -> None:
+        self._task = task
+        self._socket = socket.create_connection(task.monitor, timeout=CONNECT_SECONDS)
+        self._socket.settimeout(None)
+        self._lock = threading.Lock()
+        self._leave = threading.Event()
+        self._closed = threading.Event()
+        self._step = task.run.first_step
+
+    def __enter__(self) -> Reporter:
+        self._send(
+            "hello",
+            token=self._task.token,
+            rank=self._task.rank,
+            host=socket.gethostname(),
+            lane=self._task.first_lane,
+        )
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._listen, name="monitor-listener", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.wait(LEAVE_SECONDS)
+        self._closed.set()
+        self._socket.close()
+
+    def failed(self, error: BaseException) -> None:
+        """The worker cannot go on."""
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        self._send("failed", cause=summary, traceback="".join(traceback.format_exception(error)))
+
+    def ready(self) -> None:
+        """The worker could begin with its first step."""
+        self._send("ready")
+
+    def step_done(self, step: int) -> None:
+        """The worker has finished a step; cheap, since the heartbeat carries it."""
+        self._step = step
+
+    def metrics(self, line: dict[str, Any]) -> None:
+        """A line for ``metrics.jsonl``."""
+        self._send("metrics", line=line)
+
+    def done(self, outcome: TrainingOutcome) -> None:
+        """The worker has finished its part."""
+        self._send(
+            "done",
+            steps=outcome.steps,
+            examples=outcome.examples,
+            seconds=outcome.seconds,
+            examples_per_second=outcome.examples_per_second,
+            losses=outcome.losses if self._task.rank == 0 else (),
+        )
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"kind": kind} | fields).encode() + b"\n"
+        with self._lock:
+            self._socket.sendall(line)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(HEARTBEAT_SECONDS):
+            try:
+                self._send("alive", step=self._step)
+            except OSError:
+                return  # The listener sees the same, and acts on it.
+
+    def _listen(self) -> None:
+        """Waits for the driver's word; its silence for ever means that it is gone."""
+        try:
+            with self._socket.makefile("rb") as lines:
+                word = lines.readline().strip()
+        except OSError:
+            word = b""
+        if word == b"leave":
+            self._leave.set()
+        elif not self._closed.is_set():
+            os._exit(ABORTED)

@@ -1,0 +1,205 @@
+"""What a run writes while it goes on: the run folder, metrics lines, and a bar for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pipelines import __version__, storage
+from pipelines import config as configuration
+from pipelines.config import Config
+from pipelines.errors import InputError
+from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.plan import BatchPlan
+from pipelines.training.checkpoint import checkpoint_steps
+from pipelines.training.run import TrainingRun
+
+# What a folder must hold to be taken for a run, and all else that a run writes.
+_OF_A_RUN = ("config.yaml", "environment.json", "checkpoints")
+_LATER_OF_A_RUN = ("metrics.jsonl", "metrics.json", "report.html", "start", "model")
+_LIBRARIES = ("pyspark", "tensorflow", "tensorflowonspark", "torch", "numpy", "pyarrow")
+
+
+def open_run_folder(
+    config: Config, plan: BatchPlan, manifest: LaneManifest, last_step: int
+) -> Path:
+    """Makes the run folder, or opens it to resume; what is refused changes nothing.
+
+    Raises:
+        InputError: It holds a run already and the settings do not say what to do with it, or
+            a run that cannot be resumed with these settings.
+    """
+    folder = Path(config.run.folder).absolute()
+    has_run = all((folder / name).exists() for name in _OF_A_RUN)
+    if folder.exists() and not has_run and any(folder.iterdir()):
+        raise InputError("run.folder", f"{folder} holds other files", "name an empty folder")
+    if has_run and config.training.resume:
+        _check_same_run(folder, plan, manifest)
+        _check_not_finished(folder, last_step)
+    elif has_run and config.run.overwrite:
+        for name in (*_OF_A_RUN, *_LATER_OF_A_RUN):
+            _delete(folder / name)
+    elif has_run:
+        raise InputError(
+            "run.folder",
+            f"{folder} holds a run already",
+            "set training.resume or run.overwrite to true, or name another folder",
+        )
+    for torn in folder.glob("checkpoints/.*.part"):
+        shutil.rmtree(torn)
+    storage.write_json(folder / "checkpoints" / "plan.json", _identity(plan, manifest))
+    storage.write_text(folder / "config.yaml", configuration.dump(config))
+    storage.write_json(folder / "environment.json", environment())
+    return folder
+
+
+def _identity(plan: BatchPlan, manifest: LaneManifest) -> dict[str, Any]:
+    """What the steps of a run follow from, by the setting that decides it."""
+    return {
+        "training.granules_per_step": plan.granules_per_step,
+        "training.seed": plan.seed,
+        "lanes.granule": manifest.granule,
+        "prepared.folder": [manifest.lanes, manifest.rows, manifest.tokens, manifest.vocabulary],
+    }
+
+
+def _check_same_run(folder: Path, plan: BatchPlan, manifest: LaneManifest) -> None:
+    """Refuses to go on with a run whose steps would be others than those already made."""
+    known = storage.read_json(folder / "checkpoints" / "plan.json")
+    for key, value in _identity(plan, manifest).items():
+        if known[key] != value:
+            raise InputError(
+                key,
+                f"the run was begun with {known[key]}, not {value}",
+                "put it back, or begin anew with run.overwrite",
+            )
+
+
+def _check_not_finished(folder: Path, last_step: int) -> None:
+    """Refuses to resume what is done; a run without its model is not."""
+    made = max(checkpoint_steps(folder), default=0)
+    if made >= last_step and (folder / "model").is_dir():
+        raise InputError(
+            "training.resume",
+            f"the run has made {made} steps already",
+            "raise training.max_steps or training.epochs, or name another run.folder",
+        )
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def environment() -> dict[str, str]:
+    """On what this process runs: versions and machine."""
+    found = {
+        "sentence-pipelines": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": str(os.cpu_count()),
+    }
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _is_before(line: str, step: int) -> bool:
+    """Whether a metrics line is whole and of a step that is not made again."""
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except ValueError:
+        return False  # A driver that died while writing left half a line.
+
+
+def can_resume(folder: Path) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    return bool(checkpoint_steps(folder))
+
+
+class RunLog:
+    """Writes ``metrics.jsonl`` and shows a progress bar; a context manager on the driver.
+
+    The bar works in a terminal and in a notebook; where output is not a screen, a line is
+    printed now and then instead.
+
+    Args:
+        run: The run; lines of steps that are made again are dropped from an earlier file.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._run = run
+        self._path = run.run_folder / "metrics.jsonl"
+        self._keep_lines_before(run.first_step)
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[rate]:.1f} examples/s"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not (self._console.is_terminal or self._console.is_jupyter),
+        )
+        self._task = self._progress.add_task(
+            "training", total=run.last_step, completed=run.first_step, loss=float("nan"), rate=0.0
+        )
+        self._printed_tenth = -1
+
+    def __enter__(self) -> RunLog:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Takes a metrics line; called while the run goes on."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._progress.update(
+            self._task,
+            completed=line["step"],
+            loss=line["loss"],
+            rate=line["examples_per_second"],
+        )
+        tenth = 10 * line["step"] // self._run.last_step
+        if self._progress.disable and tenth != self._printed_tenth:
+            self._printed_tenth = tenth
+            self._console.print(
+                f"step {line['step']}/{self._run.last_step}  loss {line['loss']:.4f}  "
+                f"{line['examples_per_second']:.1f} examples/s",
+                highlight=False,
+            )
+
+    def _keep_lines_before(self, step: int) -> None:
+        if not self._path.exists():
+            return
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if _is_before(line, step)]
+        storage.write_text(self._path, "".join(f"{line}\n" for line in kept))

@@ -1,0 +1,60 @@
+"""A worker process from its first to its last moment. Runs on an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+
+from pipelines.quiet import quiet_import
+from pipelines.training.exchange import Alone, Exchange
+from pipelines.training.feed import FILE_FEEDS, StepWork
+from pipelines.training.loop import StepperFactory, train_worker
+from pipelines.training.reporter import Reporter
+from pipelines.training.run import WorkerTask
+
+# Where each framework's stepper is; imported only in a worker.
+STEPPERS = {"tensorflow": ("pipelines.training.tensorflow", "TensorFlowStepper")}
+
+
+def stepper_factory(framework: str) -> StepperFactory:
+    """The stepper of a framework; imports that framework."""
+    module, name = STEPPERS[framework]
+    factory: StepperFactory = getattr(import_module(module), name)
+    return factory
+
+
+def run_worker(
+    task: WorkerTask,
+    make_exchange: Callable[[], Exchange] = Alone,
+    feed: Callable[[], Iterator[StepWork]] | None = None,
+) -> bool:
+    """Trains one worker's share, under the eyes of the driver. Runs on an executor.
+
+    Errors are reported to the driver, which decides about the run; the reporter ends this
+    process when the driver calls the run off.
+
+    Args:
+        task: The worker's task.
+        make_exchange: Called once the line to the driver stands, since starting a cluster may
+            fail or wait.
+        feed: The worker's steps; by default from the lane files.
+
+    Returns:
+        Whether the share was finished; if not, the driver knows why.
+
+    Raises:
+        OSError: The driver cannot be reached.
+    """
+    training = task.run.config.training
+    with Reporter(task) as reporter:
+        try:
+            with quiet_import():
+                factory = stepper_factory(training.framework)
+            factory.prepare_process(training)
+            exchange = make_exchange()
+            steps = feed() if feed is not None else FILE_FEEDS[training.feed](task)
+            train_worker(task, factory, exchange, steps, reporter)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it
+            reporter.failed(error)
+            return False
+    return True

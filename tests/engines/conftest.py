@@ -1,0 +1,46 @@
+"""Runs on the small corpus, for every engine's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from contestants import CONTESTANTS, Contestant
+from small import small_config
+
+from pipelines import workflow
+from pipelines.encoder.folder import start_encoder
+from pipelines.lanes.files import LaneManifest
+from pipelines.training.checkpoint import Checkpoint, save_checkpoint
+from pipelines.training.run import TrainingRun
+from pipelines.training.worker import STEPPERS
+
+
+@pytest.fixture
+def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
+    """Makes a run of some steps, with its first checkpoint written."""
+
+    def make(steps: int, folder: str = "run", **training) -> TrainingRun:
+        config = small_config(prepared, **training)
+        manifest = LaneManifest.load(prepared / "lanes")
+        run_folder = tmp_path / folder
+        spec, weights = start_encoder(config, manifest.vocabulary)
+        save_checkpoint(run_folder, Checkpoint(0, spec, weights, {}), 9)
+        return TrainingRun(
+            config=config,
+            plan=workflow._plan(config, manifest),
+            manifest=manifest,
+            lanes_folder=prepared / "lanes",
+            run_folder=run_folder,
+            first_step=0,
+            last_step=steps,
+        )
+
+    return make
+
+
+@pytest.fixture(params=CONTESTANTS, ids=str)
+def contestant(request, monkeypatch) -> Contestant:
+    """Every engine in turn."""
+    monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
+    return request.param

@@ -1,0 +1,73 @@
+"""The engines under contract, and what they are run with."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipelines.engines import engine
+from pipelines.engines.base import monitor_for
+from pipelines.training.run import TrainingRun, WorkerTask
+from pipelines.training.worker import run_worker
+
+
+class ForkEngine:
+    """The smallest engine: one forked process, and numpy for a framework."""
+
+    name, modes, frameworks, needs_spark = "test", ("sync",), ("numpy",), False
+    feeds = ("lanes", "memory")
+
+    def check(self, session, config):
+        """Nothing can be missing."""
+
+    def train(self, session, run, on_metrics):
+        monitor = monitor_for(self.name, run, on_metrics, "127.0.0.1")
+        task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
+        process = multiprocessing.get_context("fork").Process(target=run_worker, args=(task,))
+        process.start()
+        try:
+            with monitor:
+                return monitor.wait()
+        finally:
+            process.join(10)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An engine with the settings that the contract suite runs it with.
+
+    Attributes:
+        name: Engine and feed.
+        make: Makes the engine.
+        training: Settings of its runs.
+        falls_to: Share of the first steps' loss that the last steps' must be below.
+    """
+
+    name: str
+    make: Callable
+    training: dict
+    falls_to: float = 0.9
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CONTESTANTS = [
+    Contestant(
+        "test", ForkEngine, {"workers": 1, "framework": "numpy", "learning_rate": 1e-2}, 0.97
+    ),
+    Contestant("local", lambda: engine("local"), {"workers": 1}),
+    Contestant("tensorflowonspark-lanes", lambda: engine("tensorflowonspark"), {"workers": 2}),
+    Contestant(
+        "tensorflowonspark-spark",
+        lambda: engine("tensorflowonspark"),
+        {"workers": 2, "feed": "spark"},
+    ),
+]
+
+
+def resumed(run: TrainingRun, step: int) -> TrainingRun:
+    """The same run, to go on from the checkpoint before a step."""
+    return dataclasses.replace(run, first_step=step)

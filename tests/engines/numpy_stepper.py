@@ -1,0 +1,52 @@
+"""A framework in forty lines, so that the contract can be tested without any real one."""
+
+import numpy as np
+
+from pipelines.training.checkpoint import Checkpoint
+
+TABLE = "embeddings.word_embeddings.weight"
+SCALE = 1000  # for vectors as short as those of a new table
+
+
+class NumpyStepper:
+    """Trains a mean of token embeddings with signed gradient descent on a dot-product InfoNCE."""
+
+    def __init__(self, task, checkpoint, exchange):
+        self.checkpointed = checkpoint
+        self.table = checkpoint.weights[TABLE].copy()
+
+    @staticmethod
+    def prepare_process(settings):
+        """Numpy needs nothing."""
+
+    def step(self, work, learning_rate):
+        losses, gradient = [], np.zeros_like(self.table)
+        for granule in work.granules:
+            left, right = bag(granule.left, self.table), bag(granule.right, self.table)
+            scores = SCALE * (left @ right.T)
+            shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
+            picked = shifted / shifted.sum(axis=1, keepdims=True)
+            losses.append(-np.log(np.diag(picked)).mean())
+            pull = SCALE * (picked - np.eye(len(picked))) / len(picked)
+            scatter(gradient, granule.left, pull @ right)
+            scatter(gradient, granule.right, pull.T @ left)
+        self.table -= learning_rate * np.sign(gradient)
+        return float(np.mean(losses))
+
+    def checkpoint(self, step):
+        weights = self.checkpointed.weights | {TABLE: self.table.copy()}
+        return Checkpoint(step, self.checkpointed.spec, weights, {})
+
+
+def shares(side):
+    """How much each token counts in its text's mean; padding counts nothing."""
+    width = side.token_ids.shape[1]
+    return (np.arange(width) < side.lengths[:, None]) / side.lengths[:, None]
+
+
+def bag(side, table):
+    return np.einsum("kt,ktd->kd", shares(side), table[side.token_ids])
+
+
+def scatter(gradient, side, pull):
+    np.add.at(gradient, side.token_ids, shares(side)[:, :, None] * pull[:, None, :])

@@ -1,0 +1,155 @@
+"""What every engine promises, on real text."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import time
+
+import numpy as np
+import psutil
+import pytest
+from contestants import CONTESTANTS, resumed
+
+from pipelines.engines import REGISTRY, engine
+from pipelines.errors import EngineError
+from pipelines.training.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint
+
+STEPS = 24
+
+
+def started() -> set[int]:
+    """Processes below this one, zombies and what belongs to Spark itself left out.
+
+    Spark's are its JVMs, their Python daemon and its workers; what a worker has started bears
+    the daemon's command line too, but has a daemon for a grandparent's parent.
+    """
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            ancestors = [name_of(parent) for parent in (child, *child.parents()[:2])]
+            spark = name_of(child) in {"java", "daemon"} and ancestors != ["daemon"] * 3
+            if child.status() != psutil.STATUS_ZOMBIE and not spark:
+                found.add(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def name_of(process: psutil.Process) -> str:
+    return "daemon" if "pyspark.daemon" in process.cmdline() else process.name()
+
+
+def listening() -> set[int]:
+    """The ports that this process and what it has started listen at."""
+    return {c.laddr.port for c in connections() if c.status == psutil.CONN_LISTEN}
+
+
+def connections() -> list:
+    """Of this process and of all Python processes below it, but for Spark's daemons."""
+    found = psutil.Process().net_connections("tcp")
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = child.parent()
+            if name_of(child) != "java" and not (parent and name_of(parent) == "java"):
+                found += [c._replace(fd=child.pid) for c in child.net_connections("tcp")]
+    return found
+
+
+def wait_until_gone(before: set[int], ports: set[int]) -> None:
+    """What a run started must be gone soon after it ended."""
+    deadline = time.monotonic() + 20
+    while started() - before or listening() - ports:
+        assert time.monotonic() < deadline, (started() - before, listening() - ports)
+        time.sleep(0.2)
+
+
+def test_every_engine_is_under_contract():
+    assert {contestant.name.split("-")[0] for contestant in CONTESTANTS} >= set(REGISTRY)
+
+
+def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(contestant, make_run, spark):
+    made, lines = contestant.make(), []
+    run = make_run(STEPS, checkpoint_every=10, **contestant.training)
+    made.check(spark, run.config)
+    before, ports = started(), listening()
+    outcome = made.train(spark, run, lines.append)
+
+    assert outcome.steps == STEPS == len(outcome.losses)
+    assert outcome.examples == STEPS * 2 * run.manifest.granule
+    assert np.mean(outcome.losses[-5:]) < contestant.falls_to * np.mean(outcome.losses[:5])
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["loss"] for line in lines] == list(outcome.losses)
+    assert all(0 <= line["padding"] < 1 and line["examples_per_second"] > 0 for line in lines)
+    assert checkpoint_steps(run.run_folder) == [0, 10, 20, STEPS]
+
+    whole = load_checkpoint(run.run_folder, STEPS).weights
+    shutil.rmtree(checkpoint_path(run.run_folder, STEPS))
+    again = made.train(spark, resumed(run, 20), lines.append)
+    np.testing.assert_allclose(again.losses, outcome.losses[20:], rtol=1e-4)
+    rest = load_checkpoint(run.run_folder, STEPS).weights
+    for name, weight in whole.items():
+        np.testing.assert_allclose(rest[name], weight, atol=2e-4, err_msg=name)
+    wait_until_gone(before, ports)
+
+
+def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run):
+    def compute_with_tensorflow(batches):
+        import tensorflow as tf
+
+        assert float(tf.reduce_sum(tf.ones([3]))) == 3
+        yield from batches
+
+    rows = spark.range(2).repartition(2).mapInArrow(compute_with_tensorflow, "id long")
+    assert rows.count() == 2
+    outcome = engine("tensorflowonspark").train(spark, make_run(2, workers=2), lambda line: None)
+    assert outcome.steps == 2
+
+
+def test_a_worker_that_fails_is_named(contestant, make_run, spark, tmp_path):
+    run = make_run(STEPS, **contestant.training)
+    # The worker that owns the last lane finds it missing when it gets there.
+    lanes = tmp_path / "lanes"
+    shutil.copytree(run.lanes_folder, lanes)
+    missing = f"lane-{run.manifest.lanes - 1:03d}"
+    shutil.rmtree(lanes / missing)
+    broken = type(run)(**(vars(run) | {"lanes_folder": lanes}))
+    before, ports, began = started(), listening(), time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        contestant.make().train(spark, broken, lambda line: None)
+    assert time.monotonic() - began < 60
+    # Fed by Spark, any worker may have got the partition that reads the last lane.
+    fed = contestant.training.get("feed") == "spark"
+    rank = r"\d" if fed else str(contestant.training["workers"] - 1)
+    where = rf"rank {rank}, host {socket.gethostname()}, lane {rank}: "
+    assert re.search(where, str(caught.value))
+    assert missing in str(caught.value)
+    wait_until_gone(before, ports)
+    assert spark.range(3).count() == 3, "the session lives on"
+
+
+def test_a_worker_that_is_killed_ends_the_run(contestant, make_run, spark):
+    run = make_run(100_000, **contestant.training)
+    before, ports = started(), listening()
+    killed = []
+
+    def kill_once(line):
+        if line["step"] >= 3 and not killed:
+            monitor = listening_here() - ports
+            peers = [c.fd for c in connections() if c.raddr and c.raddr.port in monitor]
+            killed.append(max(peers))
+            os.kill(killed[0], signal.SIGKILL)
+
+    def listening_here():
+        own = psutil.Process().net_connections("tcp")
+        return {c.laddr.port for c in own if c.status == psutil.CONN_LISTEN}
+
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"rank \d, host .*the worker's process died"):
+        contestant.make().train(spark, run, kill_once)
+    assert killed
+    wait_until_gone(before, ports)
+    assert time.monotonic() - began < 60
+    assert spark.range(3).count() == 3, "the session lives on"

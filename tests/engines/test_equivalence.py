@@ -1,0 +1,40 @@
+"""The same loss curve on every engine and every number of workers."""
+
+import numpy as np
+import pytest
+
+from pipelines.engines import engine
+
+STEPS = 50
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Loss curves of the reference, by objective settings."""
+    return {}
+
+
+def curve(spark, run, name):
+    return np.array(engine(name).train(spark, run, lambda line: None).losses)
+
+
+@pytest.mark.parametrize("feed", ["lanes", "spark"])
+def test_two_workers_give_the_curve_of_one_process(spark, make_run, reference, feed):
+    if "plain" not in reference:
+        reference["plain"] = curve(spark, make_run(STEPS, "reference", workers=1), "local")
+    ours = curve(spark, make_run(STEPS, workers=2, feed=feed), "tensorflowonspark")
+    np.testing.assert_allclose(ours, reference["plain"], rtol=1e-3)
+    assert reference["plain"][-5:].mean() < reference["plain"][:5].mean()
+
+
+def test_with_dropout_and_negatives_of_the_whole_step(spark, make_run):
+    def with_step_negatives(run):
+        objective = run.config.objective.model_copy(update={"negatives": "step"})
+        config = run.config.model_copy(update={"objective": objective})
+        return type(run)(**(vars(run) | {"config": config}))
+
+    alone = make_run(12, "reference", workers=1, dropout=0.1)
+    together = make_run(12, workers=2, dropout=0.1)
+    expected = curve(spark, with_step_negatives(alone), "local")
+    ours = curve(spark, with_step_negatives(together), "tensorflowonspark")
+    np.testing.assert_allclose(ours, expected, rtol=1e-3)

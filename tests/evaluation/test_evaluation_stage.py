@@ -1,0 +1,54 @@
+"""The stage: what the settings ask for, and no more."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.config import parse
+from pipelines.evaluation.stage import evaluate
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    folder = tmp_path / "prepared" / "corpus" / "evaluation"
+    folder.mkdir(parents=True)
+    texts = ["A cat sleeps.", "The market fell.", "It rains in London."]
+    pq.write_table(
+        pa.table({"document_id": [1, 2, 3], "text": texts}), folder / "documents.parquet"
+    )
+    asked = ["a sleeping animal", "stocks went down", "weather in England"]
+    pq.write_table(
+        pa.table({"query_id": [4, 5, 6], "text": asked, "document_id": [1, 2, 3]}),
+        folder / "queries.parquet",
+    )
+    pairs = {"sentence1": asked, "sentence2": texts, "score": [5.0, 4.0, 3.0]}
+    pq.write_table(pa.table(pairs), tmp_path / "dev.parquet")
+    return tmp_path
+
+
+def test_measures_what_is_asked_for(spark, prepared, minilm) -> None:
+    settings = {
+        "prepared": {"folder": str(prepared / "prepared")},
+        "evaluation": {"similarity": [str(prepared / "dev.parquet")]},
+    }
+    figures = evaluate(spark, parse(settings), minilm)
+    assert list(figures) == ["retrieval", "dev"]
+    assert figures["retrieval"] == {
+        "queries": 3,
+        "documents": 3,
+        "ndcg@10": 100.0,
+        "mrr@10": 100.0,
+        "recall@1": 100.0,
+        "recall@10": 100.0,
+    }
+    assert figures["dev"]["pairs"] == 3
+
+
+def test_leaves_out_what_is_not_there(spark, prepared, minilm) -> None:
+    elsewhere = {"prepared": {"folder": str(prepared / "elsewhere")}}
+    assert evaluate(spark, parse(elsewhere), minilm) == {}
+    unwanted = {
+        "prepared": {"folder": str(prepared / "prepared")},
+        "evaluation": {"retrieval": False},
+    }
+    assert evaluate(spark, parse(unwanted), minilm) == {}

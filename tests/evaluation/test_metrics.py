@@ -1,0 +1,96 @@
+"""The figures against hand-computed values and against other people's code."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import ndcg_score
+
+from pipelines.evaluation.metrics import ndcg_at, pearson, recall_at, reciprocal_rank_at, spearman
+from pipelines.evaluation.retrieval import retrieval_metrics
+
+RANKED = [7, 3, 9, 1, 5]
+
+
+def test_ndcg_by_hand() -> None:
+    # Relevant at ranks 2 and 4 of 5, and one that was not found at all.
+    gained = 1 / math.log2(3) + 1 / math.log2(5)
+    ideal = 1 + 1 / math.log2(3) + 1 / 2
+    assert ndcg_at(RANKED, {3, 1, 100}, 10) == pytest.approx(gained / ideal)
+    assert ndcg_at(RANKED, {3, 1, 100}, 2) == pytest.approx(
+        (1 / math.log2(3)) / (1 + 1 / math.log2(3))
+    )
+    assert ndcg_at(RANKED, {7}, 10) == 1.0
+    assert ndcg_at(RANKED, {100}, 10) == 0.0
+
+
+def test_reciprocal_rank_by_hand() -> None:
+    assert reciprocal_rank_at(RANKED, {9, 5}, 10) == pytest.approx(1 / 3)
+    assert reciprocal_rank_at(RANKED, {5}, 4) == 0.0
+
+
+def test_recall_by_hand() -> None:
+    assert recall_at(RANKED, {7, 5, 100, 101}, 10) == 0.5
+    assert recall_at(RANKED, {7, 5, 100, 101}, 1) == 0.25
+
+
+def test_a_query_that_found_nothing_counts_as_zero() -> None:
+    figures = retrieval_metrics({1: [10]}, {1: {10}, 2: {20}})
+    assert figures == {"ndcg@10": 50.0, "mrr@10": 50.0, "recall@1": 50.0, "recall@10": 50.0}
+
+
+@settings(deadline=None)
+@given(st.permutations(range(25)), st.sets(st.integers(0, 24), min_size=1), st.integers(1, 25))
+def test_ndcg_equals_scikit_learn(ranked: list[int], relevant: set[int], k: int) -> None:
+    truth = np.array([[float(item in relevant) for item in range(25)]])
+    scores = np.array([[-float(ranked.index(item)) for item in range(25)]])
+    assert ndcg_at(ranked, relevant, k) == pytest.approx(ndcg_score(truth, scores, k=k))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.permutations(range(15)), st.sets(st.integers(0, 14), min_size=1)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_all_equal_sentence_transformers(cases: list[tuple[list[int], set[int]]]) -> None:
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    texts = {str(item): "text" for item in range(15)}
+    evaluator = InformationRetrievalEvaluator(
+        {str(query): "text" for query in range(len(cases))},
+        texts,
+        {str(query): set(map(str, relevant)) for query, (_, relevant) in enumerate(cases)},
+    )
+    expected = evaluator.compute_metrics(
+        [
+            [{"corpus_id": str(item), "score": -rank} for rank, item in enumerate(ranked)]
+            for ranked, _ in cases
+        ]
+    )
+    figures = retrieval_metrics(
+        {query: ranked[:10] for query, (ranked, _) in enumerate(cases)},
+        {query: relevant for query, (_, relevant) in enumerate(cases)},
+    )
+    for name, value in figures.items():
+        kind, _, k = name.partition("@")
+        assert value == pytest.approx(100 * expected[f"{kind}@k"][int(k)])
+
+
+def test_correlations_by_hand() -> None:
+    left, right = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 4.0])
+    # 1 - 6 * (1 + 1) / (4 * 15)
+    assert spearman(left, right) == pytest.approx(0.8)
+    assert pearson(left, right) == pytest.approx(0.8)
+    assert spearman(left, np.exp(5 * left)) == pytest.approx(1.0)
+    assert pearson(left, np.exp(5 * left)) < 0.9
+
+
+def test_a_constant_vector_orders_nothing() -> None:
+    left, right = np.array([1.0, 2.0, 3.0]), np.full(3, 0.5)
+    assert spearman(left, right) == 0.0
+    assert pearson(left, right) == 0.0

@@ -1,0 +1,176 @@
+"""Lanes that Spark forms: what went in is in exactly one granule, or counted."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pipelines import storage
+from pipelines.config import Config, parse
+from pipelines.errors import InputError
+from pipelines.lanes.files import LaneManifest, LaneReader, decode, ragged
+from pipelines.lanes.stage import prepare_lanes
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of the tokens stage."""
+
+    id: int
+    group: int
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+
+
+def random_examples(count: int, groups: int, seed: int) -> list[Example]:
+    generator = np.random.default_rng(seed)
+
+    def text() -> tuple[int, ...]:
+        return tuple(map(int, generator.integers(1, 900, generator.integers(1, 41))))
+
+    return [
+        Example(int(1000 * seed + i), int(generator.integers(groups)), text(), text())
+        for i in range(count)
+    ]
+
+
+def write_tokens(folder: Path, examples: list[Example]) -> None:
+    def binary(texts):
+        return pa.array([np.array(t, "<i4").tobytes() for t in texts], pa.binary())
+
+    table = pa.table(
+        {
+            "id": pa.array([e.id for e in examples], pa.int64()),
+            "group": pa.array([e.group for e in examples], pa.int64()),
+            "length": pa.array([max(len(e.left), len(e.right)) for e in examples], pa.int32()),
+            "left": binary(e.left for e in examples),
+            "right": binary(e.right for e in examples),
+            "score": pa.nulls(len(examples), pa.float32()),
+        }
+    )
+    parquet = folder / "tokens" / "examples.parquet"
+    parquet.mkdir(parents=True)
+    pq.write_table(table.slice(0, len(examples) // 3), parquet / "part-0.parquet")
+    pq.write_table(table.slice(len(examples) // 3), parquet / "part-1.parquet")
+    storage.write_json(folder / "tokens" / "manifest.json", {"vocabulary": 900})
+
+
+def settings_for(folder: Path, granule: int, lanes: int) -> Config:
+    return parse(
+        {
+            "prepared": {"folder": str(folder)},
+            "lanes": {"count": lanes, "granule": granule},
+            "tokens": {"max_length": 40},
+            "training": {"granules_per_step": 2},
+        }
+    )
+
+
+# Each example is a whole Spark job, so there are few of them and no shrinking.
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    count=st.integers(120, 500),
+    groups=st.sampled_from([3, 40, 10_000]),
+    granule=st.sampled_from([2, 5, 8]),
+    lanes=st.sampled_from([2, 6]),
+    seed=st.integers(0, 99),
+)
+def test_every_example_is_in_one_granule_or_counted(spark, count, groups, granule, lanes, seed):
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        examples = random_examples(count, groups, seed)
+        write_tokens(folder, examples)
+        most = max(Counter(e.group for e in examples).values())
+        try:
+            manifest = prepare_lanes(spark, settings_for(folder, granule, lanes))
+        except InputError as error:
+            # Only groups that are too large to be spread can leave less than a row.
+            assert error.key == "lanes.granule"
+            assert most * granule > count // 2
+            return
+        check_lanes(folder / "lanes", manifest, {e.id: e for e in examples})
+
+
+def check_lanes(folder: Path, manifest: LaneManifest, examples: dict[int, Example]) -> None:
+    reader = LaneReader(folder, manifest)
+    seen: list[int] = []
+    tokens = slots = 0
+    for address, batch in reader:
+        assert batch.num_rows == manifest.granule
+        groups = batch.column("group").to_pylist()
+        assert len(set(groups)) == len(groups), "twins in a granule"
+        granule = decode(batch, reader.number(address))
+        (segment,) = [s for s in manifest.segments if 0 <= address.row - s.first_row < s.rows]
+        assert granule.left.token_ids.shape[1] <= segment.length
+        for row, number in enumerate(batch.column("id").to_pylist()):
+            example = examples[number]
+            assert ids_of(granule.left, row) == example.left
+            assert ids_of(granule.right, row) == example.right
+            assert example.group == groups[row]
+        seen += batch.column("id").to_pylist()
+        tokens += granule.tokens
+        slots += granule.slots
+    assert len(set(seen)) == len(seen) == manifest.placed
+    assert manifest.examples == len(examples) == len(seen) + sum(manifest.left_over.values())
+    assert (manifest.tokens, manifest.slots) == (tokens, slots)
+    parts = [len(list(lane.glob("*.arrow"))) for lane in folder.glob("lane-*")]
+    assert parts == [parts[0]] * manifest.lanes
+
+
+def ids_of(side, row: int) -> tuple[int, ...]:
+    assert not side.token_ids[row, side.lengths[row] :].any()
+    return tuple(side.token_ids[row, : side.lengths[row]].tolist())
+
+
+def test_the_same_lanes_byte_for_byte(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.lanes.stage.PART_BYTES", 5000)
+    examples = random_examples(400, 60, 1)
+    files = []
+    for name, rows in (("a", examples), ("b", examples[::-1])):
+        write_tokens(tmp_path / name, rows)
+        manifest = prepare_lanes(spark, settings_for(tmp_path / name, 4, 2))
+        lanes = tmp_path / name / "lanes"
+        files.append({p.relative_to(lanes): p.read_bytes() for p in lanes.rglob("*.arrow")})
+    assert files[0] == files[1]
+    assert len(files[0]) > manifest.lanes, "several parts a lane"
+    check_lanes(tmp_path / "b" / "lanes", manifest, {e.id: e for e in examples})
+
+
+def test_a_corpus_smaller_than_a_row_is_refused(spark, tmp_path):
+    write_tokens(tmp_path, random_examples(30, 30, 1))
+    with pytest.raises(InputError, match=r"^lanes\.granule: 30 examples do not fill a row"):
+        prepare_lanes(spark, settings_for(tmp_path, 16, 2))
+    assert not (tmp_path / "lanes").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tokens"]
+
+
+def test_no_tokens_is_refused(spark, tmp_path):
+    with pytest.raises(InputError, match=r"^prepared\.folder: there are no tokens"):
+        prepare_lanes(spark, settings_for(tmp_path, 4, 2))
+
+
+def test_lanes_of_another_format_are_refused(tmp_path):
+    storage.write_json(tmp_path / "manifest.json", {"format": 99})
+    with pytest.raises(InputError, match="another format"):
+        LaneManifest.load(tmp_path)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=9), st.data())
+def test_ragged_reads_any_slice_of_a_binary_column(texts, data):
+    column = pa.array([np.array(t, "<i4").tobytes() for t in texts], pa.binary())
+    start = data.draw(st.integers(0, len(texts)))
+    ids, lengths = ragged(column.slice(start))
+    assert lengths.tolist() == [len(t) for t in texts[start:]]
+    assert ids.tolist() == [i for t in texts[start:] for i in t]

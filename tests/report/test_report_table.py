@@ -1,0 +1,35 @@
+"""The table in a terminal."""
+
+from rich.console import Console
+
+from pipelines.report.table import metrics_table
+
+
+def printed(before, after) -> list[str]:
+    console = Console(width=100, record=True, file=None, force_terminal=False, quiet=False)
+    with console.capture() as capture:
+        console.print(metrics_table(before, after))
+    return capture.get().splitlines()
+
+
+def test_each_figure_is_a_line() -> None:
+    before = {"retrieval": {"queries": 3, "documents": 4, "mrr@10": 50.0, "recall@1": 40.0}}
+    after = {
+        "retrieval": {"queries": 3, "documents": 4, "mrr@10": 62.5, "recall@1": 39.0},
+        "dev": {"pairs": 2, "spearman": 10.0},
+    }
+    lines = [line.split("│")[1:-1] for line in printed(before, after) if line.startswith("│")]
+    assert [[cell.strip() for cell in line] for line in lines] == [
+        ["retrieval", "3 queries, 4 documents", "MRR@10", "50.00", "62.50", "+12.50"],
+        ["", "", "Recall@1", "40.00", "39.00", "-1.00"],
+        ["dev", "2 pairs", "Spearman", "–", "10.00", "–"],  # noqa: RUF001
+    ]
+
+
+def test_says_that_nothing_was_measured() -> None:
+    assert any("nothing was measured" in line for line in printed({}, {}))
+
+
+def test_better_is_green_and_worse_is_red() -> None:
+    table = metrics_table({"dev": {"a": 1.0, "b": 1.0}}, {"dev": {"a": 2.0, "b": 0.5}})
+    assert list(table.columns[-1].cells) == ["[green]+1.00[/]", "[red]-0.50[/]"]

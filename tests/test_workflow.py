@@ -1,0 +1,160 @@
+"""The commands as a user types them: what comes out, and how bad input is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from small import small_config
+
+from pipelines.cli import main
+from pipelines.config import dump
+
+PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def config_file(prepared, tmp_path) -> Path:
+    """The small settings with the local engine, as a file."""
+    config = small_config(prepared, engine="local", workers=1, max_steps=12)
+    run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
+    path = tmp_path / "small.yaml"
+    path.write_text(dump(config.model_copy(update={"run": run})))
+    return path
+
+
+def overrides(*pairs: str) -> list[str]:
+    return [part for pair in pairs for part in ("--set", pair)]
+
+
+def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_path, capsys):
+    from sentence_transformers import SentenceTransformer
+
+    assert main(["train", "--config", str(config_file)]) == 0
+    assert main(["evaluate", "--config", str(config_file)]) == 0
+    run = tmp_path / "run"
+    shown = capsys.readouterr().out
+    assert "ndcg@10" in shown.lower()
+    assert str(run / "report.html") in shown
+    figures = json.loads((run / "metrics.json").read_text())
+    assert figures["training"]["steps"] == 12
+    assert figures["before"]["retrieval"] != figures["after"]["retrieval"]
+    assert SentenceTransformer(str(run / "model")).encode(["a text"]).shape == (1, 32)
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "report.html"} <= {
+        path.name for path in run.iterdir()
+    }
+
+    assert main(["train", "--config", str(config_file)]) == 2
+    assert "error: run.folder: " in capsys.readouterr().err
+    other = overrides("training.resume=true", "training.seed=3")
+    assert main(["train", "--config", str(config_file), *other]) == 2
+    assert "error: training.seed: the run was begun with 17" in capsys.readouterr().err
+    with (run / "metrics.jsonl").open("a") as torn:
+        torn.write('{"step": 1')
+    again = overrides("training.resume=true", "training.max_steps=16")
+    assert main(["train", "--config", str(config_file), *again]) == 0
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 17))
+
+
+def write_nothing(path: Path) -> None:
+    path.write_text("")
+
+
+def write_no_parquet(path: Path) -> None:
+    path.write_text("just text\n")
+
+
+def write_few(path: Path) -> None:
+    pq.write_table(pa.table({"sentence1": ["one text"], "sentence2": ["another text"]}), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "settings", "message"),
+    [
+        ("absent.parquet", None, ["corpus.format=parquet"], "corpus.inputs: "),
+        ("empty.jsonl", write_nothing, ["corpus.format=jsonl"], "corpus.inputs: "),
+        ("fake.parquet", write_no_parquet, ["corpus.format=parquet"], "corpus.inputs: "),
+        (
+            "few.parquet",
+            write_few,
+            ["corpus.format=parquet", "corpus.pairs=columns", "corpus.min_characters=3"],
+            "lanes.granule: 1 examples do not fill a row",
+        ),
+        ("absent.parquet", None, ["corpus.frmat=parquet"], "corpus.frmat: there is no such"),
+    ],
+)
+def test_bad_corpora_are_refused_in_one_line(
+    spark, tmp_path, capsys, name, write, settings, message
+):
+    if write:
+        write(tmp_path / name)
+    settings = [
+        f"corpus.inputs=[{tmp_path / name}]",
+        f"prepared.folder={tmp_path / 'prepared'}",
+        "corpus.evaluation_share=0",
+        *settings,
+    ]
+    assert main(["prepare", *overrides(*settings)]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: {message}")
+    assert not (tmp_path / "prepared" / "lanes").exists()
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["training.workers=8", "training.granules_per_step=8"], "training.workers: 8 workers"),
+        (["training.granules_per_step=3"], "training.granules_per_step: 3 does not divide"),
+        (["training.engine=none"], "training.engine: there is no engine `none`"),
+        (["training.mode=hogwild"], "training.mode: engine local has no `hogwild`"),
+        (["training.feed=spark"], "training.feed: engine local has no `spark`"),
+        (["prepared.folder=nowhere"], "prepared.folder: there are no lanes"),
+        (["encoder.start=nowhere"], "encoder.start: there is no folder nowhere"),
+        (
+            ["objective.name=cosine_regression", "corpus.score_column=s", "corpus.pairs=columns"],
+            "objective.name: the lanes hold no scores",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_lanes_is_refused(config_file, tmp_path, capsys, settings, message):
+    assert main(["train", "--config", str(config_file), *overrides(*settings)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_command_line_is_refused(capsys):
+    assert main(["train", "--confg", "x"]) == 2
+    assert main(["benchmark", "nothing"]) == 2
+    assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == ["error:"] * 2
+
+
+def test_spark_submit_runs_the_jobs(prepared, tmp_path):
+    import pyspark
+
+    config = small_config(prepared, max_steps=4)
+    run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
+    (tmp_path / "small.yaml").write_text(dump(config.model_copy(update={"run": run})))
+    done = subprocess.run(
+        [
+            Path(pyspark.__file__).parent / "bin" / "spark-submit",
+            *("--master", "local-cluster[2,1,1024]"),
+            ROOT / "jobs" / "train.py",
+            *("--config", tmp_path / "small.yaml"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ
+        | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
