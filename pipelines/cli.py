@@ -18,10 +18,11 @@ from rich.console import Console
 
 from pipelines import workflow
 from pipelines.benchmarks import benchmark as find_benchmark
-from pipelines.config import Config, load
+from pipelines.config import load
 from pipelines.errors import InputError, PipelineError
 from pipelines.report.table import metrics_table
 from pipelines.session import stopped_at_the_end
+from pipelines.settings import Config
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.config import Config
 from pipelines.errors import InputError
+from pipelines.settings import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines import storage
-from pipelines.config import Config
 from pipelines.encoder.folder import start_encoder, write_encoder
 from pipelines.engines import engine
 from pipelines.engines.base import Engine, check_fit
@@ -21,6 +20,7 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.objectives import OBJECTIVES
 from pipelines.session import spark_session
+from pipelines.settings import Config
 from pipelines.training.checkpoint import (
     Checkpoint,
     load_checkpoint,

@@ -10,8 +10,8 @@ from hypothesis import settings
 from small import small_config, write_docstrings
 
 from pipelines import workflow
-from pipelines.config import Config
 from pipelines.session import spark_session
+from pipelines.settings import Config
 
 # A machine that is busy with a cluster is slow now and then, which is no failure.
 settings.register_profile("pipelines", deadline=None)

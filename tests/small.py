@@ -7,7 +7,8 @@ import json
 import sysconfig
 from pathlib import Path
 
-from pipelines.config import Config, parse
+from pipelines.config import parse
+from pipelines.settings import Config
 
 MODULES = (
     "argparse asyncio/streams collections/__init__ configparser csv datetime difflib email/message"

@@ -4,8 +4,9 @@ import pytest
 import yaml
 
 from pipelines import config
-from pipelines.config import Config, dump, load, parse
+from pipelines.config import dump, load, parse
 from pipelines.errors import InputError
+from pipelines.settings import Config
 
 
 def test_the_default_is_valid_and_survives_a_file(tmp_path):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from pipelines.config import Config
 from pipelines.errors import InputError
+from pipelines.settings import Config
 
 BENCHMARKS: Mapping[str, str] = {"feed": "pipelines.benchmarks.feed"}
 

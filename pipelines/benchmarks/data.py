@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines import workflow
-from pipelines.config import Config
 from pipelines.errors import InputError
+from pipelines.settings import Config
 
 CAPTIONS = "*captions-en-train.parquet"
 

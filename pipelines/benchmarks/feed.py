@@ -18,7 +18,7 @@ from rich.table import Table
 
 from pipelines import storage, workflow
 from pipelines.benchmarks.data import prepared
-from pipelines.config import Config
+from pipelines.settings import Config
 
 FEEDS = ("memory", "lanes", "spark")
 ROUNDS = 3

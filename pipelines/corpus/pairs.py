@@ -14,12 +14,12 @@ from functools import partial
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.config import CorpusSettings
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.prose import summary_batches
 from pipelines.corpus.readers import text_columns
 from pipelines.corpus.rules import clean_batches, text_key, text_reason
 from pipelines.errors import InputError
+from pipelines.settings import CorpusSettings
 
 EXCLUDED = "excluded"
 NO_GROUP = "no group"

@@ -20,7 +20,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from pipelines.config import CorpusSettings
 from pipelines.corpus import docstrings
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.inputs import (
@@ -31,6 +30,7 @@ from pipelines.corpus.inputs import (
 )
 from pipelines.errors import InputError
 from pipelines.frames import read_path
+from pipelines.settings import CorpusSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config import CorpusSettings
+from pipelines.settings import CorpusSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.config import CorpusSettings
 from pipelines.corpus.rules import text_key
+from pipelines.settings import CorpusSettings
 
 SAME_GROUP = "another pair of its group is held out"
 SAME_QUERY = "its query is held out already"

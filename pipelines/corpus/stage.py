@@ -14,13 +14,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.config import Config, CorpusSettings
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus import prose, split
 from pipelines.corpus.funnel import FILES, PAIRS, ROWS, FunnelLine, check_adds_up, level_lines
 from pipelines.corpus.readers import parquet_texts, read_rows
 from pipelines.errors import InputError
 from pipelines.frames import Scratch, read_path, write_path
+from pipelines.settings import Config, CorpusSettings
 from pipelines.storage import new_folder, write_json
 
 FOLDER = "corpus"

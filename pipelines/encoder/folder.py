@@ -9,7 +9,6 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from pipelines import storage
-from pipelines.config import Config
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.weights import (
     INITIAL_DEVIATION,
@@ -21,6 +20,7 @@ from pipelines.encoder.weights import (
     weight_shapes,
 )
 from pipelines.errors import InputError
+from pipelines.settings import Config
 from pipelines.tokens.start import check_vocabulary, default_start, start_folder
 from pipelines.tokens.vocabulary import copy_tokenizer
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipelines.config import Config
 from pipelines.errors import InputError
+from pipelines.settings import Config
 from pipelines.training.monitor import Monitor
 from pipelines.training.run import TrainingOutcome, TrainingRun
 

@@ -13,9 +13,9 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pipelines.config import Config
 from pipelines.engines.base import OnMetrics, monitor_for
 from pipelines.errors import EngineError, EngineUnavailable, InputError
+from pipelines.settings import Config
 from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask
 
 if TYPE_CHECKING:

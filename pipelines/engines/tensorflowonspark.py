@@ -32,13 +32,13 @@ from pipelines.quiet import quiet_import
 with quiet_import():
     from tensorflowonspark import TFCluster, TFSparkNode, reservation, util
 
-from pipelines.config import Config
 from pipelines.engines.base import OnMetrics, monitor_for
 from pipelines.engines.local import check_installed
 from pipelines.errors import EngineError, EngineUnavailable, PipelineError
 from pipelines.lanes.files import SCHEMA, LaneReader, decode
 from pipelines.lanes.plan import share
 from pipelines.session import executor_count, in_one_process
+from pipelines.settings import Config
 from pipelines.training.feed import StepWork
 from pipelines.training.monitor import Monitor
 from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config import CorpusSettings
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import (
     Batches,
@@ -20,6 +19,7 @@ from pipelines.evaluation.embedder import (
     unit_length,
 )
 from pipelines.evaluation.metrics import pearson, spearman
+from pipelines.settings import CorpusSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.config import Config
 from pipelines.evaluation.retrieval import evaluate_retrieval
 from pipelines.evaluation.similarity import evaluate_similarity
+from pipelines.settings import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

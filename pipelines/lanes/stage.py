@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipelines import storage
-from pipelines.config import Config
 from pipelines.errors import InputError, PipelineError
 from pipelines.frames import Scratch, read_path
 from pipelines.lanes.files import SCHEMA, LaneManifest, padded_width, part_path, ragged
 from pipelines.lanes.plan import Segment, choose_lanes, plan_segments
+from pipelines.settings import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession

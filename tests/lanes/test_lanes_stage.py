@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pipelines import storage
-from pipelines.config import Config, parse
+from pipelines.config import parse
 from pipelines.errors import InputError
 from pipelines.lanes.files import LaneManifest, LaneReader, decode, ragged
 from pipelines.lanes.stage import prepare_lanes
+from pipelines.settings import Config
 
 
 @dataclass(frozen=True)

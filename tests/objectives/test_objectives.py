@@ -40,6 +40,6 @@ def test_cosine_regression_is_the_squared_error(sides):
 def test_every_objective_of_the_settings_is_there():
     from typing import get_args
 
-    from pipelines.config import ObjectiveSettings
+    from pipelines.settings import ObjectiveSettings
 
     assert set(get_args(ObjectiveSettings.model_fields["name"].annotation)) == set(OBJECTIVES)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config import TrainingSettings
+from pipelines.settings import TrainingSettings
 from pipelines.training.schedule import learning_rate
 
 
