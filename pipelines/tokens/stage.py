@@ -1,31 +1,51 @@
-"""The tokens stage: from pairs of text to token ids, Arrow in and Arrow out."""
+"""The tokens stage: from pairs of text to token ids, files in and files out.
+
+Executors read the parts of the corpus and write the files of token ids themselves; Spark hands
+out the parts and collects the sums.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines import storage
 from pipelines.errors import InputError
-from pipelines.frames import read_path, write_path
+from pipelines.frames import Scratch
 from pipelines.settings import Config
+from pipelines.tokens.encoding import Encoded, TextEncoder, open_encoder
+from pipelines.tokens.parts import Part, collect_from_parts, find_parts, read_part
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
+from pipelines.tokens.words import TEXT_COLUMNS, count_words
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from tokenizers import Tokenizer
 
-EXAMPLES = (
-    "id long, group long, length int, left binary, right binary, score float, tokens long, cut int"
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "group": pa.int64(),
+        "length": pa.int32(),
+        "left": pa.binary(),
+        "right": pa.binary(),
+        "negative": pa.binary(),
+        "score": pa.float32(),
+        "tokens": pa.int64(),
+        "cut": pa.int32(),
+    }
 )
+"""Of ``examples.parquet``; see :func:`prepare_tokens`."""
+
+_COLUMNS = ("id", "group", *TEXT_COLUMNS, "score")
 
 
 @dataclass(frozen=True)
@@ -51,19 +71,64 @@ class TokenSummary:
         )
 
 
+@dataclass(frozen=True)
+class TaskSums:
+    """What a task wrote.
+
+    Attributes:
+        examples: Rows.
+        tokens: Token ids of all texts.
+        cut: Texts that were cut.
+        lengths: Number of rows of each length from 0 on.
+    """
+
+    examples: int
+    tokens: int
+    cut: int
+    lengths: np.ndarray
+
+
 def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     """Tokenises ``<prepared.folder>/corpus`` into ``<prepared.folder>/tokens``.
 
-    ``examples.parquet`` has a row per pair: `id`, `group`, `length` (tokens of the longer side),
-    `left` and `right` (little-endian int32 ids, [CLS] and [SEP] included, not padded; `right` is
-    null for single texts), `score`. ``tokenizer/`` is the tokenizer.
+    In that folder, which is replaced as a whole or left as it was:
+
+    - `examples.parquet/` has a row per example: `id` and `group` (int64), `length` (int32; tokens
+      of the longest side), `left`, `right` and `negative` (binary: little-endian int32 ids, [CLS]
+      and [SEP] included, not padded; `right` and `negative` are null where there is no such
+      side), `score` (float32), `tokens` (int64; of all sides), `cut` (int32; sides that were
+      longer);
+    - `tokenizer/` is the tokenizer;
+    - `lengths.json` says how many examples have each length, `manifest.json` is the summary.
+
+    The same corpus files and settings give the same bytes.
 
     Raises:
         InputError: There is no corpus, or no tokenizer where the settings say.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
     prepared = Path(config.prepared.folder).absolute()
+    parts = _corpus_parts(prepared)
+    with storage.new_folder(prepared / "tokens") as folder:
+        tokenizer_folder = folder / "tokenizer"
+        tokenizer_folder.mkdir()
+        with Scratch(folder / "scratch") as scratch:
+            count = partial(count_words, session, parts, scratch, lowercase=config.tokens.lowercase)
+            write_tokenizer(tokenizer_folder, config, count)
+        sums = _write_examples(session, parts, folder, config.tokens.max_length)
+        lengths = np.sum([task.lengths for task in sums], axis=0)
+        summary = TokenSummary(
+            examples=sum(task.examples for task in sums),
+            tokens=sum(task.tokens for task in sums),
+            cut=sum(task.cut for task in sums),
+            vocabulary=vocabulary_size(tokenizer_folder),
+        )
+        found = [[length, int(lengths[length])] for length in np.flatnonzero(lengths).tolist()]
+        storage.write_json(folder / "lengths.json", {"lengths": found})
+        storage.write_json(folder / "manifest.json", vars(summary))
+    return summary
+
+
+def _corpus_parts(prepared: Path) -> list[Part]:
     source = prepared / "corpus" / "pairs.parquet"
     if not source.is_dir():
         raise InputError(
@@ -71,99 +136,88 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
             f"there is no corpus in {prepared}",
             "run `sentence-pipelines prepare` with the same settings first",
         )
-    pairs = session.read.parquet(read_path(source))
-    if pairs.isEmpty():
+    parts = find_parts(source)
+    if not parts:
         raise InputError(
             "prepared.folder",
             f"the corpus in {prepared} is empty",
             "run `sentence-pipelines prepare` with other corpus settings",
         )
-    with storage.new_folder(prepared / "tokens") as folder:
-        tokenizer_folder = folder / "tokenizer"
-        tokenizer_folder.mkdir()
-        write_tokenizer(tokenizer_folder, config, pairs)
-        tokenise = partial(
-            tokenise_pairs,
-            tokenizer_folder=str(tokenizer_folder),
-            max_length=config.tokens.max_length,
-        )
-        examples = folder / "examples.parquet"
-        columns = pairs.select("id", "group", "left", "right", "score")
-        columns.mapInArrow(tokenise, EXAMPLES).write.parquet(
-            write_path(examples), compression="zstd"
-        )
-        totals = (
-            session.read.parquet(read_path(examples))
-            .agg(F.count("*").alias("examples"), F.sum("tokens").alias("tokens"), F.sum("cut"))
-            .collect()[0]
-        )
-        summary = TokenSummary(
-            examples=totals["examples"],
-            tokens=totals["tokens"] or 0,
-            cut=totals["sum(cut)"] or 0,
-            vocabulary=vocabulary_size(tokenizer_folder),
-        )
-        storage.write_json(folder / "manifest.json", vars(summary))
-    return summary
+    return parts
 
 
-def tokenise_pairs(
-    batches: Iterator[pa.RecordBatch], *, tokenizer_folder: str, max_length: int
-) -> Iterator[pa.RecordBatch]:
-    """Turns text columns into columns of token ids. Runs on an executor."""
-    # One task has one core; the library would start a thread for every core of the machine.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = load_tokenizer(Path(tokenizer_folder))
-    for batch in batches:
-        left, left_lengths, left_cut = token_column(batch.column("left"), tokenizer, max_length)
-        right, right_lengths, right_cut = token_column(batch.column("right"), tokenizer, max_length)
-        yield pa.RecordBatch.from_pydict(
-            {
-                "id": batch.column("id"),
-                "group": batch.column("group"),
-                "length": np.maximum(left_lengths, right_lengths),
-                "left": left,
-                "right": right,
-                "score": batch.column("score"),
-                "tokens": (left_lengths + right_lengths).astype(np.int64),
-                "cut": left_cut.astype(np.int32) + right_cut,
-            }
-        )
+def _write_examples(
+    session: SparkSession, parts: Sequence[Part], folder: Path, max_length: int
+) -> list[TaskSums]:
+    """Has the parts tokenised; returns the sums of each task."""
+    # Files of attempts that were killed stay here, and go with it.
+    with Scratch(folder / "attempts"):
+        (folder / "attempts").mkdir()
+        (folder / "examples.parquet").mkdir()
+        work = partial(tokenise_parts, folder=str(folder), max_length=max_length)
+        return collect_from_parts(session, parts, work)
 
 
-def token_column(
-    texts: pa.Array, tokenizer: Tokenizer, max_length: int
-) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """Tokenises a column.
+def tokenise_parts(parts: Iterator[Part], *, folder: str, max_length: int) -> Iterator[TaskSums]:
+    """Writes a file of token ids for each part. Runs on an executor.
+
+    A file is written under a name of this attempt and then gets its own, so that an attempt may
+    fail, or run twice at a time.
 
     Args:
-        texts: Strings and nulls.
-        tokenizer: Without cutting and padding.
-        max_length: Ids to keep of a text; the last one kept is the text's own last one, [SEP].
+        parts: Of the corpus.
+        folder: Has the folders `tokenizer`, `attempts` and `examples.parquet`.
+        max_length: Ids to keep of a text.
 
-    Returns:
-        Ids as a binary column, int32 [rows] with the number of ids, and bool [rows] with whether
-        the text was cut. For nulls: null, zero and false.
+    Yields:
+        The sums of all parts, once.
     """
-    present = texts.is_valid().to_numpy(zero_copy_only=False)
-    rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts.drop_null().to_pylist())]
-    row_lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-    ids = np.fromiter(chain.from_iterable(rows), "<i4", int(row_lengths.sum()))
-    lengths = np.zeros(len(texts), np.int32)
-    lengths[present] = row_lengths
-    cut = lengths > max_length
-    if cut.any():
-        ids, lengths = _cut(ids, lengths, max_length)
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64) * 4]).astype(np.int32)
-    validity = np.packbits(present, bitorder="little")
-    buffers = [pa.py_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(ids)]
-    return pa.Array.from_buffers(pa.binary(), len(texts), buffers), lengths, cut
+    encoder = _open_encoder(f"{folder}/tokenizer", max_length)
+    examples = tokens = cut = 0
+    lengths = np.zeros(max_length + 1, np.int64)
+    for part in parts:
+        attempt = Path(folder) / "attempts" / f"{part.name}.{uuid.uuid4().hex}"
+        with pq.ParquetWriter(
+            attempt, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
+        ) as writer:
+            for batch in read_part(part, _COLUMNS):
+                rows = tokenise_batch(batch, encoder)
+                writer.write_batch(rows)
+                examples += rows.num_rows
+                tokens += int(np.sum(rows.column("tokens").to_numpy()))
+                cut += int(np.sum(rows.column("cut").to_numpy()))
+                lengths += np.bincount(rows.column("length").to_numpy(), minlength=len(lengths))
+        attempt.replace(Path(folder) / "examples.parquet" / f"{part.name}.parquet")
+    yield TaskSums(examples, tokens, cut, lengths)
 
 
-def _cut(ids: np.ndarray, lengths: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keeps the first ``most - 1`` ids of a longer row, and its last one."""
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    place = np.arange(len(ids)) - starts
-    from_end = np.repeat(lengths, lengths) - place
-    kept = (place < most - 1) | (from_end == 1)
-    return ids[kept], np.minimum(lengths, most)
+@lru_cache(maxsize=1)
+def _open_encoder(tokenizer_folder: str, max_length: int) -> TextEncoder:
+    """Kept between the tasks of a Python worker, with the words that it has seen."""
+    # One task has one core; the library would start a thread for every core of the machine.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return open_encoder(load_tokenizer(Path(tokenizer_folder)), max_length)
+
+
+def tokenise_batch(batch: pa.RecordBatch, encoder: TextEncoder) -> pa.RecordBatch:
+    """Rows of :data:`SCHEMA` for rows of the corpus; a text column may be missing."""
+    sides = {
+        name: encoder.encode(batch.column(name))
+        if name in batch.schema.names
+        else _no_texts(batch.num_rows)
+        for name in TEXT_COLUMNS
+    }
+    lengths = np.stack([side.lengths for side in sides.values()])
+    columns: Mapping[str, object] = {
+        **{name: batch.column(name) for name in ("id", "group")},
+        "score": batch.column("score").cast(pa.float32()),
+        "length": lengths.max(axis=0),
+        "tokens": lengths.sum(axis=0, dtype=np.int64),
+        "cut": np.sum([side.cut for side in sides.values()], axis=0, dtype=np.int32),
+        **{name: side.ids for name, side in sides.items()},
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+
+
+def _no_texts(rows: int) -> Encoded:
+    return Encoded(pa.nulls(rows, pa.binary()), np.zeros(rows, np.int32), np.zeros(rows, np.bool_))

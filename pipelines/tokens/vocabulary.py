@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow as pa
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from pipelines import storage
 from pipelines.errors import InputError
-from pipelines.settings import Config
+from pipelines.settings import Config, TokenSettings
+from pipelines.tokens.bpe import learn_bpe
+from pipelines.tokens.learning import SPECIAL_TOKENS, WORD_START
 from pipelines.tokens.start import check_vocabulary, default_start, start_folder
-from pipelines.tokens.wordpiece import SPECIAL_TOKENS, learn_wordpieces
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from pipelines.tokens.unigram import learn_unigram
+from pipelines.tokens.wordpiece import learn_wordpieces
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 VOCABULARY_FILE = "vocab.txt"
-OTHER_FILES = (VOCABULARY_FILE, "special_tokens_map.json")
-
-MAX_WORDS = 1_000_000
-"""Distinct words, most frequent first, that a vocabulary is learnt from on the driver."""
-LONGEST_WORD = 100
-"""Characters; WordPiece makes [UNK] of longer words, so nothing is learnt from them."""
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
 
 
-def write_tokenizer(folder: Path, config: Config, pairs: DataFrame) -> None:
+def write_tokenizer(
+    folder: Path, config: Config, count_words: Callable[[], Mapping[str, int]]
+) -> None:
     """Writes the tokenizer that ``tokens.vocabulary`` asks for.
 
     Args:
         folder: Existing and empty.
         config: The configuration.
-        pairs: Has the columns `left` and `right`; read only to train a vocabulary.
+        count_words: Gives the words of the corpus with their counts, most frequent first; called
+            only to train a vocabulary.
 
     Raises:
         InputError: There is no such tokenizer, or it does not fit the start checkpoint.
@@ -50,10 +44,7 @@ def write_tokenizer(folder: Path, config: Config, pairs: DataFrame) -> None:
     check_vocabulary(config)
     tokens = config.tokens
     if tokens.vocabulary == "train":
-        pieces = learn_wordpieces(
-            count_words(pairs, lowercase=tokens.lowercase), tokens.vocabulary_size
-        )
-        save_wordpieces(folder, pieces, tokens.max_length, lowercase=tokens.lowercase)
+        _TRAINERS[tokens.model](folder, count_words(), tokens)
         return
     key, source = "tokens.vocabulary", Path(tokens.vocabulary)
     if tokens.vocabulary == "start":
@@ -100,73 +91,81 @@ def save_wordpieces(
     Args:
         folder: Existing folder.
         pieces: Vocabulary by id; starts with
-            :data:`~pipelines.tokens.wordpiece.SPECIAL_TOKENS`.
+            :data:`~pipelines.tokens.learning.SPECIAL_TOKENS`.
         max_length: Tokens of a text, told to transformers.
         lowercase: Whether the tokenizer lower-cases and drops accents.
     """
-    names = dict(zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL_TOKENS, strict=True))
-    special = {f"{name}_token": token for name, token in names.items()}
     _bert_tokenizer(pieces, lowercase).save(str(folder / TOKENIZER_FILE))
     storage.write_text(folder / VOCABULARY_FILE, "".join(f"{piece}\n" for piece in pieces))
-    storage.write_json(folder / "special_tokens_map.json", special)
-    storage.write_json(
-        folder / CONFIG_FILE,
-        {
-            **special,
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": lowercase,
-            "strip_accents": None,
-            "tokenize_chinese_chars": True,
-            "model_max_length": max_length,
-        },
-    )
+    options = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": lowercase,
+        "strip_accents": None,
+        "tokenize_chinese_chars": True,
+    }
+    _save_options(folder, options, max_length)
 
 
-def count_words(pairs: DataFrame, *, lowercase: bool) -> dict[str, int]:
-    """Counts words as BERT's pre-tokenizer sees them, on the executors.
+def save_subwords(
+    folder: Path, model: models.BPE | models.Unigram, max_length: int, *, lowercase: bool
+) -> None:
+    """Writes the files of a tokenizer that splits text as BERT does, with another model.
 
     Args:
-        pairs: Has the string columns `left` and `right`, with nulls in `right`.
-        lowercase: Whether upper and lower case are one.
-
-    Returns:
-        Word to count: the most frequent ones, by falling count, then by code points.
+        folder: Existing folder.
+        model: Its vocabulary starts with :data:`~pipelines.tokens.learning.SPECIAL_TOKENS`;
+            words begin with :data:`~pipelines.tokens.learning.WORD_START`.
+        max_length: Tokens of a text, told to transformers.
+        lowercase: Whether the tokenizer lower-cases and drops accents.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
-
-    words = pairs.select("left", "right").mapInArrow(
-        partial(words_of_batches, lowercase=lowercase), "word string, count long"
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    mark_words = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.BertPreTokenizer(), mark_words]
     )
-    rows = (
-        words.groupBy("word")
-        .agg(F.sum("count").alias("count"))
-        .orderBy(F.desc("count"), "word")
-        .limit(MAX_WORDS)
-        .collect()
+    tokenizer.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     )
-    return {row["word"]: row["count"] for row in rows}
+    first, last = SPECIAL_TOKENS[2:4]
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B:1 {last}:1",
+        special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in (first, last)],
+    )
+    tokenizer.save(str(folder / TOKENIZER_FILE))
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    _save_options(folder, options, max_length)
 
 
-def words_of_batches(
-    batches: Iterator[pa.RecordBatch], *, lowercase: bool
-) -> Iterator[pa.RecordBatch]:
-    """Words of all columns, with their counts in each batch. Runs on an executor."""
-    normalise = BertNormalizer(lowercase=lowercase).normalize_str
-    split = BertPreTokenizer().pre_tokenize_str
-    for batch in batches:
-        texts = chain.from_iterable(column.drop_null().to_pylist() for column in batch.columns)
-        counts = Counter(
-            word
-            for text in texts
-            for word, _ in split(normalise(text))
-            if len(word) <= LONGEST_WORD
-        )
-        yield pa.RecordBatch.from_pydict(
-            {
-                "word": pa.array(counts.keys(), pa.string()),
-                "count": pa.array(counts.values(), pa.int64()),
-            }
-        )
+def _save_options(folder: Path, options: Mapping[str, Any], max_length: int) -> None:
+    names = dict(zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL_TOKENS, strict=True))
+    special = {f"{name}_token": token for name, token in names.items()}
+    storage.write_json(folder / SPECIAL_TOKENS_FILE, special)
+    storage.write_json(folder / CONFIG_FILE, {**special, **options, "model_max_length": max_length})
+
+
+def _train_wordpieces(folder: Path, counts: Mapping[str, int], tokens: TokenSettings) -> None:
+    pieces = learn_wordpieces(counts, tokens.vocabulary_size)
+    save_wordpieces(folder, pieces, tokens.max_length, lowercase=tokens.lowercase)
+
+
+def _train_bpe(folder: Path, counts: Mapping[str, int], tokens: TokenSettings) -> None:
+    model = learn_bpe(counts, tokens.vocabulary_size)
+    save_subwords(folder, model, tokens.max_length, lowercase=tokens.lowercase)
+
+
+def _train_unigram(folder: Path, counts: Mapping[str, int], tokens: TokenSettings) -> None:
+    model = learn_unigram(counts, tokens.vocabulary_size)
+    save_subwords(folder, model, tokens.max_length, lowercase=tokens.lowercase)
+
+
+_TRAINERS: Mapping[str, Callable[[Path, Mapping[str, int], TokenSettings], None]] = {
+    "wordpiece": _train_wordpieces,
+    "bpe": _train_bpe,
+    "unigram": _train_unigram,
+}
 
 
 def _read_tokenizer(key: str, folder: Path) -> Tokenizer:

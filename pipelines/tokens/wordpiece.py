@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""The first entries of a trained vocabulary."""
-
-ALPHABET = 1000
-"""At most so many different characters; a word with a rarer one becomes [UNK]."""
-MOST_WORDS_FED = 20_000_000
-"""The trainer counts words itself, so each is fed as often as it occurs; above this sum the
-counts are scaled down, which keeps the time of it to seconds."""
+from pipelines.tokens.learning import SPECIAL_TOKENS, UNKNOWN, lines, usable_words
 
 _PREFIX = "##"
-_WORDS_A_LINE = 1000
 
 
 def learn_wordpieces(counts: Mapping[str, int], size: int) -> list[str]:
@@ -32,15 +23,7 @@ def learn_wordpieces(counts: Mapping[str, int], size: int) -> list[str]:
     Returns:
         Pieces by id: special tokens, characters, ``##`` characters, then merged pieces.
     """
-    characters: Counter[str] = Counter()
-    for word, count in counts.items():
-        for character in word:
-            characters[character] += count
-    by_frequency = sorted(characters, key=lambda character: (-characters[character], character))
-    alphabet = sorted(by_frequency[: min(ALPHABET, (size - len(SPECIAL_TOKENS)) // 2)])
-    known = set(alphabet)
-    usable = {word: count for word, count in counts.items() if known.issuperset(word)}
-
+    alphabet, usable = usable_words(counts, size)
     inner = sorted({character for word in usable for character in word[1:]})
     # Told as special tokens, the characters get their ids in this order; the trainer's own order
     # is that of its hash map, which changes from run to run and decides between equal pairs.
@@ -54,18 +37,8 @@ def learn_wordpieces(counts: Mapping[str, int], size: int) -> list[str]:
         continuing_subword_prefix=_PREFIX,
         show_progress=False,
     )
-    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS[1]))
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator(_lines(usable), trainer)
+    tokenizer.train_from_iterator(lines(usable), trainer)
     pieces: dict[str, int] = tokenizer.get_vocab()
     return sorted(pieces, key=pieces.__getitem__)
-
-
-def _lines(counts: Mapping[str, int]) -> Iterator[str]:
-    """Each word as often as it occurs, scaled; at least once while that fits."""
-    scale = min(1.0, MOST_WORDS_FED / max(sum(counts.values()), 1))
-    for word, count in counts.items():
-        left = max(round(count * scale), 1)
-        while left > 0:
-            yield " ".join([word] * min(left, _WORDS_A_LINE))
-            left -= _WORDS_A_LINE

@@ -1,19 +1,22 @@
 import json
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from pipelines.config import parse
 from pipelines.errors import InputError
-from pipelines.tokens.stage import prepare_tokens, token_column
+from pipelines.tokens import parts
+from pipelines.tokens.parts import find_parts, read_part
+from pipelines.tokens.stage import SCHEMA as EXAMPLES
+from pipelines.tokens.stage import prepare_tokens, tokenise_parts
 from pipelines.tokens.start import default_start
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size
 
@@ -35,6 +38,7 @@ SCHEMA = pa.schema(
         "group": pa.int64(),
         "left": pa.string(),
         "right": pa.string(),
+        "negative": pa.string(),
         "score": pa.float32(),
     }
 )
@@ -62,60 +66,38 @@ def config(tmp_path):
     return make
 
 
-def write_corpus(folder, lefts, rights=None, scores=None):
+def write_corpus(folder, lefts, rights=None, scores=None, negatives=None):
     count = len(lefts)
-    columns = [
-        np.arange(count) + 2**40,
-        np.arange(count) // 2,
-        lefts,
-        rights or [None] * count,
-        scores or [None] * count,
-    ]
-    arrays = [pa.array(value, field.type) for value, field in zip(columns, SCHEMA, strict=True)]
+    columns = {
+        "id": np.arange(count) + 2**40,
+        "group": np.arange(count) // 2,
+        "left": lefts,
+        "right": rights or [None] * count,
+        "score": scores or [None] * count,
+    }
+    # As older corpora have it, there is no such column where there are no triplets.
+    columns |= {} if negatives is None else {"negative": negatives}
+    schema = pa.schema([field for field in SCHEMA if field.name in columns])
     path = folder / "corpus" / "pairs.parquet"
     path.mkdir(parents=True)
-    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), path / "part-0.parquet")
+    table = pa.Table.from_pydict(columns, schema=schema)
+    for part, first in enumerate(range(0, max(count, 1), 100)):
+        rows = table.slice(first, 100)
+        pq.write_table(rows, path / f"part-{part}-abcd.parquet", row_group_size=30)
+    (path / "_SUCCESS").touch()
+    (path / ".part-0.parquet.crc").write_bytes(b"crc")
 
 
 def read_examples(folder):
     return pq.read_table(folder / "tokens" / "examples.parquet").sort_by("id")
 
 
-class TestColumn:
-    tokenizer = load_tokenizer(default_start())
-
-    @settings(max_examples=50, deadline=None)
-    @given(
-        texts=st.lists(st.none() | st.text(max_size=60) | st.sampled_from(NASTY), max_size=12),
-        max_length=st.integers(8, 40),
-    )
-    def test_ids_are_those_of_the_library(self, texts, max_length):
-        column, lengths, cut = token_column(
-            pa.array(texts, pa.string()), self.tokenizer, max_length
-        )
-        column.validate(full=True)
-        present = [text for text in texts if text is not None]
-        expected = iter(library_ids(present, max_length))
-        whole = iter(library_ids(present, 10**6))
-        for text, ids, length, was_cut in zip(texts, ids_of(column), lengths, cut, strict=True):
-            if text is None:
-                assert (ids, length, was_cut) == (None, 0, False)
-                continue
-            assert ids == next(expected)
-            assert length == len(ids)
-            assert was_cut == (len(next(whole)) > max_length)
-
-    def test_a_cut_text_keeps_its_ends(self):
-        column, lengths, cut = token_column(pa.array(NASTY[-1:]), self.tokenizer, 9)
-        (ids,) = ids_of(column)
-        assert (ids[0], ids[-1]) == (101, 102)
-        assert lengths.tolist() == [9]
-        assert cut.tolist() == [True]
-
-    def test_a_slice_of_a_column_is_read_from_its_own_place(self):
-        texts = pa.array(["one", None, "two words", "three"])[1:3]
-        column, _, _ = token_column(texts, self.tokenizer, 16)
-        assert ids_of(column) == [None, library_ids(["two words"], 16)[0]]
+def files_of(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_pairs_become_ids(spark, config, tmp_path):
@@ -131,10 +113,10 @@ def test_pairs_become_ids(spark, config, tmp_path):
     assert examples["length"].to_pylist() == longer
     assert examples["group"].to_pylist() == [index // 2 for index in range(len(lefts))]
     assert examples["score"].to_pylist() == np.float32(scores).tolist()
-    kinds = [
-        examples.schema.field(name).type for name in ("id", "group", "length", "left", "score")
-    ]
-    assert kinds == [pa.int64(), pa.int64(), pa.int32(), pa.binary(), pa.float32()]
+    assert examples["negative"].null_count == len(lefts)
+    assert examples.schema.equals(EXAMPLES)
+    seen = spark.read.parquet(f"file://{tmp_path}/tokens/examples.parquet")
+    assert sorted(row["id"] for row in seen.collect()) == examples["id"].to_pylist()
 
     whole = [*library_ids(lefts, 10**6), *library_ids(rights, 10**6)]
     assert summary.examples == len(lefts)
@@ -144,6 +126,103 @@ def test_pairs_become_ids(spark, config, tmp_path):
     manifest = json.loads((tmp_path / "tokens" / "manifest.json").read_text())
     assert manifest == vars(summary)
     assert vocabulary_size(tmp_path / "tokens" / "tokenizer") == 30522
+    found = json.loads((tmp_path / "tokens" / "lengths.json").read_text())
+    assert found == {"lengths": [list(item) for item in sorted(Counter(longer).items())]}
+    assert {path.name for path in (tmp_path / "tokens").iterdir()} == {
+        "examples.parquet",
+        "lengths.json",
+        "manifest.json",
+        "tokenizer",
+    }
+
+
+def test_triplets_have_a_negative_side(spark, config, tmp_path):
+    lefts, rights, negatives = REAL[:50], REAL[1:51], [*REAL[60:109], None]
+    write_corpus(tmp_path, lefts, rights, negatives=negatives)
+    summary = prepare_tokens(spark, config(tokens={"max_length": 16}))
+    examples = read_examples(tmp_path)
+    sides = [library_ids(texts, 16) for texts in (lefts, rights, negatives[:-1])]
+    sides[2].append(None)
+    for name, expected in zip(("left", "right", "negative"), sides, strict=True):
+        assert ids_of(examples[name]) == expected
+    lengths = np.array([[len(ids or []) for ids in side] for side in sides])
+    assert examples["length"].to_pylist() == lengths.max(axis=0).tolist()
+    assert examples["tokens"].to_pylist() == lengths.sum(axis=0).tolist()
+    assert summary.tokens == lengths.sum()
+
+
+def test_the_same_corpus_gives_the_same_bytes_in_any_shares(spark, config, tmp_path, monkeypatch):
+    write_corpus(tmp_path, REAL, REAL[::-1])
+    summary = prepare_tokens(spark, config())
+    first = files_of(tmp_path / "tokens")
+    assert {name for name in first if name.startswith("examples")} == {
+        f"examples.parquet/part-{number:05d}-00000.parquet"
+        for number in range((len(REAL) + 99) // 100)
+    }
+    assert prepare_tokens(spark, config()) == summary
+    assert files_of(tmp_path / "tokens") == first
+
+    monkeypatch.setattr(parts, "PART_BYTES", 1)
+    assert prepare_tokens(spark, config()) == summary
+    again = {name for name in files_of(tmp_path / "tokens") if name.startswith("examples")}
+    assert len(again) == sum(
+        -(-min(100, len(REAL) - first) // 30) for first in range(0, len(REAL), 100)
+    )
+
+
+def test_an_attempt_that_fails_or_comes_twice_does_no_harm(config, tmp_path):
+    write_corpus(tmp_path, REAL[:150])
+    (tmp_path / "tokenizer").mkdir()
+    shutil.copy(default_start() / "vocab.txt", tmp_path / "tokenizer")
+    for name in ("attempts", "examples.parquet"):
+        (tmp_path / name).mkdir()
+    whole, other = find_parts(tmp_path / "corpus" / "pairs.parquet")
+
+    def attempt(*some):
+        (sums,) = tokenise_parts(iter(some), folder=str(tmp_path), max_length=32)
+        return sums
+
+    broken = replace(other, path=str(tmp_path / "nowhere.parquet"))
+    with pytest.raises(FileNotFoundError):
+        attempt(whole, broken)
+    assert {path.name for path in (tmp_path / "examples.parquet").iterdir()} == {
+        f"{whole.name}.parquet"
+    }
+    sums = attempt(whole, other)
+    first = files_of(tmp_path / "examples.parquet")
+    assert len(first) == 2
+    assert attempt(whole, other).tokens == sums.tokens
+    assert files_of(tmp_path / "examples.parquet") == first
+    assert sums.examples == sums.lengths.sum() == 150
+
+
+class TestParts:
+    def test_they_hold_every_row_once_in_order(self, tmp_path, monkeypatch):
+        write_corpus(tmp_path, REAL)
+        folder = tmp_path / "corpus" / "pairs.parquet"
+        for size in (1, 2000, 10**9):
+            monkeypatch.setattr(parts, "PART_BYTES", size)
+            found = find_parts(folder)
+            batches = [batch for part in found for batch in read_part(part, ["id", "left", "no"])]
+            table = pa.Table.from_batches(batches)
+            assert table["left"].to_pylist() == REAL
+            assert table.column_names == ["id", "left"]
+            assert [part.rows for part in found] == [
+                sum(batch.num_rows for batch in read_part(part, ["id"])) for part in found
+            ]
+            assert len({part.name for part in found}) == len(found)
+
+    def test_batches_of_long_texts_are_small(self, tmp_path, monkeypatch):
+        write_corpus(tmp_path, ["x" * 1000 + str(index) for index in range(90)])
+        monkeypatch.setattr(parts, "BATCH_BYTES", 20_000)
+        (part,) = find_parts(tmp_path / "corpus" / "pairs.parquet")
+        rows = [batch.num_rows for batch in read_part(part, ["left"])]
+        assert sum(rows) == 90
+        assert max(rows) <= 20
+
+    def test_files_without_rows_have_none(self, tmp_path):
+        write_corpus(tmp_path, [])
+        assert find_parts(tmp_path / "corpus" / "pairs.parquet") == []
 
 
 def test_single_texts_have_no_right_side(spark, config, tmp_path):
@@ -160,29 +239,27 @@ TRAINED = {
 }
 
 
-def test_a_trained_vocabulary_is_the_same_again_and_covers_the_words(spark, config, tmp_path):
+@pytest.mark.parametrize("model", ["wordpiece", "bpe", "unigram"])
+def test_a_trained_vocabulary_covers_the_words(spark, config, tmp_path, model):
     transformers = pytest.importorskip("transformers")
     write_corpus(tmp_path, REAL, REAL[::-1])
-    trained = config(**TRAINED)
-    summary = prepare_tokens(spark, trained)
-    first = {path.name: path.read_bytes() for path in (tmp_path / "tokens/tokenizer").iterdir()}
-    assert set(first) == {
-        "tokenizer.json",
-        "vocab.txt",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-    }
+    sections = TRAINED | {"tokens": TRAINED["tokens"] | {"model": model}}
+    summary = prepare_tokens(spark, config(**sections))
     examples = read_examples(tmp_path)
-    assert prepare_tokens(spark, trained) == summary
-    again = {path.name: path.read_bytes() for path in (tmp_path / "tokens/tokenizer").iterdir()}
-    assert again == first
-    assert read_examples(tmp_path).equals(examples)
-
     loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "tokens/tokenizer"))
     assert loaded(REAL, truncation=True)["input_ids"] == ids_of(examples["left"])
-    assert summary.vocabulary == len(loaded) == 400
-    unknown = sum(ids.count(loaded.unk_token_id) for ids in ids_of(examples["left"]))
-    assert unknown == 0
+    assert summary.vocabulary == len(loaded) <= 400
+    assert not any(loaded.unk_token_id in ids for ids in ids_of(examples["left"]))
+
+
+@pytest.mark.parametrize("model", ["wordpiece", "bpe"])
+def test_a_trained_vocabulary_is_the_same_again(spark, config, tmp_path, model):
+    write_corpus(tmp_path, REAL, REAL[::-1])
+    trained = config(**TRAINED | {"tokens": TRAINED["tokens"] | {"model": model}})
+    summary = prepare_tokens(spark, trained)
+    first = files_of(tmp_path / "tokens")
+    assert prepare_tokens(spark, trained) == summary
+    assert files_of(tmp_path / "tokens") == first
 
 
 def test_a_folder_with_only_a_word_list_is_enough(spark, config, tmp_path):

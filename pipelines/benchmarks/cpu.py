@@ -1,0 +1,58 @@
+"""CPU time of a job over all its processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+
+import psutil
+
+SAMPLE_SECONDS = 0.25
+
+
+class CpuMeter:
+    """Counts the CPU time of this process and of all that descend from it.
+
+    Spark's Python workers are children of a daemon that ignores how they end, so the system adds
+    their time to nobody's. Therefore the processes are looked at time and again, and what was
+    last seen of one that ended is kept: of such a process the last :data:`SAMPLE_SECONDS` may be
+    missing. Under spark-submit the driver's JVM is the parent of this process, and counted too.
+    """
+
+    def __init__(self) -> None:
+        root = psutil.Process()
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+        self._root = root.parent() or root if submitted else root
+        self._seen: dict[tuple[int, float], float] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cpu-meter", daemon=True)
+
+    def __enter__(self) -> CpuMeter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join(timeout=60)
+
+    def seconds(self) -> float:
+        """User and system time so far of all processes that were seen."""
+        with self._lock:
+            for process in [self._root, *self._root.children(recursive=True)]:
+                try:
+                    times = process.cpu_times()
+                except psutil.NoSuchProcess:
+                    continue
+                self._seen[process.pid, process.create_time()] = times.user + times.system
+            return sum(self._seen.values())
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SAMPLE_SECONDS):
+            self.seconds()

@@ -1,0 +1,335 @@
+"""Token ids of a column of texts: those of the library `tokenizers`, and faster."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tokenizers import Tokenizer
+
+from pipelines.tokens.chunks import plain_word, slices, split, text_bytes
+
+CACHE_BYTES = 32 * 2**20
+"""Text of the chunks that are remembered; with their ids they take some ten times as much."""
+
+_MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a column.
+
+    Attributes:
+        ids: Binary array of little-endian int32 ids, null where the text is null.
+        lengths: int32 [rows]; number of ids, zero for a null.
+        cut: bool [rows]; whether the text had more ids.
+    """
+
+    ids: pa.BinaryArray
+    lengths: np.ndarray
+    cut: np.ndarray
+
+
+class TextEncoder(Protocol):
+    """Turns texts into token ids, [CLS] and [SEP] included."""
+
+    def encode(self, texts: pa.StringArray) -> Encoded:
+        """Ids of each text; of a longer one the first ``max_length - 1`` and the last one."""
+
+
+def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
+    """The fastest encoder that gives the ids of a tokenizer.
+
+    Texts are cut into chunks (see :mod:`pipelines.tokens.chunks`) where normaliser and
+    pre-tokenizer are known to allow it: `BertNormalizer`, `BertPreTokenizer` (also with a
+    `Metaspace` behind it that marks the beginning of each word), a model without chance, and one
+    special token at either end. For all others the library does the whole work.
+
+    Args:
+        tokenizer: Without cutting and padding.
+        max_length: Ids to keep of a text.
+    """
+    whole = LibraryEncoder(tokenizer, max_length)
+    rules = _chunk_rules(json.loads(tokenizer.to_str()))
+    ends = tokenizer.encode("").ids
+    if rules is None or len(ends) != 2:
+        return whole
+    return ChunkEncoder(tokenizer, max_length, rules, (ends[0], ends[1]), whole)
+
+
+class LibraryEncoder:
+    """Has the library encode every text.
+
+    Args:
+        tokenizer: Without cutting and padding.
+        max_length: Ids to keep of a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+
+    def encode(self, texts: pa.StringArray) -> Encoded:
+        """See :class:`TextEncoder`."""
+        present = _present(texts)
+        encodings = self._tokenizer.encode_batch_fast(texts.drop_null().to_pylist())
+        rows = [encoding.ids for encoding in encodings]
+        lengths = np.zeros(len(texts), np.int32)
+        lengths[present] = np.fromiter(map(len, rows), np.int32, len(rows))
+        ids = np.fromiter(chain.from_iterable(rows), "<i4", int(lengths.sum()))
+        cut = lengths > self._max_length
+        if cut.any():
+            ids, lengths = _without_middle(ids, lengths, self._max_length)
+        return Encoded(_binary(ids, lengths, present), lengths, cut)
+
+
+@dataclass(frozen=True)
+class ChunkRules:
+    """What must be known of a tokenizer to encode its chunks.
+
+    Attributes:
+        lowercase: Whether the normaliser lower-cases.
+        word_start: What the pre-tokenizer puts before each word.
+        added: Tokens that are found in a text before it is split.
+    """
+
+    lowercase: bool
+    word_start: str
+    added: tuple[str, ...]
+
+
+class ChunkEncoder:
+    """Encodes each distinct chunk once, and gathers the ids of the texts from those.
+
+    Args:
+        tokenizer: Without cutting and padding.
+        max_length: Ids to keep of a text.
+        rules: What is known of the tokenizer.
+        ends: Ids of the first and the last token of every text.
+        whole: Encodes the texts that hold an added token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_length: int,
+        rules: ChunkRules,
+        ends: tuple[int, int],
+        whole: LibraryEncoder,
+    ) -> None:
+        self._rules = rules
+        self._ends = ends
+        self._most = max_length - len(ends)
+        self._whole = whole
+        self._cache = ChunkCache(_chunk_ids(tokenizer, rules))
+
+    def encode(self, texts: pa.StringArray) -> Encoded:
+        """See :class:`TextEncoder`."""
+        parts = [self._encode(part) for part in slices(texts)]
+        if len(parts) == 1:
+            return parts[0]
+        return Encoded(
+            pa.concat_arrays([part.ids for part in parts] or [pa.array([], pa.binary())]),
+            np.concatenate([part.lengths for part in parts] or [np.zeros(0, np.int32)]),
+            np.concatenate([part.cut for part in parts] or [np.zeros(0, np.bool_)]),
+        )
+
+    def _encode(self, texts: pa.StringArray) -> Encoded:
+        encoded = self._encode_chunks(texts)
+        odd = self._with_added_token(texts)
+        if not len(odd):
+            return encoded
+        instead = self._whole.encode(texts.take(pa.array(odd)))
+        order = np.arange(len(texts))
+        order[odd] = len(texts) + np.arange(len(odd))
+        encoded.lengths[odd], encoded.cut[odd] = instead.lengths, instead.cut
+        ids = pa.concat_arrays([encoded.ids, instead.ids]).take(pa.array(order))
+        return Encoded(ids, encoded.lengths, encoded.cut)
+
+    def _with_added_token(self, texts: pa.StringArray) -> np.ndarray:
+        """Rows that hold the text of an added token."""
+        found = np.zeros(len(texts), np.bool_)
+        data = text_bytes(texts)
+        for token in self._rules.added:
+            if token.encode() in data:
+                holds = pc.fill_null(pc.match_substring(texts, token), False)
+                found |= holds.to_numpy(zero_copy_only=False)
+        return np.flatnonzero(found)
+
+    def _encode_chunks(self, texts: pa.StringArray) -> Encoded:
+        chunks = split(texts, lowercase=self._rules.lowercase)
+        first, count, pool = self._cache.ragged(chunks.distinct)
+        first, count = first[chunks.numbers], count[chunks.numbers]
+        before = _sums(count)
+        lengths = np.diff(before[chunks.rows])
+        cut = lengths > self._most
+        if cut.any():
+            place = before[:-1] - np.repeat(before[chunks.rows[:-1]], np.diff(chunks.rows))
+            count = np.clip(self._most - place, 0, count)
+            before = _sums(count)
+            lengths = np.diff(before[chunks.rows])
+        source = np.repeat(first - before[:-1], count) + np.arange(before[-1])
+        present = _present(texts)
+        lengths = np.where(present, lengths + 2, 0).astype(np.int32)
+        return Encoded(
+            _binary(self._between_ends(pool[source], lengths), lengths, present), lengths, cut
+        )
+
+    def _between_ends(self, inner: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Puts the first and the last id around the ids of each text."""
+        ids = np.empty(int(lengths.sum()), "<i4")
+        is_inner = np.ones(len(ids), np.bool_)
+        ends = np.cumsum(lengths)[lengths > 0]
+        starts = ends - lengths[lengths > 0]
+        for place, token in ((starts, self._ends[0]), (ends - 1, self._ends[1])):
+            ids[place] = token
+            is_inner[place] = False
+        ids[is_inner] = inner
+        return ids
+
+
+class ChunkCache:
+    """Remembers the ids of chunks.
+
+    Args:
+        encode: Gives the ids of each of some distinct chunks.
+        most_bytes: Text of the chunks that is kept; it begins anew when there is more.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[Sequence[bytes]], Iterable[Sequence[int]]],
+        most_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._encode = encode
+        self._most_bytes = most_bytes
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._first = array("q")
+        self._count = array("q")
+        self._pool = array("i")
+        self._bytes = 0
+
+    def ragged(self, distinct: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ids of distinct chunks.
+
+        Returns:
+            For each chunk where its ids begin in the pool and how many they are, int64 [chunks],
+            and the pool, int32 [ids].
+        """
+        chunks = distinct.to_pylist()
+        if self._bytes > self._most_bytes:
+            self._clear()
+        known = self._numbers
+        self._add([chunk for chunk in chunks if chunk not in known])
+        numbers = np.fromiter(map(known.__getitem__, chunks), np.int64, len(chunks))
+        # The arrays cannot grow while a view of them is alive: what leaves here is a copy.
+        return (
+            np.frombuffer(self._first, np.int64)[numbers],
+            np.frombuffer(self._count, np.int64)[numbers],
+            np.array(self._pool, np.int32),
+        )
+
+    def _add(self, chunks: Sequence[bytes]) -> None:
+        for chunk, ids in zip(chunks, self._encode(chunks), strict=True):
+            self._numbers[chunk] = len(self._first)
+            self._first.append(len(self._pool))
+            self._count.append(len(ids))
+            self._pool.extend(ids)
+        self._bytes += sum(map(len, chunks))
+
+
+def _chunk_rules(parts: Mapping[str, Any]) -> ChunkRules | None:
+    """What is known of a tokenizer, from its JSON form; None if its chunks cannot be told."""
+    normalizer = parts["normalizer"] or {}
+    word_start = _word_start(parts["pre_tokenizer"] or {})
+    model = parts["model"]
+    added = parts["added_tokens"]
+    fits = (
+        normalizer.get("type") == "BertNormalizer"
+        and word_start is not None
+        and model.get("type") in _MODELS
+        and not model.get("dropout")
+        # Such a token is looked for in the normalised text.
+        and not any(token["normalized"] for token in added)
+        and _adds_two_ends(parts["post_processor"] or {})
+    )
+    if not fits or word_start is None:
+        return None
+    contents = tuple(token["content"] for token in added)
+    return ChunkRules(bool(normalizer["lowercase"]), word_start, contents)
+
+
+def _word_start(pre_tokenizer: Mapping[str, Any]) -> str | None:
+    """What is put before each word; None if the words are not those of BERT."""
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["BertPreTokenizer"]:
+        return ""
+    if kinds == ["BertPreTokenizer", "Metaspace"] and steps[1]["prepend_scheme"] == "always":
+        return str(steps[1]["replacement"])
+    return None
+
+
+def _adds_two_ends(post_processor: Mapping[str, Any]) -> bool:
+    if post_processor.get("type") == "BertProcessing":
+        return True
+    single = [next(iter(piece)) for piece in post_processor.get("single", [])]
+    return single == ["SpecialToken", "Sequence", "SpecialToken"]
+
+
+def _chunk_ids(
+    tokenizer: Tokenizer, rules: ChunkRules
+) -> Callable[[Sequence[bytes]], Iterable[Sequence[int]]]:
+    """A function that gives the ids of distinct chunks."""
+    model, word_start = tokenizer.model, rules.word_start
+
+    def encode(chunks: Sequence[bytes]) -> Iterable[Sequence[int]]:
+        words = [plain_word(chunk) for chunk in chunks]
+        others = [chunk.decode() for chunk, word in zip(chunks, words, strict=True) if word is None]
+        encodings = iter(tokenizer.encode_batch_fast(others, add_special_tokens=False))
+        for word in words:
+            if word is None:
+                yield next(encodings).ids
+            else:
+                yield [token.id for token in model.tokenize(word_start + word)]
+
+    return encode
+
+
+def _present(texts: pa.StringArray) -> np.ndarray:
+    present: np.ndarray = texts.is_valid().to_numpy(zero_copy_only=False)
+    return present
+
+
+def _sums(counts: np.ndarray) -> np.ndarray:
+    """Sums of what is before each place, and of all: one more than there are counts."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _without_middle(
+    ids: np.ndarray, lengths: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Keeps the first ``most - 1`` ids of a longer row, and its last one."""
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    place = np.arange(len(ids)) - starts
+    from_end = np.repeat(lengths, lengths) - place
+    kept = (place < most - 1) | (from_end == 1)
+    return ids[kept], np.minimum(lengths, most)
+
+
+def _binary(ids: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> pa.BinaryArray:
+    """Rows of ids as a binary column; null where nothing is present."""
+    offsets = (4 * _sums(lengths)).astype(np.int32)
+    validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(ids)]
+    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)

@@ -1,0 +1,288 @@
+import gzip
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from pipelines.tokens import chunks
+from pipelines.tokens.bpe import learn_bpe
+from pipelines.tokens.chunks import split
+from pipelines.tokens.encoding import ChunkCache, ChunkEncoder, LibraryEncoder, open_encoder
+from pipelines.tokens.start import default_start
+from pipelines.tokens.unigram import learn_unigram
+from pipelines.tokens.vocabulary import load_tokenizer, save_subwords
+from pipelines.tokens.words import words_of_columns
+
+NASTY = [
+    "",
+    " ",
+    " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u205f\u3000 ",
+    "a\tb\nc\rd\x0be\x0cf\x1cg\x85h\xa0i\u2003j\u2028k\u3000l",
+    "con\x00trol \x07\x7f\u200b\ufeff\u00ad\ufffdcharacters \x00 \ufffd",
+    "日本語のテキスト と 漢字, 中文。也可以。",
+    "한국어 텍스트, 그리고 한국어",
+    "Tiếng Việt có dấu; tiếng Việt",
+    "naïve Ångström İstanbul ß \u017f \u212a ǅ ΑΣ",
+    "e\u0301 \u0301e !\u0301 \u0301! a\u0323\u0307 a\u0307\u0323 \u0301",
+    "≠ =\u0338 ﬁne Ⅷ ½ \U0001d54f \U0001f1e9\U0001f1ea 👩‍👩‍👧‍👦",
+    "unassigned \u0378 private \ue000 \U000f0000 last \U0010ffff \uffff",
+    "[CLS] [SEP][MASK] written [SEP out SEP] [sep]",
+    "x" * 100 + " " + "x" * 101 + " " + "é" * 5000,
+    "many words " * 700,
+    "!!!...\"'`~^|<>{}[]()_-+=*&%$#@\\/",
+    "don't U.S.A. 3.14 e-mail@example.org https://example.org/?q=1&r=%20",
+    "▁ ▁word word▁ wo▁rd",
+]
+TEXTS = st.one_of(
+    st.text(max_size=80),
+    st.sampled_from(NASTY),
+    st.text(st.sampled_from("aZ é́İ日한,. [\t\n\x00\x0b\x85\xa0\u3000\u200b\ufffd▁"), max_size=40),
+    st.lists(st.sampled_from(["[SEP]", "[CLS", "]", "word", " ", ","])).map("".join),
+)
+
+
+def bert(**options):
+    tokenizer = load_tokenizer(default_start())
+    kept = {
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": True,
+    }
+    tokenizer.normalizer = normalizers.BertNormalizer(**kept | options)
+    return tokenizer
+
+
+def subwords(folder, learn, **options):
+    (words,) = words_of_columns(
+        iter([pa.array([Path(json.__file__).read_text(), *NASTY])]), lowercase=True
+    )
+    counts = dict(zip(*(column.to_pylist() for column in words.columns), strict=True))
+    save_subwords(folder, learn(counts, 500), 64, **options)
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    return {
+        "uncased": bert(),
+        "cased": bert(lowercase=False),
+        "cased, accents stripped": bert(lowercase=False, strip_accents=True),
+        "uncased, accents kept": bert(strip_accents=False),
+        "no Chinese": bert(handle_chinese_chars=False),
+        "not cleaned": bert(clean_text=False),
+        "bpe": subwords(tmp_path_factory.mktemp("bpe"), learn_bpe, lowercase=True),
+        "unigram": subwords(tmp_path_factory.mktemp("unigram"), learn_unigram, lowercase=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def encoders(tokenizers):
+    """They live through all examples, so that they meet chunks that they know."""
+    return {
+        (kind, max_length): open_encoder(tokenizer, max_length)
+        for kind, tokenizer in tokenizers.items()
+        for max_length in (8, 24)
+    }
+
+
+KINDS = (
+    "uncased",
+    "cased",
+    "cased, accents stripped",
+    "uncased, accents kept",
+    "no Chinese",
+    "not cleaned",
+    "bpe",
+    "unigram",
+)
+
+
+def library_ids(tokenizer, texts, max_length):
+    """What the library gives, by its own way of cutting."""
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.enable_truncation(max_length)
+    return [None if text is None else tokenizer.encode(text).ids for text in texts]
+
+
+def ids_of(column):
+    return [
+        None if value is None else np.frombuffer(value, "<i4").tolist()
+        for value in column.to_pylist()
+    ]
+
+
+def assert_same(encoder, tokenizer, texts, max_length):
+    encoded = encoder.encode(pa.array(texts, pa.string()))
+    encoded.ids.validate(full=True)
+    whole = [None if text is None else tokenizer.encode(text).ids for text in texts]
+    assert encoded.lengths.tolist() == [min(len(ids or []), max_length) for ids in whole]
+    assert encoded.cut.tolist() == [len(ids or []) > max_length for ids in whole]
+    assert ids_of(encoded.ids) == [
+        ids[: max_length - 1] + ids[-1:] if ids and len(ids) > max_length else ids for ids in whole
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_of_nasty_texts_are_those_of_the_library(tokenizers, kind):
+    texts = [*NASTY, None, *NASTY[::-1]]
+    for max_length in (8, 24, 512):
+        encoder = open_encoder(tokenizers[kind], max_length)
+        assert isinstance(encoder, ChunkEncoder)
+        found = encoder.encode(pa.array(texts))
+        assert ids_of(found.ids) == library_ids(tokenizers[kind], texts, max_length)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100)
+@given(texts=st.lists(st.none() | TEXTS, max_size=12), max_length=st.sampled_from([8, 24]))
+def test_ids_of_any_text_are_those_of_the_library(tokenizers, encoders, kind, texts, max_length):
+    assert_same(encoders[kind, max_length], tokenizers[kind], texts, max_length)
+
+
+def lines(path, count):
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        long_enough = (line.partition(". ")[0] for line in file if len(line) > 20)
+        return list(islice(long_enough, count))
+
+
+def real_sentences(folder):
+    """Real text in seven languages."""
+    for language in ("de", "fr", "zh", "ko", "en"):
+        table = pq.read_table(folder / f"stsb/stsb-{language}-test.parquet")
+        yield from table["sentence1"].to_pylist() + table["sentence2"].to_pylist()
+    captions = pq.read_table(folder / "captions/multi30k-translations-train.parquet")
+    for language in ("cs", "de", "fr", "en"):
+        yield from captions[language][:19_000].to_pylist()
+    yield from lines(folder / "raw/kowiki-part-00.txt.gz", 3000)
+    yield from lines(folder / "raw/enwiki-part-03.txt.gz", 6000)
+    with gzip.open(folder / "raw/viwiki-part-00.txt.gz", "rt", encoding="utf-8") as file:
+        for line in file:
+            yield from json.loads(line)["text"].split("\n")[:20]
+
+
+def test_ids_of_a_hundred_thousand_real_sentences_are_those_of_the_library(shared_data):
+    texts = list(real_sentences(shared_data))
+    assert len(texts) >= 100_000
+    for tokenizer, some in ((bert(), texts), (bert(lowercase=False), texts[::20])):
+        expected = LibraryEncoder(tokenizer, 128).encode(pa.array(some))
+        found = open_encoder(tokenizer, 128).encode(pa.array(some))
+        assert found.ids.equals(expected.ids)
+        assert np.array_equal(found.lengths, expected.lengths)
+        assert np.array_equal(found.cut, expected.cut)
+
+
+def test_a_column_is_encoded_slice_by_slice(monkeypatch, tokenizers):
+    monkeypatch.setattr(chunks, "SLICE_BYTES", 64)
+    texts = [*NASTY, None, None, *NASTY]
+    encoder = open_encoder(tokenizers["uncased"], 16)
+    assert_same(encoder, tokenizers["uncased"], texts, 16)
+
+
+def test_a_part_of_a_column_is_read_from_its_own_place(tokenizers):
+    whole = pa.array(["one", None, "two words", "[SEP] three", "four"])
+    encoder = open_encoder(tokenizers["uncased"], 16)
+    for first, last in ((0, 0), (1, 2), (1, 4), (3, 5)):
+        found = encoder.encode(whole[first:last])
+        expected = library_ids(tokenizers["uncased"], whole[first:last].to_pylist(), 16)
+        assert ids_of(found.ids) == expected
+
+
+@given(st.lists(TEXTS, max_size=8))
+def test_chunks_are_the_whole_text_each_one_once(texts):
+    found = split(pa.array(texts, pa.string()), lowercase=False)
+    distinct = found.distinct.to_pylist()
+    assert len(set(distinct)) == len(distinct)
+    for text, first, last in zip(texts, found.rows[:-1], found.rows[1:], strict=True):
+        assert b"".join(distinct[n] for n in found.numbers[first:last]) == text.encode()
+
+
+class TestCache:
+    @staticmethod
+    def lengths(words):
+        return [range(len(word)) for word in words]
+
+    def ids(self, cache, words):
+        first, count, pool = cache.ragged(pa.array(words, pa.binary()))
+        return [pool[a : a + n].tolist() for a, n in zip(first, count, strict=True)]
+
+    def test_a_chunk_is_encoded_once(self):
+        asked = []
+        cache = ChunkCache(lambda words: asked.extend(words) or self.lengths(words))
+        assert self.ids(cache, [b"abc", b"", b"d"]) == [[0, 1, 2], [], [0]]
+        assert self.ids(cache, [b"d", b"ab", b"abc"]) == [[0], [0, 1], [0, 1, 2]]
+        assert asked == [b"abc", b"", b"d", b"ab"]
+
+    def test_it_begins_anew_when_it_is_full(self):
+        asked = []
+        cache = ChunkCache(lambda words: asked.extend(words) or self.lengths(words), most_bytes=3)
+        for _ in range(2):
+            assert self.ids(cache, [b"abc"]) == [[0, 1, 2]]
+        assert asked == [b"abc"]
+        assert self.ids(cache, [b"d"]) == [[0]]
+        assert self.ids(cache, [b"d", b"abc"]) == [[0], [0, 1, 2]]
+        assert asked == [b"abc", b"d", b"d", b"abc"]
+
+
+def lowercase_only(tokenizer):
+    tokenizer.normalizer = normalizers.Lowercase()
+
+
+def white_space_only(tokenizer):
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+
+def no_normalizer(tokenizer):
+    tokenizer.normalizer = None
+
+
+def no_last_token(tokenizer):
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A $B", special_tokens=[("[CLS]", 101)]
+    )
+
+
+def token_of_normalised_text(tokenizer):
+    tokenizer.add_tokens([AddedToken("écrit dehors", normalized=True)])
+
+
+def random_merges(tokenizer):
+    pieces = {piece: number for number, piece in enumerate(["[UNK]", "a", "b", "ab"])}
+    tokenizer.model = models.BPE(pieces, [("a", "b")], unk_token="[UNK]", dropout=1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lowercase_only,
+        white_space_only,
+        no_normalizer,
+        no_last_token,
+        token_of_normalised_text,
+        random_merges,
+    ],
+)
+def test_other_tokenizers_are_left_to_the_library(change):
+    tokenizer = bert()
+    change(tokenizer)
+    encoder = open_encoder(tokenizer, 64)
+    assert isinstance(encoder, LibraryEncoder)
+    texts = ["ab Écrit, DEHORS!", None, ""]
+    expected = [None if text is None else tokenizer.encode(text).ids for text in texts]
+    assert ids_of(encoder.encode(pa.array(texts)).ids) == expected
+
+
+def test_a_token_added_to_the_vocabulary_is_found_in_a_text():
+    tokenizer = bert()
+    tokenizer.add_tokens([AddedToken("two words", normalized=False)])
+    encoder = open_encoder(tokenizer, 16)
+    assert isinstance(encoder, ChunkEncoder)
+    assert_same(encoder, tokenizer, ["These are two words.", "two", "words two words", None], 16)
