@@ -438,7 +438,7 @@ def spark_feed(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> Iterator[St
         if [item[0] for item in items] != [index] * each:
             raise PipelineError(f"the feed brought {[item[0] for item in items]} for step {index}")
         granules = [
-            decode(pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA), number)
+            decode(pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA), number, run.sides)
             for _, _, number, message in items
         ]
         yield StepWork(index, items[0][1], granules)

@@ -7,10 +7,10 @@ binary value costs Spark's JVM nothing and one numpy view turns a whole column i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +19,17 @@ from pipelines import storage
 from pipelines.errors import InputError
 from pipelines.lanes.plan import GranuleAddress, Segment, bucket_length
 
-FORMAT = 1
+FORMAT = 2
 PADDING_MULTIPLE = 8
+SideName = Literal["left", "right", "negative"]
+SIDES: tuple[SideName, ...] = get_args(SideName)
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
         ("group", pa.int64()),
         ("left", pa.binary()),
         ("right", pa.binary()),
+        ("negative", pa.binary()),
         ("score", pa.float32()),
     ]
 )
@@ -49,6 +52,7 @@ class LaneManifest:
         vocabulary: Entries of the vocabulary.
         max_length: Longest text, in tokens.
         paired: Whether examples have a right side.
+        triplets: Whether examples have a hard negative.
         scored: Whether examples have a score.
     """
 
@@ -64,12 +68,26 @@ class LaneManifest:
     vocabulary: int
     max_length: int
     paired: bool
+    triplets: bool
     scored: bool
 
     @property
     def placed(self) -> int:
         """Examples in granules."""
         return self.lanes * self.granule * self.rows
+
+    @property
+    def sides(self) -> tuple[SideName, ...]:
+        """The sides that every example has."""
+        present = {"left": True, "right": self.paired, "negative": self.triplets}
+        return tuple(name for name in SIDES if present[name])
+
+    def __str__(self) -> str:
+        padding = 100 * (1 - self.tokens / self.slots)
+        return (
+            f"{self.lanes} lanes of {self.rows} granules of {self.granule} examples, "
+            f"{sum(self.left_over.values())} left over, {padding:.1f} % padding"
+        )
 
     def save(self, folder: Path) -> None:
         """Writes ``manifest.json``."""
@@ -114,13 +132,15 @@ class Granule:
         number: ``row * lanes + lane``; names the granule whoever computes it.
         left: First texts.
         right: Second texts; None for single texts.
+        negative: Hard negatives; None without them, or where they are not wanted.
         scores: float32 [examples]; None without scores.
     """
 
     number: int
     left: Side
-    right: Side | None
-    scores: np.ndarray | None
+    right: Side | None = None
+    negative: Side | None = None
+    scores: np.ndarray | None = None
 
     @property
     def examples(self) -> int:
@@ -128,14 +148,20 @@ class Granule:
         return len(self.left.lengths)
 
     @property
+    def sides(self) -> dict[SideName, Side]:
+        """The sides that are there, by name."""
+        named = zip(SIDES, (self.left, self.right, self.negative), strict=True)
+        return {name: side for name, side in named if side is not None}
+
+    @property
     def tokens(self) -> int:
         """Token ids without padding."""
-        return sum(int(side.lengths.sum()) for side in (self.left, self.right) if side)
+        return sum(int(side.lengths.sum()) for side in self.sides.values())
 
     @property
     def slots(self) -> int:
         """Token ids with padding."""
-        return sum(int(side.token_ids.size) for side in (self.left, self.right) if side)
+        return sum(int(side.token_ids.size) for side in self.sides.values())
 
 
 def part_path(folder: Path, lane: int, part: int) -> Path:
@@ -170,13 +196,25 @@ def pad(column: pa.Array) -> Side:
     return Side(token_ids, lengths)
 
 
-def decode(batch: pa.RecordBatch, number: int) -> Granule:
-    """Turns a granule's record batch into padded arrays."""
-    right, scores = batch.column("right"), batch.column("score")
+def decode(batch: pa.RecordBatch, number: int, sides: Collection[SideName] = SIDES) -> Granule:
+    """Turns a granule's record batch into padded arrays.
+
+    Args:
+        batch: The record batch, of ``SCHEMA``.
+        number: The number that names the granule.
+        sides: The sides that are wanted; `left` is always given.
+    """
+    scores = batch.column("score")
+    wanted = {
+        name: pad(batch.column(name))
+        for name in SIDES
+        if name in ("left", *sides) and not batch.column(name).null_count
+    }
     return Granule(
         number=number,
-        left=pad(batch.column("left")),
-        right=None if right.null_count else pad(right),
+        left=wanted["left"],
+        right=wanted.get("right"),
+        negative=wanted.get("negative"),
         scores=None if scores.null_count else scores.to_numpy(),
     )
 
@@ -187,11 +225,15 @@ class LaneReader:
     Args:
         folder: The folder of the lanes, as this process sees it.
         manifest: Its manifest.
+        sides: The sides of a granule that are wanted; the others are not even read.
     """
 
-    def __init__(self, folder: Path, manifest: LaneManifest) -> None:
+    def __init__(
+        self, folder: Path, manifest: LaneManifest, sides: Collection[SideName] = SIDES
+    ) -> None:
         self._folder = folder
         self._manifest = manifest
+        self._sides = sides
         self._open: dict[int, tuple[int, pa.RecordBatchFileReader]] = {}
 
     def batch(self, address: GranuleAddress) -> pa.RecordBatch:
@@ -206,7 +248,7 @@ class LaneReader:
 
     def granule(self, address: GranuleAddress) -> Granule:
         """A granule as padded arrays."""
-        return decode(self.batch(address), self.number(address))
+        return decode(self.batch(address), self.number(address), self._sides)
 
     def number(self, address: GranuleAddress) -> int:
         """The number that names a granule in the corpus."""

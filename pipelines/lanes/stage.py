@@ -12,6 +12,7 @@ shuffled to their lanes once and written by the executors.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,24 +24,33 @@ import pyarrow as pa
 from pipelines import storage
 from pipelines.errors import InputError, PipelineError
 from pipelines.frames import Scratch, read_path
-from pipelines.lanes.files import SCHEMA, LaneManifest, padded_width, part_path, ragged
+from pipelines.lanes.files import SCHEMA, SIDES, LaneManifest, padded_width, part_path, ragged
 from pipelines.lanes.plan import Segment, choose_lanes, plan_segments
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
 
 PART_BYTES = 256 * 2**20
-WRITTEN = "lane int, granules long, tokens long, slots long"
+# What an example may be without, and the setting that names where it comes from.
+OPTIONAL = {
+    "right": "corpus.pair_columns",
+    "negative": "corpus.triplet_columns",
+    "score": "corpus.score_column",
+}
+# Counted in every lane; a column's name counts the examples that have it.
+COUNTED = ("granules", "tokens", "slots", *OPTIONAL)
+WRITTEN = ", ".join(("lane int", *(f"{name} long" for name in COUNTED)))
 
 
 def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     """Forms granules of ``<prepared.folder>/tokens`` and writes ``<prepared.folder>/lanes``.
 
     Raises:
-        InputError: There are no tokens, or too few examples for one row.
+        InputError: There are no tokens, too few examples for one row, or only some of the
+            examples have a right side, a hard negative or a score.
     """
     prepared = Path(config.prepared.folder).absolute()
     tokens = prepared / "tokens"
@@ -71,7 +81,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
                 f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
             )
         written = _write(examples, arrangement, folder, rows_per_part)
-        paired, scored = _sides(examples)
+        present = _present(written, config.lanes.granule)
         manifest = LaneManifest(
             lanes=lanes,
             granule=config.lanes.granule,
@@ -80,12 +90,13 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
             segments=arrangement.segments,
             examples=count,
             left_over=arrangement.left_over,
-            tokens=sum(row["tokens"] for row in written),
-            slots=sum(row["slots"] for row in written),
+            tokens=written["tokens"],
+            slots=written["slots"],
             vocabulary=int(storage.read_json(tokens / "manifest.json")["vocabulary"]),
             max_length=config.tokens.max_length,
-            paired=paired,
-            scored=scored,
+            paired=present["right"],
+            triplets=present["negative"],
+            scored=present["score"],
         )
         manifest.save(folder)
     return manifest
@@ -116,14 +127,24 @@ class _Arrangement:
 
 def _most_bytes(config: Config) -> int:
     """Upper bound of an example's size in a lane file."""
-    return 2 * 4 * config.tokens.max_length + 64
+    return len(SIDES) * 4 * config.tokens.max_length + 64
 
 
-def _sides(examples: DataFrame) -> tuple[bool, bool]:
-    """Whether the examples have a right side, and a score."""
-    first = examples.select("right", "score").first()
-    assert first is not None
-    return first["right"] is not None, first["score"] is not None
+def _present(written: Counter[str], granule: int) -> dict[str, bool]:
+    """Whether the examples have each optional column: all of them, or none.
+
+    Raises:
+        InputError: Only some have it, and a granule could not be computed as one.
+    """
+    placed = written["granules"] * granule
+    for name, key in OPTIONAL.items():
+        if 0 < written[name] < placed:
+            raise InputError(
+                key,
+                f"only {written[name]} of {placed} examples have a value in `{name}`",
+                "give all of them one, or leave the others out of the corpus",
+            )
+    return {name: written[name] > 0 for name in OPTIONAL}
 
 
 def _keys(examples: DataFrame, config: Config) -> DataFrame:
@@ -251,8 +272,12 @@ def _with_position(frame: DataFrame, scratch: Scratch, *order: str) -> DataFrame
 
 def _write(
     examples: DataFrame, arrangement: _Arrangement, folder: Path, rows_per_part: int
-) -> list[Row]:
-    """Shuffles the examples to their lanes, has them written, and checks what was written."""
+) -> Counter[str]:
+    """Shuffles the examples to their lanes, has them written, and checks what was written.
+
+    Returns:
+        What is ``COUNTED``, over all lanes.
+    """
     write = partial(
         write_lanes,
         folder=str(folder),
@@ -270,7 +295,7 @@ def _write(
     short = [row["lane"] for row in written if row["granules"] != arrangement.rows]
     if short or len(written) != arrangement.lanes:
         raise PipelineError(f"lanes {short} of {folder} were not written whole")
-    return written
+    return Counter({name: sum(row[name] for row in written) for name in COUNTED})
 
 
 def write_lanes(
@@ -286,7 +311,8 @@ def write_lanes(
         rows_per_part: Granules in a part file.
 
     Yields:
-        A row per lane: its number of granules, of tokens, and of tokens with padding.
+        A row per lane with what is ``COUNTED``: its granules, tokens, tokens with padding, and
+        the examples that have each of the optional columns.
     """
     writer = _LaneWriter(Path(folder), rows_per_part)
     for rows in _regroup(batches, granule):
@@ -321,7 +347,7 @@ class _LaneWriter:
         self._folder = folder
         self._rows_per_part = rows_per_part
         self._lane = -1
-        self._granules = self._tokens = self._slots = 0
+        self._counts: Counter[str] = Counter()
         self._file: pa.RecordBatchFileWriter | None = None
 
     def add(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -329,34 +355,33 @@ class _LaneWriter:
         lane = rows.column("lane")[0].as_py()
         if lane != self._lane:
             yield from self.finish()
-            self._lane, self._granules, self._tokens, self._slots = lane, 0, 0, 0
-        if self._granules % self._rows_per_part == 0:
+            self._lane, self._counts = lane, Counter()
+        granules = self._counts["granules"]
+        if granules % self._rows_per_part == 0:
             self._close_part()
-            path = part_path(self._folder, lane, self._granules // self._rows_per_part)
+            path = part_path(self._folder, lane, granules // self._rows_per_part)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = pa.ipc.new_file(str(path), SCHEMA)
         batch = rows.select(SCHEMA.names).cast(SCHEMA)
         assert self._file is not None
         self._file.write_batch(batch)
-        self._granules += 1
-        for column in (batch.column("left"), batch.column("right")):
+        self._counts["granules"] += 1
+        for name in OPTIONAL:
+            self._counts[name] += batch.num_rows - batch.column(name).null_count
+        for name in SIDES:
+            column = batch.column(name)
             if not column.null_count:
                 _, lengths = ragged(column)
-                self._tokens += int(lengths.sum())
-                self._slots += len(lengths) * padded_width(lengths)
+                self._counts["tokens"] += int(lengths.sum())
+                self._counts["slots"] += len(lengths) * padded_width(lengths)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the lane and yields its summary."""
         self._close_part()
         if self._lane >= 0:
-            yield pa.RecordBatch.from_pydict(
-                {
-                    "lane": pa.array([self._lane], pa.int32()),
-                    "granules": [self._granules],
-                    "tokens": [self._tokens],
-                    "slots": [self._slots],
-                }
-            )
+            lane = {"lane": pa.array([self._lane], pa.int32())}
+            counts = {name: [self._counts[name]] for name in COUNTED}
+            yield pa.RecordBatch.from_pydict(lane | counts)
 
     def _close_part(self) -> None:
         if self._file is not None:

@@ -1,17 +1,20 @@
 """The losses: one file each, the frameworks' forms side by side.
 
-Every form takes the embeddings of the left and right texts, [examples, width], the scores
-[examples] (zeros where there are none) and the temperature, and returns the mean loss.
+Every form takes the embeddings of an example's sides as a list, [examples, width] each, in the
+order of the objective's ``sides``; the scores [examples], zeros where there are none; and the
+temperature. It returns the mean loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-Loss = Callable[[Any, Any, Any, float], Any]
+from pipelines.lanes.files import SideName
+
+Loss = Callable[[Sequence[Any], Any, float], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +23,15 @@ class Objective:
 
     Attributes:
         module: Module with a function per framework, named like the framework.
-        needs: `pairs`, `scores` (scored pairs), or `singles`, whose right side is the left
-            one under other noise.
+        needs: `pairs`, `scores` (scored pairs), or `singles`.
+        sides: The texts of an example that it embeds, each under noise of its own; those that
+            the lanes do not have are left out.
         uses_negatives: Whether examples see one another, so that `objective.negatives` counts.
     """
 
     module: str
     needs: Literal["pairs", "scores", "singles"]
+    sides: tuple[SideName, ...]
     uses_negatives: bool
 
     def loss(self, framework: str) -> Loss:
@@ -37,12 +42,21 @@ class Objective:
 
 OBJECTIVES = {
     "in_batch_negatives": Objective(
-        module="pipelines.objectives.in_batch_negatives", needs="pairs", uses_negatives=True
+        module="pipelines.objectives.in_batch_negatives",
+        needs="pairs",
+        sides=("left", "right", "negative"),
+        uses_negatives=True,
     ),
     "cosine_regression": Objective(
-        module="pipelines.objectives.cosine_regression", needs="scores", uses_negatives=False
+        module="pipelines.objectives.cosine_regression",
+        needs="scores",
+        sides=("left", "right"),
+        uses_negatives=False,
     ),
     "twins": Objective(
-        module="pipelines.objectives.in_batch_negatives", needs="singles", uses_negatives=True
+        module="pipelines.objectives.in_batch_negatives",
+        needs="singles",
+        sides=("left", "left"),
+        uses_negatives=True,
     ),
 }

@@ -5,14 +5,14 @@ Source: Reimers and Gurevych, "Sentence-BERT", EMNLP 2019, arXiv:1908.10084, sec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
-def tensorflow(left: Any, right: Any, scores: Any, temperature: float) -> Any:
+def tensorflow(sides: Sequence[Any], scores: Any, temperature: float) -> Any:
     """The mean squared error; a scalar tensor."""
     import tensorflow as tf
 
-    left = tf.math.l2_normalize(left, axis=-1)
-    right = tf.math.l2_normalize(right, axis=-1)
+    left, right = (tf.math.l2_normalize(side, axis=-1) for side in sides)
     cosine = tf.reduce_sum(left * right, axis=-1)
     return tf.reduce_mean(tf.square(cosine - scores))

@@ -28,7 +28,7 @@ class StepWork:
 def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
     """Reads the worker's own lanes in place. Runs on an executor."""
     run = task.run
-    reader = LaneReader(run.lanes_folder, run.manifest)
+    reader = LaneReader(run.lanes_folder, run.manifest, run.sides)
     for step in run.plan.steps(run.first_step, run.last_step):
         addresses = share(step, task.rank, task.workers)
         yield StepWork(step.index, step.epoch, [reader.granule(a) for a in addresses])

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.files import LaneManifest, SideName
 from pipelines.lanes.plan import BatchPlan, first_lane
+from pipelines.objectives import OBJECTIVES
 from pipelines.settings import Config
 
 
@@ -37,6 +38,12 @@ class TrainingRun:
     def examples_per_step(self) -> int:
         """Examples of one optimiser update."""
         return self.plan.granules_per_step * self.manifest.granule
+
+    @property
+    def sides(self) -> tuple[SideName, ...]:
+        """The sides of a granule that are embedded, in the order in which the loss takes them."""
+        wanted = OBJECTIVES[self.config.objective.name].sides
+        return tuple(name for name in wanted if name in self.manifest.sides)
 
 
 @dataclass(frozen=True, kw_only=True)

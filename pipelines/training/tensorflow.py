@@ -7,13 +7,13 @@ MultiWorkerMirroredStrategy and under any other exchange of gradients.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from pipelines.encoder.tensorflow import configure_threads, forward
-from pipelines.lanes.files import Granule, Side
+from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
 from pipelines.objectives import OBJECTIVES
 from pipelines.settings import TrainingSettings
@@ -24,9 +24,26 @@ from pipelines.training.run import WorkerTask
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
-_IDS = tf.TensorSpec([None, None], tf.int32)
-_LENGTHS = tf.TensorSpec([None], tf.int32)
-_SEED = tf.TensorSpec([2], tf.int32)
+
+class _Texts(NamedTuple):
+    """One side of a granule, as a graph function takes it.
+
+    Attributes:
+        token_ids: int32 [examples, width].
+        lengths: int32 [examples].
+        seed: int32 [2], of the noise on this side.
+    """
+
+    token_ids: Any
+    lengths: Any
+    seed: Any
+
+
+_TEXTS = _Texts(
+    tf.TensorSpec([None, None], tf.int32),
+    tf.TensorSpec([None], tf.int32),
+    tf.TensorSpec([2], tf.int32),
+)
 _VECTORS = tf.TensorSpec([None, None], tf.float32)
 _SCORES = tf.TensorSpec([None], tf.float32)
 _SCALAR = tf.TensorSpec([], tf.float32)
@@ -49,6 +66,7 @@ class TensorFlowStepper:
         self._objective = OBJECTIVES[config.objective.name]
         self._loss = self._objective.loss("tensorflow")
         self._temperature = config.objective.temperature
+        self._sides = task.run.sides
         self._across_granules = (
             config.objective.negatives == "step" and self._objective.uses_negatives
         )
@@ -66,18 +84,16 @@ class TensorFlowStepper:
         self._gradients = tf.function(
             self._gradients_of_granule,
             autograph=False,
-            input_signature=[_IDS, _LENGTHS, _SEED, _IDS, _LENGTHS, _SEED, _SCORES],
+            input_signature=[[_TEXTS] * len(self._sides), _SCORES],
         )
-        self._embed = tf.function(
-            self._forward, autograph=False, input_signature=[_IDS, _LENGTHS, _SEED]
-        )
+        self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
         self._embedding_gradients = tf.function(
-            self._gradients_of_embeddings, autograph=False, input_signature=[_VECTORS, _VECTORS]
+            self._gradients_of_embeddings,
+            autograph=False,
+            input_signature=[[_VECTORS] * len(self._sides)],
         )
         self._pull = tf.function(
-            self._gradients_through,
-            autograph=False,
-            input_signature=[_IDS, _LENGTHS, _SEED, _VECTORS],
+            self._gradients_through, autograph=False, input_signature=[_TEXTS, _VECTORS]
         )
         self._update = tf.function(self._apply, autograph=False)
 
@@ -113,15 +129,9 @@ class TensorFlowStepper:
         """Loss and gradients with each granule's own negatives, meaned over the granules."""
         losses, sums = [], None
         for granule in work.granules:
-            left, right, seeds = self._inputs(granule, work.epoch)
             scores = granule.scores
             loss, gradients = self._gradients(
-                left.token_ids,
-                left.lengths,
-                seeds[0],
-                right.token_ids,
-                right.lengths,
-                seeds[1],
+                self._inputs(granule, work.epoch),
                 np.zeros(granule.examples, np.float32) if scores is None else scores,
             )
             losses.append(loss)
@@ -141,79 +151,67 @@ class TensorFlowStepper:
         Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
         """
         inputs = [self._inputs(granule, work.epoch) for granule in work.granules]
-        lefts = [self._embed(left.token_ids, left.lengths, seeds[0]) for left, _, seeds in inputs]
-        rights = [
-            self._embed(right.token_ids, right.lengths, seeds[1]) for _, right, seeds in inputs
-        ]
         exchange = self._exchange
-        loss, left_all, right_all = self._embedding_gradients(
-            exchange.gather(tf.concat(lefts, 0)), exchange.gather(tf.concat(rights, 0))
+        loss, pulls = self._embedding_gradients(
+            [
+                exchange.gather(tf.concat([self._embed(texts) for texts in side], 0))
+                for side in zip(*inputs, strict=True)
+            ]
         )
         own = sum(granule.examples for granule in work.granules)
         start, sums = exchange.rank * own, None
-        for left, right, seeds in inputs:
-            for side, seed, pull in ((left, seeds[0], left_all), (right, seeds[1], right_all)):
-                count = len(side.lengths)
-                gradients = self._pull(
-                    side.token_ids, side.lengths, seed, pull[start : start + count]
-                )
+        for granule, sides in zip(work.granules, inputs, strict=True):
+            end = start + granule.examples
+            for texts, pull in zip(sides, pulls, strict=True):
+                gradients = self._pull(texts, pull[start:end])
                 sums = gradients if sums is None else _add(sums, gradients)
-            start += len(left.lengths)
+            start = end
         assert sums is not None
         # Each worker holds its part of the sum, and the exchange gives the mean.
         return loss, [gradient * float(exchange.workers) for gradient in sums]
 
-    def _inputs(self, granule: Granule, epoch: int) -> tuple[Side, Side, list[np.ndarray]]:
-        """Both sides of a granule, and the seed of the noise on each."""
-        right = granule.left if self._objective.needs == "singles" else granule.right
-        assert right is not None, "the objective needs pairs"
-        seed = self._training.seed
-        seeds = [
-            np.array(noise_seed(seed, epoch, granule.number, site), np.int32) for site in (0, 1)
+    def _inputs(self, granule: Granule, epoch: int) -> list[_Texts]:
+        """The sides of a granule that the objective embeds."""
+        sides, seed = granule.sides, self._training.seed
+        return [
+            _Texts(
+                sides[name].token_ids,
+                sides[name].lengths,
+                np.array(noise_seed(seed, epoch, granule.number, site), np.int32),
+            )
+            for site, name in enumerate(self._sides)
         ]
-        return granule.left, right, seeds
 
-    def _forward(self, token_ids: tf.Tensor, lengths: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def _forward(self, texts: _Texts) -> tf.Tensor:
         return forward(
             self._spec,
             self._weights,
-            token_ids,
-            lengths,
+            texts.token_ids,
+            texts.lengths,
             precision=self._training.precision,
             dropout=self._training.dropout,
-            seed=seed,
+            seed=texts.seed,
         )
 
     def _gradients_of_granule(
-        self,
-        left_ids: tf.Tensor,
-        left_lengths: tf.Tensor,
-        left_seed: tf.Tensor,
-        right_ids: tf.Tensor,
-        right_lengths: tf.Tensor,
-        right_seed: tf.Tensor,
-        scores: tf.Tensor,
+        self, sides: Sequence[_Texts], scores: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            left = self._forward(left_ids, left_lengths, left_seed)
-            right = self._forward(right_ids, right_lengths, right_seed)
-            loss = self._loss(left, right, scores, self._temperature)
+            embeddings = [self._forward(texts) for texts in sides]
+            loss = self._loss(embeddings, scores, self._temperature)
         return loss, _dense(tape.gradient(loss, self._weights), self._weights)
 
     def _gradients_of_embeddings(
-        self, left: tf.Tensor, right: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        self, embeddings: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            tape.watch([left, right])
-            loss = self._loss(left, right, None, self._temperature)
-        left_gradient, right_gradient = tape.gradient(loss, [left, right])
-        return loss, left_gradient, right_gradient
+            tape.watch(embeddings)
+            loss = self._loss(embeddings, None, self._temperature)
+        return loss, tape.gradient(loss, embeddings)
 
-    def _gradients_through(
-        self, token_ids: tf.Tensor, lengths: tf.Tensor, seed: tf.Tensor, pull: tf.Tensor
-    ) -> list[tf.Tensor]:
+    def _gradients_through(self, texts: _Texts, pull: tf.Tensor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
-            embeddings = self._forward(token_ids, lengths, seed)
+            embeddings = self._forward(texts)
         return _dense(
             tape.gradient(embeddings, self._weights, output_gradients=pull), self._weights
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from contestants import CONTESTANTS, Contestant
@@ -20,9 +21,9 @@ from pipelines.training.worker import STEPPERS
 def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
     """Makes a run of some steps, with its first checkpoint written."""
 
-    def make(steps: int, folder: str = "run", **training) -> TrainingRun:
-        config = small_config(prepared, **training)
-        manifest = LaneManifest.load(prepared / "lanes")
+    def make(steps: int, folder: str = "run", data: Path = prepared, **training) -> TrainingRun:
+        config = small_config(data, **training)
+        manifest = LaneManifest.load(data / "lanes")
         run_folder = tmp_path / folder
         spec, weights = start_encoder(config, manifest.vocabulary)
         save_checkpoint(run_folder, Checkpoint(0, spec, weights, {}), 9)
@@ -30,7 +31,7 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
             config=config,
             plan=workflow._plan(config, manifest),
             manifest=manifest,
-            lanes_folder=prepared / "lanes",
+            lanes_folder=data / "lanes",
             run_folder=run_folder,
             first_step=0,
             last_step=steps,

@@ -1,7 +1,7 @@
 """Lanes that Spark forms: what went in is in exactly one granule, or counted."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines import storage
 from pipelines.config import parse
 from pipelines.errors import InputError
-from pipelines.lanes.files import LaneManifest, LaneReader, decode, ragged
+from pipelines.lanes.files import SCHEMA, SIDES, LaneManifest, LaneReader, decode, ragged
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.settings import Config
 
@@ -28,31 +28,42 @@ class Example:
     group: int
     left: tuple[int, ...]
     right: tuple[int, ...]
+    negative: tuple[int, ...] | None = None
 
 
-def random_examples(count: int, groups: int, seed: int) -> list[Example]:
+def random_examples(count: int, groups: int, seed: int, *, triplets=False) -> list[Example]:
     generator = np.random.default_rng(seed)
 
     def text() -> tuple[int, ...]:
         return tuple(map(int, generator.integers(1, 900, generator.integers(1, 41))))
 
     return [
-        Example(int(1000 * seed + i), int(generator.integers(groups)), text(), text())
+        Example(
+            id=int(1000 * seed + i),
+            group=int(generator.integers(groups)),
+            left=text(),
+            right=text(),
+            negative=text() if triplets else None,
+        )
         for i in range(count)
     ]
 
 
-def write_tokens(folder: Path, examples: list[Example]) -> None:
-    def binary(texts):
-        return pa.array([np.array(t, "<i4").tobytes() for t in texts], pa.binary())
+def binary(texts) -> pa.Array:
+    ids = [None if text is None else np.array(text, "<i4").tobytes() for text in texts]
+    return pa.array(ids, pa.binary())
 
+
+def write_tokens(folder: Path, examples: list[Example]) -> None:
+    lengths = [max(len(e.left), len(e.right), len(e.negative or ())) for e in examples]
     table = pa.table(
         {
             "id": pa.array([e.id for e in examples], pa.int64()),
             "group": pa.array([e.group for e in examples], pa.int64()),
-            "length": pa.array([max(len(e.left), len(e.right)) for e in examples], pa.int32()),
+            "length": pa.array(lengths, pa.int32()),
             "left": binary(e.left for e in examples),
             "right": binary(e.right for e in examples),
+            "negative": binary(e.negative for e in examples),
             "score": pa.nulls(len(examples), pa.float32()),
         }
     )
@@ -87,11 +98,14 @@ def settings_for(folder: Path, granule: int, lanes: int) -> Config:
     granule=st.sampled_from([2, 5, 8]),
     lanes=st.sampled_from([2, 6]),
     seed=st.integers(0, 99),
+    triplets=st.booleans(),
 )
-def test_every_example_is_in_one_granule_or_counted(spark, count, groups, granule, lanes, seed):
+def test_every_example_is_in_one_granule_or_counted(
+    spark, count, groups, granule, lanes, seed, triplets
+):
     with TemporaryDirectory() as name:
         folder = Path(name)
-        examples = random_examples(count, groups, seed)
+        examples = random_examples(count, groups, seed, triplets=triplets)
         write_tokens(folder, examples)
         most = max(Counter(e.group for e in examples).values())
         try:
@@ -114,11 +128,14 @@ def check_lanes(folder: Path, manifest: LaneManifest, examples: dict[int, Exampl
         assert len(set(groups)) == len(groups), "twins in a granule"
         granule = decode(batch, reader.number(address))
         (segment,) = [s for s in manifest.segments if 0 <= address.row - s.first_row < s.rows]
-        assert granule.left.token_ids.shape[1] <= segment.length
+        assert all(side.token_ids.shape[1] <= segment.length for side in granule.sides.values())
+        assert tuple(granule.sides) == manifest.sides
         for row, number in enumerate(batch.column("id").to_pylist()):
             example = examples[number]
             assert ids_of(granule.left, row) == example.left
             assert ids_of(granule.right, row) == example.right
+            if manifest.triplets:
+                assert ids_of(granule.negative, row) == example.negative
             assert example.group == groups[row]
         seen += batch.column("id").to_pylist()
         tokens += granule.tokens
@@ -126,6 +143,9 @@ def check_lanes(folder: Path, manifest: LaneManifest, examples: dict[int, Exampl
     assert len(set(seen)) == len(seen) == manifest.placed
     assert manifest.examples == len(examples) == len(seen) + sum(manifest.left_over.values())
     assert (manifest.tokens, manifest.slots) == (tokens, slots)
+    assert (manifest.paired, manifest.scored) == (True, False)
+    assert manifest.triplets == all(e.negative is not None for e in examples.values())
+    assert manifest == LaneManifest.load(folder)
     parts = [len(list(lane.glob("*.arrow"))) for lane in folder.glob("lane-*")]
     assert parts == [parts[0]] * manifest.lanes
 
@@ -137,7 +157,7 @@ def ids_of(side, row: int) -> tuple[int, ...]:
 
 def test_the_same_lanes_byte_for_byte(spark, tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.lanes.stage.PART_BYTES", 5000)
-    examples = random_examples(400, 60, 1)
+    examples = random_examples(400, 60, 1, triplets=True)
     files = []
     for name, rows in (("a", examples), ("b", examples[::-1])):
         write_tokens(tmp_path / name, rows)
@@ -157,6 +177,16 @@ def test_a_corpus_smaller_than_a_row_is_refused(spark, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tokens"]
 
 
+def test_a_negative_for_only_some_examples_is_refused(spark, tmp_path):
+    examples = random_examples(40, 40, 1, triplets=True)
+    examples[::4] = [replace(example, negative=None) for example in examples[::4]]
+    write_tokens(tmp_path, examples)
+    message = r"^corpus\.triplet_columns: only 30 of 40 examples have a value in `negative`"
+    with pytest.raises(InputError, match=message):
+        prepare_lanes(spark, settings_for(tmp_path, 10, 2))
+    assert not (tmp_path / "lanes").exists()
+
+
 def test_no_tokens_is_refused(spark, tmp_path):
     with pytest.raises(InputError, match=r"^prepared\.folder: there are no tokens"):
         prepare_lanes(spark, settings_for(tmp_path, 4, 2))
@@ -170,8 +200,30 @@ def test_lanes_of_another_format_are_refused(tmp_path):
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=9), st.data())
 def test_ragged_reads_any_slice_of_a_binary_column(texts, data):
-    column = pa.array([np.array(t, "<i4").tobytes() for t in texts], pa.binary())
+    column = binary(texts)
     start = data.draw(st.integers(0, len(texts)))
     ids, lengths = ragged(column.slice(start))
     assert lengths.tolist() == [len(t) for t in texts[start:]]
     assert ids.tolist() == [i for t in texts[start:] for i in t]
+
+
+ids = st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=20)
+
+
+@given(st.lists(st.tuples(ids, ids, ids), min_size=1, max_size=6), st.sets(st.sampled_from(SIDES)))
+def test_each_wanted_side_is_padded_to_its_own_longest_text(triplets, wanted):
+    count = len(triplets)
+    sides = dict(zip(SIDES, zip(*triplets, strict=True), strict=True))
+    columns = {name: binary(texts) for name, texts in sides.items()} | {
+        "id": pa.array(range(count), pa.int64()),
+        "group": pa.array(range(count), pa.int64()),
+        "score": pa.nulls(count, pa.float32()),
+    }
+    granule = decode(pa.RecordBatch.from_pydict(columns, schema=SCHEMA), 7, wanted)
+    assert set(granule.sides) == {"left", *wanted}
+    for name, side in granule.sides.items():
+        longest = max(map(len, sides[name]))
+        assert side.token_ids.shape == (count, -(-longest // 8) * 8)
+        assert [list(ids_of(side, row)) for row in range(count)] == list(sides[name])
+    assert granule.tokens == sum(len(text) for name in granule.sides for text in sides[name])
+    assert granule.slots == sum(side.token_ids.size for side in granule.sides.values())

@@ -9,7 +9,7 @@ from pipelines.objectives import OBJECTIVES
 @pytest.fixture
 def sides():
     generator = np.random.default_rng(5)
-    return generator.normal(size=(2, 6, 8)).astype(np.float32)
+    return list(generator.normal(size=(3, 6, 8)).astype(np.float32))
 
 
 def cosines(left, right):
@@ -20,20 +20,32 @@ def cosines(left, right):
 
 @pytest.mark.parametrize("name", ["in_batch_negatives", "twins"])
 @pytest.mark.parametrize("temperature", [0.05, 1.0])
+@pytest.mark.parametrize("count", [2, 3])
 def test_in_batch_negatives_is_the_cross_entropy_of_picking_the_right_text(
-    sides, name, temperature
+    sides, name, temperature, count
 ):
-    scores = cosines(*sides) / temperature
+    left, *candidates = sides[:count]
+    scores = cosines(left, np.concatenate(candidates)) / temperature
     shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     expected = -np.log(np.diag(shares)).mean()
-    loss = OBJECTIVES[name].loss("tensorflow")(*sides, None, temperature)
+    loss = OBJECTIVES[name].loss("tensorflow")(sides[:count], None, temperature)
     assert float(loss) == pytest.approx(expected, rel=1e-4)
+
+
+def test_hard_negatives_are_those_of_multiple_negatives_ranking(sides):
+    import torch
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    theirs = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=20.0)
+    expected = theirs.compute_loss_from_embeddings([torch.tensor(side) for side in sides], None)
+    loss = OBJECTIVES["in_batch_negatives"].loss("tensorflow")(sides, None, 0.05)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_cosine_regression_is_the_squared_error(sides):
     scores = np.linspace(0, 1, 6, dtype=np.float32)
-    expected = ((np.diag(cosines(*sides)) - scores) ** 2).mean()
-    loss = OBJECTIVES["cosine_regression"].loss("tensorflow")(*sides, scores, 0.05)
+    expected = ((np.diag(cosines(*sides[:2])) - scores) ** 2).mean()
+    loss = OBJECTIVES["cosine_regression"].loss("tensorflow")(sides[:2], scores, 0.05)
     assert float(loss) == pytest.approx(expected, rel=1e-4)
 
 

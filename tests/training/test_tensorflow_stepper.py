@@ -10,6 +10,7 @@ from pipelines.config import parse
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.weights import random_weights
 from pipelines.lanes.files import Granule, Side
+from pipelines.lanes.plan import noise_seed
 from pipelines.training.checkpoint import (
     Checkpoint,
     checkpoint_steps,
@@ -23,7 +24,10 @@ from pipelines.training.feed import StepWork
 SPEC = EncoderSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 
 
-def granule(number: int, examples: int = 6) -> Granule:
+PAIR, TRIPLET = ("left", "right"), ("left", "right", "negative")
+
+
+def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
     generator = np.random.default_rng(number)
 
     def side() -> Side:
@@ -32,7 +36,7 @@ def granule(number: int, examples: int = 6) -> Granule:
         return Side(ids * (np.arange(8) < lengths[:, None]), lengths)
 
     scores = generator.random(examples).astype(np.float32)
-    return Granule(number=number, left=side(), right=side(), scores=scores)
+    return Granule(number=number, scores=scores, **{name: side() for name in sides})
 
 
 # What the settings of an objective need elsewhere, to be accepted.
@@ -42,15 +46,15 @@ CORPUS = {
 }
 
 
-def stepper(objective=None, training=None, checkpoint=None):
+def stepper(objective=None, training=None, checkpoint=None, exchange=None, sides=PAIR):
     from pipelines.training.tensorflow import TensorFlowStepper
 
     objective = objective or {}
     corpus = CORPUS.get(objective.get("name"), {})
     config = parse({"objective": objective, "training": training or {}, "corpus": corpus})
-    task = SimpleNamespace(run=SimpleNamespace(config=config))
+    task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
     checkpoint = checkpoint or Checkpoint(0, SPEC, random_weights(SPEC, 3), {})
-    return TensorFlowStepper(task, checkpoint, Alone())
+    return TensorFlowStepper(task, checkpoint, exchange or Alone())
 
 
 def work(index: int, *granules: Granule) -> StepWork:
@@ -104,8 +108,9 @@ def test_negatives_of_a_step_of_one_granule_are_the_granules(dropout):
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-5)
 
 
-def test_negatives_of_a_step_are_those_of_one_large_granule():
-    parts = [granule(1), granule(2)]
+@pytest.mark.parametrize("sides", [PAIR, TRIPLET])
+def test_negatives_of_a_step_are_those_of_one_large_granule(sides):
+    parts = [granule(1, sides), granule(2, sides)]
 
     def joined(name: str) -> Side:
         sides = [getattr(part, name) for part in parts]
@@ -114,8 +119,10 @@ def test_negatives_of_a_step_are_those_of_one_large_granule():
             np.concatenate([side.lengths for side in sides]),
         )
 
-    whole = Granule(number=9, left=joined("left"), right=joined("right"), scores=None)
-    by_step, by_granule = stepper({"negatives": "step"}), stepper()
+    whole = Granule(number=9, **{name: joined(name) for name in sides})
+    by_step, by_granule = stepper({"negatives": "step"}, sides=sides), stepper(sides=sides)
+    (_, cached), (_, plain) = by_step._across(work(0, *parts)), by_granule._within(work(0, whole))
+    assert_close(cached, plain)
     losses = [
         (by_step.step(work(i, *parts), 1e-3), by_granule.step(work(i, whole), 1e-3))
         for i in range(3)
@@ -123,13 +130,65 @@ def test_negatives_of_a_step_are_those_of_one_large_granule():
     np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
 
 
+def assert_close(gradients, expected):
+    for gradient, other in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(gradient, other, rtol=1e-4, atol=1e-5)
+
+
+class OneOfTwo:
+    """A worker of two that is told what the other one gathers."""
+
+    workers = 2
+
+    def __init__(self, rank: int, gathered: list) -> None:
+        self.rank = rank
+        self._gathered = iter(gathered)
+
+    def gather(self, tensor):
+        return next(self._gathered)
+
+
+@pytest.mark.parametrize("sides", [PAIR, TRIPLET])
+def test_two_workers_share_the_gradient_of_a_step(sides):
+    objective, training = {"negatives": "step"}, {"dropout": 0.1}
+    alone = stepper(objective, training, sides=sides)
+    granules = [granule(number, sides) for number in range(4)]
+    inputs = [alone._inputs(each, 0) for each in granules]
+    gathered = [
+        np.concatenate([alone._embed(texts) for texts in side])
+        for side in zip(*inputs, strict=True)
+    ]
+    shares = [
+        stepper(objective, training, exchange=OneOfTwo(rank, gathered), sides=sides)._across(
+            work(0, *granules[2 * rank : 2 * rank + 2])
+        )
+        for rank in (0, 1)
+    ]
+    loss, gradients = alone._across(work(0, *granules))
+    assert [float(each) for each, _ in shares] == pytest.approx([float(loss)] * 2, rel=1e-5)
+    (_, first), (_, second) = shares
+    assert_close([(a + b) / 2 for a, b in zip(first, second, strict=True)], gradients)
+
+
 @pytest.mark.parametrize(
-    ("name", "dropout"), [("twins", 0.1), ("in_batch_negatives", 0.0), ("cosine_regression", 0.0)]
+    ("name", "sides", "dropout"),
+    [
+        ("twins", ("left", "left"), 0.1),
+        ("in_batch_negatives", PAIR, 0.0),
+        ("in_batch_negatives", TRIPLET, 0.0),
+        ("cosine_regression", PAIR, 0.0),
+    ],
 )
-def test_every_objective_learns_its_granule(name, dropout):
-    each = stepper({"name": name}, {"dropout": dropout})
-    losses = [each.step(work(i, granule(1)), 3e-3) for i in range(30)]
+def test_every_objective_learns_its_granule(name, sides, dropout):
+    each = stepper({"name": name}, {"dropout": dropout}, sides=sides)
+    losses = [each.step(work(i, granule(1, TRIPLET)), 3e-3) for i in range(30)]
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
+
+
+def test_every_side_has_noise_of_its_own():
+    each = stepper({}, {"dropout": 0.1}, sides=TRIPLET)
+    seeds = [tuple(texts.seed) for texts in each._inputs(granule(3, TRIPLET), 1)]
+    assert seeds == [noise_seed(17, 1, 3, site) for site in range(3)]
 
 
 def test_a_checkpoint_continues_as_if_nothing_had_happened(tmp_path: Path):
