@@ -9,7 +9,12 @@ from typing import Any
 from pipelines.errors import InputError
 from pipelines.settings import Config
 
-BENCHMARKS: Mapping[str, str] = {"feed": "pipelines.benchmarks.feed"}
+BENCHMARKS: Mapping[str, str] = {
+    "duplicates": "pipelines.benchmarks.duplicates",
+    "feed": "pipelines.benchmarks.feed",
+    "growth": "pipelines.benchmarks.growth",
+    "tokenise": "pipelines.benchmarks.tokenise",
+}
 
 Benchmark = Callable[[Config, str | None], dict[str, Any]]
 

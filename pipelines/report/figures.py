@@ -17,6 +17,9 @@ Figures = Mapping[str, Mapping[str, float]]
 COUNTS = ("queries", "documents", "pairs")
 """What an evaluation counts; the rest of its figures are measured."""
 
+LOST = ("dropped", "quarantined")
+"""Kinds of funnel lines that name a reason for which rows are not kept."""
+
 _LABELS = {"ndcg": "nDCG", "mrr": "MRR"}
 
 
@@ -114,7 +117,7 @@ class FunnelBar:
     """A bar of the funnel picture.
 
     Attributes:
-        kind: `in`, `dropped` or `kept`.
+        kind: `in`, `dropped`, `quarantined` or `kept`.
         name: What happened, for people.
         rows: How many.
         start: Where the bar begins, as a share of the level's rows.
@@ -129,7 +132,7 @@ class FunnelBar:
 
 
 def funnel_bars(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[FunnelBar]]:
-    """The bars of every level: what is dropped is taken off the right end, what is kept is left.
+    """The bars of every level: what is lost is taken off the right end, what is kept is left.
 
     Args:
         lines: The content of ``funnel.json``; see :mod:`pipelines.corpus.funnel`.
@@ -143,9 +146,9 @@ def funnel_bars(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[FunnelBar]
         for line in own:
             kind, rows = line["kind"], line["rows"]
             name = line.get("reason") or line.get("stage", "")
-            if kind == "dropped":
+            if kind in LOST:
                 left -= rows
-            start = {"dropped": left, "kept": kept}.get(kind, 0)
+            start = left if kind in LOST else kept if kind == "kept" else 0
             kept += rows if kind == "kept" else 0
             bars.append(FunnelBar(kind, name, rows, start / entered, rows / entered))
     return levels

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pipelines import config as configuration
 from pipelines import storage
-from pipelines.report.figures import (
-    Comparison,
-    FunnelBar,
-    compare,
-    funnel_bars,
-    read_metrics,
-    smoothed,
-    thinned,
-)
-from pipelines.report.table import points, signed_points
+from pipelines.report.figures import Comparison, compare, read_metrics, smoothed, thinned
+from pipelines.report.parts import Chart, duration, funnel_levels, read_if_there, render, whole
 from pipelines.settings import Config
 
 TEMPLATE = "page.html"
 _SMOOTHED_SHARE = 0.015
 _MOST_POINTS = 1000
-
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A titled picture; ``svg`` is markup."""
-
-    title: str
-    svg: str
-    wide: bool = False
 
 
 def write_report(run_folder: Path, prepared_folder: Path) -> Path:
@@ -48,39 +28,30 @@ def write_report(run_folder: Path, prepared_folder: Path) -> Path:
     Returns:
         The path of the page.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    config = _read(run_folder / "config.yaml", configuration.load)
-    figures: Mapping[str, Any] = _read(run_folder / "metrics.json", storage.read_json) or {}
-    lines = _read(run_folder / "metrics.jsonl", read_metrics) or []
-    funnel = _read(prepared_folder / "corpus" / "funnel.json", storage.read_json) or []
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters |= {"points": points, "signed_points": signed_points, "markup": Markup}
-    page = templates.get_template(TEMPLATE).render(
-        name=run_folder.absolute().name,
-        sentence=_sentence(config) if config else "",
-        settings=_settings(config) if config else {},
-        whole_config=configuration.dump(config) if config else "",
-        tiles=_tiles(figures.get("training", {})),
-        evaluations=_by_evaluation(compare(figures.get("before", {}), figures.get("after", {}))),
-        charts=_charts(lines),
-        funnel=_with_counts(funnel_bars(funnel)),
-        environment=_read(run_folder / "environment.json", storage.read_json) or {},
+    config = read_if_there(run_folder / "config.yaml", configuration.load)
+    figures: Mapping[str, Any] = read_if_there(run_folder / "metrics.json", storage.read_json) or {}
+    lines = read_if_there(run_folder / "metrics.jsonl", read_metrics) or []
+    funnel = read_if_there(prepared_folder / "corpus" / "funnel.json", storage.read_json) or []
+    page = render(
+        TEMPLATE,
+        {
+            "name": run_folder.absolute().name,
+            "kind": "training report",
+            "sentence": _sentence(config) if config else "Training report",
+            "settings": _settings(config) if config else {},
+            "whole_config": configuration.dump(config) if config else "",
+            "tiles": _tiles(figures.get("training", {})),
+            "evaluations": _by_evaluation(
+                compare(figures.get("before", {}), figures.get("after", {}))
+            ),
+            "charts": _charts(lines),
+            "funnel": funnel_levels(funnel),
+            "environment": read_if_there(run_folder / "environment.json", storage.read_json) or {},
+        },
     )
     path = run_folder / "report.html"
     storage.write_text(path, page)
     return path
-
-
-def _read(path: Path, reader: Callable[[Path], Value]) -> Value | None:
-    return reader(path) if path.is_file() else None
 
 
 def _sentence(config: Config) -> str:
@@ -115,25 +86,13 @@ def _settings(config: Config) -> dict[str, str]:
 def _tiles(training: Mapping[str, float]) -> dict[str, str]:
     """The figures at the head of the page."""
     forms: dict[str, tuple[str, Callable[[float], str]]] = {
-        "steps": ("steps", _whole),
-        "examples": ("examples", _whole),
-        "seconds": ("training time", _duration),
-        "examples_per_second": ("examples/s", _whole),
+        "steps": ("steps", whole),
+        "examples": ("examples", whole),
+        "seconds": ("training time", duration),
+        "examples_per_second": ("examples/s", whole),
         "final_loss": ("final loss", lambda value: f"{value:.4f}"),
     }
     return {title: form(training[key]) for key, (title, form) in forms.items() if key in training}
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,}h {minutes:02}m"
-    return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
 
 
 def _by_evaluation(lines: Sequence[Comparison]) -> dict[str, list[Comparison]]:
@@ -177,21 +136,3 @@ def _charts(logged: Sequence[Mapping[str, float]]) -> list[Chart]:
         *(Chart(title, chart(title, steps, [Curve(column(key))])) for title, key in single.items()),
         Chart(waste, chart(waste, steps, shares, shares=True)),
     ]
-
-
-def _with_counts(levels: Mapping[str, list[FunnelBar]]) -> dict[str, list[dict[str, str]]]:
-    """The bars in the units of a style sheet."""
-    return {
-        level: [
-            {
-                "kind": bar.kind,
-                "name": bar.name,
-                "rows": f"{bar.rows:,}",
-                "share": f"{100 * bar.share:.1f} %",
-                "left": f"{100 * bar.start:.3f}%",
-                "width": f"{100 * bar.share:.3f}%",
-            }
-            for bar in bars
-        ]
-        for level, bars in levels.items()
-    }

@@ -84,3 +84,16 @@ def test_funnel_bars_hang_from_what_is_left() -> None:
     assert [bar.start for bar in bars] == pytest.approx([0.0, 0.7, 0.6, 0.0, 0.5])
     assert [bar.share for bar in bars] == pytest.approx([1.0, 0.3, 0.1, 0.5, 0.1])
     assert [bar.name for bar in bars] == [kind for kind, _ in rows]
+
+
+def test_what_is_quarantined_is_taken_off_like_what_is_dropped() -> None:
+    rows = [("in", "stage", 10), ("dropped", "reason", 3), ("quarantined", "reason", 2)]
+    lines = [
+        {"level": "rows", "kind": kind, label: "name", "rows": count} for kind, label, count in rows
+    ]
+    bars = funnel_bars(lines)["rows"]
+    assert [(bar.kind, bar.start) for bar in bars] == [
+        ("in", 0.0),
+        ("dropped", pytest.approx(0.7)),
+        ("quarantined", pytest.approx(0.5)),
+    ]
