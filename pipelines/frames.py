@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def read_path(path: Path) -> str:
@@ -19,6 +23,31 @@ def read_path(path: Path) -> str:
 def write_path(path: Path) -> str:
     """The path as Spark's writers want it: with a scheme, whatever the default file system."""
     return f"file://{path}"
+
+
+def write_single_file(frame: DataFrame, path: Path) -> None:
+    """Writes a small table as one Parquet file."""
+    parts = path.with_suffix(".parts")
+    frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
+    next(parts.glob("part-*")).rename(path)
+    shutil.rmtree(parts)
+
+
+@contextmanager
+def shuffle_partitions(session: SparkSession, least: int) -> Iterator[None]:
+    """Raises the number of partitions that a shuffle makes while the block runs.
+
+    A number that is no number (`auto` on Databricks) or high enough stays.
+    """
+    before = session.conf.get(_PARTITIONS)
+    if before is None or not before.isdigit() or int(before) >= least:
+        yield
+        return
+    session.conf.set(_PARTITIONS, str(least))
+    try:
+        yield
+    finally:
+        session.conf.set(_PARTITIONS, before)
 
 
 class Scratch:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +18,13 @@ from typing import Any
 def new_folder(path: Path) -> Iterator[Path]:
     """Yields a folder beside ``path`` that takes its place when the block ends well.
 
-    An error inside leaves what was at ``path`` before, and nothing else.
+    An error inside leaves what was at ``path`` before, and nothing else. What a process of this
+    machine left when it was killed is removed by the next one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.part"
+    _remove_abandoned(path)
+    owner = f"{socket.gethostname()}-{os.getpid()}"
+    aside = path.parent / f".{path.name}.{owner}-{uuid.uuid4().hex[:8]}.part"
     aside.mkdir()
     try:
         yield aside
@@ -31,6 +37,26 @@ def new_folder(path: Path) -> Iterator[Path]:
             aside.rename(path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    ours = re.compile(
+        rf"\.{re.escape(path.name)}\.{re.escape(socket.gethostname())}-(\d+)-[0-9a-f]+\.(part|old)"
+    )
+    for folder in path.parent.iterdir():
+        matched = ours.fullmatch(folder.name)
+        if matched and not _is_alive(int(matched.group(1))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,8 +6,6 @@ configuration and returns what it found.
 
 from __future__ import annotations
 
-import logging
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,33 +31,18 @@ from pipelines.training.runlog import RunLog, can_resume, open_run_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger(__name__)
-
 Metrics = dict[str, dict[str, float]]
 
 
 def prepare(config: Config) -> LaneManifest:
-    """Reads the corpus, tokenises it, and forms the lanes in ``prepared.folder``."""
-    # Here and in `evaluate`, so that training by the local engine needs no Spark.
-    from pipelines.corpus.stage import prepare_corpus
-    from pipelines.lanes.stage import prepare_lanes
-    from pipelines.tokens.stage import prepare_tokens
+    """Reads the corpus, tokenises it, and forms the lanes in ``prepared.folder``.
 
-    session = spark_session(config)
-    for name, stage in (("corpus", prepare_corpus), ("tokens", prepare_tokens)):
-        began = time.monotonic()
-        summary = stage(session, config)
-        logger.info("%s: %s (%.0f s)", name, summary, time.monotonic() - began)
-    manifest = prepare_lanes(session, config)
-    logger.info(
-        "lanes: %d lanes of %d granules of %d examples, %d left over, %.1f %% padding",
-        manifest.lanes,
-        manifest.rows,
-        manifest.granule,
-        sum(manifest.left_over.values()),
-        100 * (1 - manifest.tokens / manifest.slots),
-    )
-    return manifest
+    A stage whose inputs and settings have not changed is kept, unless ``prepared.reuse`` is false.
+    """
+    # Here and in `evaluate`, so that training by the local engine needs no Spark.
+    from pipelines.preparation import prepare_stages
+
+    return prepare_stages(config)
 
 
 def train(config: Config) -> Path:

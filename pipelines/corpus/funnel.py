@@ -1,8 +1,8 @@
 """What became of every row: counted level by level, and it adds up.
 
 A level has one unit. Its first line says how many came in, then each reason how many it
-dropped, then each outcome how many were kept. Where the unit changes (files hold docstrings, a
-group gives pairs) a new level begins.
+dropped, then each reason how many could not be read, then each outcome how many were kept. Where
+the unit changes (files hold docstrings, paragraphs hold sentences) a new level begins.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Literal
 
 FILES = "source files"
 ROWS = "rows"
+LINES = "lines"
+PARAGRAPHS = "paragraphs"
+SENTENCES = "sentences"
 PAIRS = "pairs"
 
 
@@ -22,36 +25,44 @@ class FunnelLine:
 
     Attributes:
         level: What is counted.
-        kind: `in`, `dropped` or `kept`.
-        name: The stage or, for `dropped`, the reason, in words for people.
+        kind: `in`, `dropped`, `quarantined` (could not be read) or `kept`.
+        name: The stage or, for what is not kept, the reason, in words for people.
         rows: How many.
     """
 
     level: str
-    kind: Literal["in", "dropped", "kept"]
+    kind: Literal["in", "dropped", "quarantined", "kept"]
     name: str
     rows: int
 
     def as_json(self) -> dict[str, str | int]:
-        """The form of `funnel.json`: `reason` for what was dropped, `stage` for the rest."""
-        label = "reason" if self.kind == "dropped" else "stage"
+        """The form of `funnel.json`: `reason` for what is not kept, `stage` for the rest."""
+        label = "reason" if self.kind in ("dropped", "quarantined") else "stage"
         return {"level": self.level, "kind": self.kind, label: self.name, "rows": self.rows}
 
 
 def level_lines(
-    level: str, entered: tuple[str, int], dropped: Mapping[str, int], kept: Mapping[str, int]
+    level: str,
+    entered: tuple[str, int],
+    dropped: Mapping[str, int],
+    kept: Mapping[str, int],
+    quarantined: Mapping[str, int] | None = None,
 ) -> list[FunnelLine]:
     """The lines of one level, the most frequent reason first."""
-    ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
     return [
         FunnelLine(level, "in", *entered),
-        *(FunnelLine(level, "dropped", name, rows) for name, rows in ordered),
+        *(FunnelLine(level, "dropped", *line) for line in _by_rows(dropped)),
+        *(FunnelLine(level, "quarantined", *line) for line in _by_rows(quarantined or {})),
         *(FunnelLine(level, "kept", name, rows) for name, rows in kept.items()),
     ]
 
 
+def _by_rows(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
 def check_adds_up(lines: Iterable[FunnelLine]) -> None:
-    """Makes sure that in each level in = dropped + kept.
+    """Makes sure that in each level in = dropped + quarantined + kept.
 
     Raises:
         ValueError: Naming the level and both sums.
@@ -65,5 +76,5 @@ def check_adds_up(lines: Iterable[FunnelLine]) -> None:
         if entered.get(level, 0) != left.get(level, 0):
             raise ValueError(
                 f"the funnel of {level} has {entered.get(level, 0)} in and "
-                f"{left.get(level, 0)} dropped or kept"
+                f"{left.get(level, 0)} dropped, quarantined or kept"
             )

@@ -1,7 +1,7 @@
 """How rows become pairs: one function for each form of `corpus.pairs`, and what drops a pair.
 
-Rows have the columns `level`, `left`, `right`, `score`, `group`, `unit` and `reason`; pairs
-have the same without `level`, and `id`. `group` (no two of it in one granule) and `unit` (held
+Rows are those of :func:`hashed`; pairs have `id`, `group`, `left`, `right`, `negative`, `score`,
+`unit` and `reason`. `group` (no two of it in one granule) and `unit` (held
 out as a whole) are hashes here. Nothing is filtered before it is counted: what is dropped keeps
 its reason.
 """
@@ -9,24 +9,20 @@ its reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus.funnel import ROWS
-from pipelines.corpus.prose import summary_batches
-from pipelines.corpus.readers import text_columns
-from pipelines.corpus.rules import clean_batches, text_key, text_reason
+from pipelines.corpus.units import text_level, unit_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 
-EXCLUDED = "excluded"
 NO_GROUP = "no group"
 NO_SCORE = "no score"
 OUT_OF_RANGE = "score out of range"
 REPEATED_IN_GROUP = "repeated in its group"
 ALONE = "alone in its group"
+NO_NEIGHBOUR = "no neighbour is kept"
 BEYOND_PAIRS = "beyond corpus.pairs_per_group"
 SAME_SIDES = "both sides are the same"
 REPEATED = "repeated pair"
@@ -34,8 +30,7 @@ BOILERPLATE = "paragraph that follows many sentences"
 
 # A paragraph after more different sentences than this says nothing about any of them.
 _MOST_SENTENCES = 3
-_RAW = ("level", "score", "group", "unit", "reason")
-_PAIR = ("group", "left", "right", "score", "unit", "reason")
+_PAIR = ("group", "left", "right", "negative", "score", "unit", "reason")
 
 
 def check_settings(settings: CorpusSettings) -> None:
@@ -49,75 +44,72 @@ def check_settings(settings: CorpusSettings) -> None:
         raise InputError("corpus.score_range", f"[{low}, {high}] is empty", "lowest, then highest")
 
 
-def clean_rows(raw: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Cleans the raw rows and names the texts `left` and `right`; see the module for columns."""
-    texts = text_columns(settings)
-    if settings.pairs == "summary":
-        batches = partial(summary_batches, text=texts[0])
-        columns = [name for name in _RAW if name != "reason"] + ["left", "right", "reason"]
-        cleaned = raw.mapInArrow(batches, ", ".join(f"{name} string" for name in columns))
-    else:
-        batches = partial(clean_batches, columns=texts)
-        columns = [*_RAW, *texts]
-        schema = ", ".join(f"{name} string" for name in columns)
-        cleaned = raw.select(*columns).mapInArrow(batches, schema)
-        cleaned = cleaned.withColumnRenamed(texts[0], "left").withColumn(
-            "right", F.col(texts[1]) if len(texts) > 1 else F.lit(None).cast("string")
-        )
-    return _judged(cleaned, settings)
+def drops_duplicates(settings: CorpusSettings) -> bool:
+    """Whether each text counts once in the corpus: where texts are cut out of documents."""
+    return unit_of(settings) in ("sentences", "paragraphs", "lines")
 
 
-def _judged(cleaned: DataFrame, settings: CorpusSettings) -> DataFrame:
-    sides = [F.col("left")]
-    if settings.pairs in ("summary", "columns"):
-        sides.append(F.col("right"))
-    group = F.col("group") if settings.group_column else F.col("left")
+def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
+    """The rows of :mod:`~pipelines.corpus.units` with their owners as hashes, scores judged.
+
+    Columns `level`, `group`, `left`, `right`, `negative`, `score` (0 to 1), `unit`, `run`,
+    `place`, `reason` and `rows`.
+    """
+    own_level = F.col("level") == text_level(settings)
+    own = "run" if settings.pairs == "adjacent" else "left"
+    group = F.coalesce(F.col("group"), F.col(own))
     low, high = settings.score_range
     score = F.expr("try_cast(score as double)")
-    reason = text_reason(F.col("reason"), sides, settings)
+    reason = F.col("reason")
     if settings.group_column:
         reason = F.coalesce(reason, F.when(F.col("group").isNull(), NO_GROUP))
     if settings.score_column:
         outside = F.isnan(score) | ~score.between(low, high)
         reason = F.coalesce(reason, F.when(score.isNull(), NO_SCORE), F.when(outside, OUT_OF_RANGE))
-    return cleaned.select(
+    return units.where("quarantined is null").select(
         "level",
         F.xxhash64(group).alias("group"),
         "left",
         "right",
+        "negative",
         ((score - low) / (high - low)).cast("float").alias("score"),
         F.xxhash64(F.coalesce(F.col("unit"), group)).alias("unit"),
-        F.when(F.col("level") == ROWS, reason).otherwise(F.col("reason")).alias("reason"),
+        F.xxhash64("run").alias("run"),
+        "place",
+        F.when(own_level, reason).otherwise(F.col("reason")).alias("reason"),
+        "rows",
     )
-
-
-def mark_excluded(rows: DataFrame, texts: DataFrame) -> DataFrame:
-    """Gives every row of a group that holds one of the texts the reason `excluded`.
-
-    Args:
-        rows: Cleaned rows; those dropped already still count as texts of their group.
-        texts: One column `text`.
-    """
-    cleaned = texts.mapInArrow(partial(clean_batches, columns=["text"]), "text string")
-    keys = cleaned.select(text_key(F.col("text")).alias("key")).where("key is not null").distinct()
-    own = rows.where(F.col("level") == ROWS).select(
-        "group",
-        F.explode(F.array(text_key(F.col("left")), text_key(F.col("right")))).alias("key"),
-    )
-    groups = own.join(keys, "key", "left_semi").select("group").distinct()
-    marked = rows.join(groups.withColumn("_excluded", F.lit(EXCLUDED)), "group", "left")
-    reason = F.when(F.col("level") == ROWS, F.col("_excluded"))
-    return marked.withColumn("reason", F.coalesce("reason", reason)).select(*rows.columns)
 
 
 def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Says which rows become pairs, for the forms that need more than the row to know.
+    """Says which rows become pairs, for the forms that need more than the row to know."""
+    return MEMBERS[settings.pairs](rows, settings) if settings.pairs in MEMBERS else rows
 
-    In a group each text counts once, and no more texts are needed than pairs are made and one.
+
+def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
+    """Gives each sentence the one that follows it, as `right`.
+
+    Two sentences are neighbours if nothing stood between them, not even what was dropped.
     """
-    if settings.pairs != "group":
-        return rows
-    kept = F.col("reason").isNull()
+    kept = _kept(settings)
+    order = Window.partitionBy("level", "run", "reason").orderBy("place", "left")
+    follows = kept & (F.lead("place").over(order) == F.col("place") + 1)
+    precedes = kept & (F.lag("place").over(order) == F.col("place") - 1)
+    alone = F.when(
+        kept & ~F.coalesce(follows, F.lit(False)) & ~F.coalesce(precedes, F.lit(False)),
+        NO_NEIGHBOUR,
+    )
+    return (
+        rows.withColumn("right", F.when(follows, F.lead("left").over(order)))
+        .withColumn("_alone", alone)
+        .withColumn("reason", F.coalesce("reason", "_alone"))
+        .select(*rows.columns)
+    )
+
+
+def _members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
+    """In a group each text counts once, and no more are needed than pairs are made and one."""
+    kept = _kept(settings)
     by_text = Window.partitionBy("level", "group", "reason", "left").orderBy("unit")
     repeated = F.when(kept & (F.row_number().over(by_text) > 1), REPEATED_IN_GROUP)
     distinct = rows.withColumn("reason", F.coalesce("reason", repeated))
@@ -141,14 +133,21 @@ def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 def make_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     """The pairs of the rows that are kept, each with its reason where it is dropped."""
-    kept = rows.where((F.col("level") == ROWS) & F.col("reason").isNull())
-    pairs = PAIR_FORMS[settings.pairs](kept, settings).withColumn("id", F.xxhash64("left", "right"))
+    kept = rows.where(_kept(settings))
+    pairs = PAIR_FORMS[settings.pairs](kept, settings)
+    key = F.xxhash64("left", "right", "negative")
     same = F.when(F.col("left") == F.col("right"), SAME_SIDES)
-    judged = pairs.withColumn("reason", F.coalesce("reason", same))
+    judged = pairs.withColumn("id", key).withColumn("reason", F.coalesce("reason", same))
+    if drops_duplicates(settings):
+        return judged
     alike = Window.partitionBy("id", "reason").orderBy("unit", "group", F.desc("score"))
     repeated = F.when(F.col("reason").isNull() & (F.row_number().over(alike) > 1), REPEATED)
     judged = judged.withColumn("reason", F.coalesce("reason", repeated))
     return _without_boilerplate(judged) if settings.pairs == "summary" else judged
+
+
+def _kept(settings: CorpusSettings) -> Column:
+    return (F.col("level") == text_level(settings)) & F.col("reason").isNull()
 
 
 def _without_boilerplate(pairs: DataFrame) -> DataFrame:
@@ -164,6 +163,11 @@ def _without_boilerplate(pairs: DataFrame) -> DataFrame:
 def _row_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     """A row is a pair already."""
     return rows.select(*_PAIR)
+
+
+def _adjacent_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
+    """Each sentence with the next; the last one of its neighbours is in a pair as `right`."""
+    return rows.where("right is not null").select(*_PAIR)
 
 
 def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
@@ -187,6 +191,7 @@ def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
         "group",
         _member(k % n).alias("left"),
         _member((k % n + 1 + F.floor(k / n)) % n).alias("right"),
+        F.lit(None).cast("string").alias("negative"),
         F.lit(None).cast("float").alias("score"),
         "unit",
         F.lit(None).cast("string").alias("reason"),
@@ -197,9 +202,15 @@ def _member(place: Column) -> Column:
     return F.col("members")[place.cast("int")]["text"]
 
 
-PAIR_FORMS: Mapping[str, Callable[[DataFrame, CorpusSettings], DataFrame]] = {
+PairForm = Callable[[DataFrame, CorpusSettings], DataFrame]
+
+MEMBERS: Mapping[str, PairForm] = {"adjacent": _neighbours, "group": _members}
+PAIR_FORMS: Mapping[str, PairForm] = {
     "summary": _row_pairs,
+    "adjacent": _adjacent_pairs,
+    "title": _row_pairs,
     "columns": _row_pairs,
+    "triplets": _row_pairs,
     "group": _group_pairs,
     "single": _row_pairs,
 }

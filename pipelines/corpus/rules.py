@@ -1,6 +1,6 @@
 """Cleaning of texts, and the named rules that drop one.
 
-The cleaning is Arrow compute over whole batches; the rules are Spark SQL columns.
+Both are Arrow compute over whole batches, and run on the executors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.corpus.languages import UNKNOWN, identify
 from pipelines.settings import CorpusSettings
 
 if TYPE_CHECKING:
@@ -75,34 +76,6 @@ def clean_batches(
         yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
-def _missing(text: Column, settings: CorpusSettings) -> Column:
-    return text.isNull()
-
-
-def _empty(text: Column, settings: CorpusSettings) -> Column:
-    return text == ""
-
-
-def _broken(text: Column, settings: CorpusSettings) -> Column:
-    return text.contains("\ufffd")
-
-
-def _no_letters(text: Column, settings: CorpusSettings) -> Column:
-    return ~text.rlike(r"\p{L}")
-
-
-def _too_short(text: Column, settings: CorpusSettings) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
-
-    return F.length(text) < settings.min_characters
-
-
-def _too_long(text: Column, settings: CorpusSettings) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.length(text) > settings.max_characters
-
-
 def text_key(text: Column) -> Column:
     """What two texts share that count as the same: their letters and digits, in lower case.
 
@@ -115,30 +88,104 @@ def text_key(text: Column) -> Column:
     return F.when(text.isNotNull(), key)
 
 
-TEXT_RULES: Mapping[str, Callable[[Column, CorpusSettings], Column]] = {
+def _missing(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    return pc.is_null(texts)
+
+
+def _empty(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    return pc.equal(texts, "")
+
+
+def _broken(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    return pc.match_substring(texts, "\ufffd")
+
+
+def _no_letters(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    return pc.invert(pc.match_substring_regex(texts, r"\p{L}"))
+
+
+def _too_short(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    return pc.less(pc.utf8_length(texts), settings.min_characters)
+
+
+def _too_long(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    return pc.greater(pc.utf8_length(texts), settings.max_characters)
+
+
+def _symbols(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    others = pc.utf8_length(pc.replace_substring_regex(texts, r"[\p{L}\p{M}\p{N}\s]+", ""))
+    most = pc.multiply(pc.utf8_length(texts), settings.max_symbols)
+    return pc.greater(others, most)
+
+
+def _repeated(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    shares = [repeated_share(text) if text else 0.0 for text in texts.to_pylist()]
+    return pc.greater(pa.array(shares, pa.float64()), settings.max_repeated)
+
+
+def _other_language(texts: pa.Array, settings: CorpusSettings) -> pa.Array:
+    if not settings.languages:
+        return pa.array([False] * len(texts), pa.bool_())
+    wanted = {*settings.languages, UNKNOWN}
+    found = [text is None or identify(text) in wanted for text in texts.to_pylist()]
+    return pc.invert(pa.array(found, pa.bool_()))
+
+
+def repeated_share(text: str) -> float:
+    """Share of the words that stand in a three-word sequence which the text has before.
+
+    After the repetition filters of Rae et al., "Scaling Language Models: Methods, Analysis &
+    Insights from Training Gopher", 2021, arXiv:2112.11446, appendix A.1.1.
+    """
+    words = text.lower().split()
+    sequences = list(zip(words, words[1:], words[2:], strict=False))
+    if len(set(sequences)) == len(sequences):
+        return 0.0
+    seen: set[tuple[str, str, str]] = set()
+    covered = [False] * len(words)
+    for place, sequence in enumerate(sequences):
+        if sequence in seen:
+            covered[place : place + 3] = [True] * 3
+        seen.add(sequence)
+    return sum(covered) / len(words)
+
+
+OTHER_LANGUAGE = "other language"
+TOO_SHORT = "too short"
+
+TextRule = Callable[[pa.Array, CorpusSettings], pa.Array]
+"""Cleaned texts to booleans, true where the rule drops the text; nulls count as false."""
+
+TEXT_RULES: Mapping[str, TextRule] = {
     "no text": _missing,
     "empty text": _empty,
     "not UTF-8": _broken,
     "no letter in it": _no_letters,
-    "too short": _too_short,
+    TOO_SHORT: _too_short,
     "too long": _too_long,
+    "too many symbols": _symbols,
+    "repeats itself": _repeated,
+    OTHER_LANGUAGE: _other_language,
 }
-"""Reason, as the funnel has it, to the condition under which a cleaned text is dropped."""
+"""Reason, as the funnel has it, to the rule that drops a cleaned text."""
 
 
-def text_reason(reason: Column, sides: Sequence[Column], settings: CorpusSettings) -> Column:
-    """The first rule that drops a row, or null.
+def text_reasons(
+    reasons: pa.Array,
+    sides: Sequence[pa.Array],
+    settings: CorpusSettings,
+    rules: Mapping[str, TextRule] = TEXT_RULES,
+) -> pa.Array:
+    """The first rule that drops each row, or null. Runs on an executor.
 
     Args:
-        reason: The reason so far; it stays where there is one.
-        sides: The cleaned texts of the row.
+        reasons: The reasons so far; one stays where there is one.
+        sides: The cleaned texts of the rows, a column each.
         settings: Holds the limits.
+        rules: What is asked.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    rules = [
-        F.when(condition(side, settings), name)
-        for name, condition in TEXT_RULES.items()
-        for side in sides
-    ]
-    return F.coalesce(reason, *rules)
+    for name, rule in rules.items():
+        for side in sides:
+            broken = pc.and_(pc.fill_null(rule(side, settings), False), pc.is_null(reasons))
+            reasons = pc.if_else(broken, name, reasons)
+    return reasons

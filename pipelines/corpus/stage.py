@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+from pipelines.corpus import overlaps, prose, split
 from pipelines.corpus import pairs as pair_forms
-from pipelines.corpus import prose, split
-from pipelines.corpus.funnel import FILES, PAIRS, ROWS, FunnelLine, check_adds_up, level_lines
-from pipelines.corpus.readers import parquet_texts, read_rows
+from pipelines.corpus.funnel import (
+    FILES,
+    LINES,
+    PAIRS,
+    PARAGRAPHS,
+    ROWS,
+    SENTENCES,
+    FunnelLine,
+    check_adds_up,
+    level_lines,
+)
+from pipelines.corpus.quarantine import check_quarantined, write_quarantine
+from pipelines.corpus.sources import read_rows, texts_of
+from pipelines.corpus.statistics import corpus_statistics
+from pipelines.corpus.units import UNIT_ROWS, text_level, unit_batches
 from pipelines.errors import InputError
-from pipelines.frames import Scratch, read_path, write_path
+from pipelines.frames import Scratch, read_path, shuffle_partitions, write_path, write_single_file
 from pipelines.settings import Config, CorpusSettings
 from pipelines.storage import new_folder, write_json
 
@@ -28,14 +38,30 @@ PAIRS_FOLDER = "pairs.parquet"
 QUERIES_FILE = "evaluation/queries.parquet"
 DOCUMENTS_FILE = "evaluation/documents.parquet"
 FUNNEL_FILE = "funnel.json"
+STATISTICS_FILE = "statistics.json"
 
-# What Java says of a file that is damaged beyond its first bytes.
-_DAMAGED = ("EOFException", "ZipException", "incorrect data check", "is not a Parquet file")
+TRAINING = "pairs for training"
+HELD_OUT = "held out for evaluation"
+_GIVES_PAIRS = "that give pairs"
+_LEVELS: Mapping[str, tuple[str, str]] = {
+    FILES: ("source files found", "source files with docstrings"),
+    ROWS: ("rows read", "rows that hold texts"),
+    PARAGRAPHS: ("paragraphs found", "paragraphs of prose"),
+    LINES: ("lines found", ""),
+    SENTENCES: ("sentences found", ""),
+}
+"""Levels before the pairs, in their order: what came in, and what is kept."""
+_BYTES_PER_PARTITION = 64 * 2**20
 _REMEDIES: Mapping[str, str] = {
     "too short": "lower corpus.min_characters",
     "too long": "raise corpus.max_characters",
+    "too many symbols": "raise corpus.max_symbols",
+    "repeats itself": "raise corpus.max_repeated",
+    "other language": "see corpus.languages",
     pair_forms.ALONE: "set corpus.group_column to a column whose values repeat",
-    pair_forms.EXCLUDED: "see corpus.exclude",
+    overlaps.EXCLUDED: "see corpus.exclude",
+    overlaps.NEARLY_EXCLUDED: "see corpus.exclude and corpus.near_duplicates",
+    overlaps.NEAR_DUPLICATE: "see corpus.near_duplicates",
     pair_forms.OUT_OF_RANGE: "set corpus.score_range",
     prose.NOTHING_AFTER: "set corpus.pairs to single, or name longer texts",
     split.LEAK: "set corpus.evaluation_share=0",
@@ -51,6 +77,7 @@ class CorpusSummary:
         pairs: Pairs for training.
         queries: Held-out pairs; 0 where there is no evaluation folder.
         documents: Distinct texts that the queries search.
+        quarantined: Rows that could not be read.
         funnel: What became of every row.
         seconds: Wall clock of the whole stage.
     """
@@ -59,14 +86,14 @@ class CorpusSummary:
     pairs: int
     queries: int
     documents: int
+    quarantined: int
     funnel: tuple[FunnelLine, ...]
     seconds: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.pairs} pairs for training, {self.queries} held out"
-            f" with {self.documents} documents"
-        )
+        text = f"{self.pairs} pairs for training, {self.queries} held out"
+        text += f" with {self.documents} documents"
+        return text + (f", {self.quarantined} rows quarantined" if self.quarantined else "")
 
 
 def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
@@ -75,77 +102,106 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     In `<prepared.folder>/corpus`, which is replaced as a whole or left as it was:
 
     - `pairs.parquet/`: `id` and `group` (int64), `left`, `right` (null for single texts),
-      `score` (float, 0 to 1, null without scores);
+      `negative` (null but for triplets), `score` (float, 0 to 1, null without scores);
     - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`) and
       `evaluation/documents.parquet` (`document_id`, `text`), unless nothing is held out;
-    - `funnel.json`: see :mod:`pipelines.corpus.funnel`.
+    - `quarantine.parquet`: `file`, `offset`, `reason`, `rows`, `excerpt` of what could not be read;
+    - `funnel.json`: see :mod:`pipelines.corpus.funnel`;
+    - `statistics.json`: examples of what was dropped, languages, bytes.
 
     The content depends on the inputs and the settings alone, not on the partitions.
 
     Raises:
-        InputError: An input, a column or a setting is wrong, or no pair is left.
+        InputError: An input, a column or a setting is wrong, too much could not be read, or no
+            pair is left.
     """
     started = time.monotonic()
     settings = config.corpus
     pair_forms.check_settings(settings)
-    with _damaged_inputs_named():
-        raw = read_rows(session, settings)
-        excluded = (
-            parquet_texts(session, settings.exclude, settings.exclude_columns)
-            if settings.exclude
-            else None
-        )
+    raw = read_rows(session, settings)
+    excluded = (
+        texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")
+        if settings.exclude
+        else None
+    )
     folder = Path(config.prepared.folder).absolute() / FOLDER
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
-        rows, lines = _write_rows(scratch, raw, excluded, settings)
-        pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
-        lines += _write_split(session, scratch, pairs, aside, settings)
-        check_adds_up(lines)
-        _check_some_left(lines)
-        write_json(aside / FUNNEL_FILE, [line.as_json() for line in lines])
+        units = scratch.keep(raw.mapInArrow(partial(unit_batches, settings=settings), UNIT_ROWS))
+        read = _checked(units, settings)
+        write_quarantine(units, aside)
+        with shuffle_partitions(session, read.bytes // _BYTES_PER_PARTITION):
+            rows = _write_rows(scratch, units, excluded, settings)
+            lines = _lines_before_pairs(rows, read, settings)
+            pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
+            lines += _write_split(session, scratch, pairs, aside, settings)
+            check_adds_up(lines)
+            _check_some_left(lines)
+            write_json(aside / FUNNEL_FILE, [line.as_json() for line in lines])
+            write_json(aside / STATISTICS_FILE, corpus_statistics(rows, pairs, units, read.bytes))
         documents = _count_file(session, aside / DOCUMENTS_FILE)
     kept = {line.name: line.rows for line in lines if line.level == PAIRS and line.kind == "kept"}
     return CorpusSummary(
         folder,
-        kept["pairs for training"],
-        kept["held out for evaluation"],
+        kept[TRAINING],
+        kept[HELD_OUT],
         documents,
+        sum(read.quarantined.values()),
         tuple(lines),
         time.monotonic() - started,
     )
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What was read: rows that could not be, by reason, and bytes."""
+
+    quarantined: Mapping[str, int]
+    bytes: int
+
+
+def _checked(units: DataFrame, settings: CorpusSettings) -> _Read:
+    counted = (
+        units.groupBy("level", "quarantined")
+        .agg(F.sum("rows").alias("rows"), F.sum("bytes").alias("bytes"))
+        .collect()
+    )
+    reasons = {row["quarantined"]: row["rows"] for row in counted if row["quarantined"]}
+    rows = sum(row["rows"] for row in counted if row["level"] == ROWS)
+    check_quarantined(rows, reasons, units, settings.max_quarantined)
+    return _Read(reasons, sum(row["bytes"] or 0 for row in counted))
+
+
 def _write_rows(
-    scratch: Scratch, raw: DataFrame, excluded: DataFrame | None, settings: CorpusSettings
-) -> tuple[DataFrame, list[FunnelLine]]:
-    with _damaged_inputs_named():
-        rows = scratch.keep(pair_forms.clean_rows(raw, settings))
-    read = _counts(rows, "level")
+    scratch: Scratch, units: DataFrame, excluded: DataFrame | None, settings: CorpusSettings
+) -> DataFrame:
+    """The rows with all their reasons."""
+    rows = overlaps.mark_duplicates(pair_forms.hashed(units, settings), settings)
+    if overlaps.threshold(settings):
+        rows = overlaps.mark_near_duplicates(scratch.keep(rows), settings, scratch)
     if excluded is not None:
-        rows = pair_forms.mark_excluded(rows, excluded)
-    rows = pair_forms.choose_members(rows, settings)
-    dropped: dict[str, dict[str, int]] = {FILES: {}, ROWS: {}}
+        rows = overlaps.mark_excluded(scratch.keep(rows), excluded, settings, scratch)
+    return scratch.keep(pair_forms.choose_members(rows, settings))
+
+
+def _lines_before_pairs(rows: DataFrame, read: _Read, settings: CorpusSettings) -> list[FunnelLine]:
+    dropped: dict[str, dict[str, int]] = {level: {} for level in _LEVELS}
     kept: dict[str, int] = {}
-    for level, reason, count in rows.groupBy("level", "reason").count().collect():
+    for level, reason, count in rows.groupBy("level", "reason").agg(F.sum("rows")).collect():
         if reason is None:
             kept[level] = count
         else:
             dropped[level][reason] = count
-    lines = []
-    if FILES in read:
-        lines = level_lines(
-            FILES,
-            ("source files found", read[FILES]),
-            dropped[FILES],
-            {"source files with docstrings": kept.get(FILES, 0)},
-        )
-    lines += level_lines(
-        ROWS,
-        ("rows read", read.get(ROWS, 0)),
-        dropped[ROWS],
-        {"rows that give pairs": kept.get(ROWS, 0)},
-    )
-    return rows, lines
+    lines: list[FunnelLine] = []
+    for level, (found, remaining) in _LEVELS.items():
+        quarantined = read.quarantined if level == ROWS else {}
+        total = sum(dropped[level].values()) + kept.get(level, 0) + sum(quarantined.values())
+        last = level == text_level(settings)
+        if total or level in (ROWS, text_level(settings)):
+            name = f"{level} {_GIVES_PAIRS}" if last else remaining
+            lines += level_lines(
+                level, (found, total), dropped[level], {name: kept.get(level, 0)}, quarantined
+            )
+    return lines
 
 
 def _write_split(
@@ -157,40 +213,39 @@ def _write_split(
 ) -> list[FunnelLine]:
     entered = pairs.count()
     dropped = _reasons(pairs)
-    pairs = split.mark_held_out(pairs, settings)
-    judged = scratch.keep(split.judge_held_out(pairs, settings))
-    dropped |= _reasons(judged)
-    askable = judged.where("reason is null").count()
-    held_out = 0
-    training = pairs.where("reason is null and not held")
-    if askable:
-        chosen = scratch.keep(split.choose_held_out(judged, settings))
-        _write_file(split.queries(chosen), aside / QUERIES_FILE)
-        _write_file(split.documents(chosen), aside / DOCUMENTS_FILE)
-        held_out = _count_file(session, aside / QUERIES_FILE)
-        dropped |= {split.BEYOND: askable - held_out} if askable > held_out else {}
-        training = split.mark_leaks(pairs, chosen)
-        dropped |= _reasons(training)
-    columns = ("id", "group", "left", "right", "score")
+    training, held_out = pairs.where("reason is null"), 0
+    if settings.evaluation_share and settings.pairs != "single":
+        pairs = split.mark_held_out(pairs, settings)
+        judged = scratch.keep(split.judge_held_out(pairs, settings))
+        dropped |= _reasons(judged)
+        askable = judged.where("reason is null").count()
+        training = pairs.where("reason is null and not held")
+        if askable:
+            chosen = scratch.keep(split.choose_held_out(judged, settings))
+            write_single_file(split.queries(chosen), aside / QUERIES_FILE)
+            write_single_file(split.documents(chosen), aside / DOCUMENTS_FILE)
+            held_out = _count_file(session, aside / QUERIES_FILE)
+            dropped |= {split.BEYOND: askable - held_out} if askable > held_out else {}
+            training = scratch.keep(split.mark_leaks(pairs, chosen))
+            dropped |= _reasons(training)
+    columns = ("id", "group", "left", "right", "negative", "score")
     final = training.where("reason is null").select(*columns).sortWithinPartitions("id")
     path = aside / PAIRS_FOLDER
     final.write.parquet(write_path(path), compression="zstd")
     written = session.read.schema(final.schema).parquet(read_path(path)).count()
     return level_lines(
-        PAIRS,
-        ("pairs made", entered),
-        dropped,
-        {"pairs for training": written, "held out for evaluation": held_out},
+        PAIRS, ("pairs made", entered), dropped, {TRAINING: written, HELD_OUT: held_out}
     )
 
 
-def _check_some_left(lines: list[FunnelLine]) -> None:
-    if any(line.name == "pairs for training" and line.rows for line in lines):
+def _check_some_left(lines: Iterable[FunnelLine]) -> None:
+    lines = list(lines)
+    if any(line.name == TRAINING and line.rows for line in lines):
         return
     reasons = [line for line in lines if line.kind == "dropped" and line.level != FILES]
     read = next(line.rows for line in lines if line.level == ROWS and line.kind == "in")
     if not reasons:
-        held = any(line.name == "held out for evaluation" and line.rows for line in lines)
+        held = any(line.name == HELD_OUT and line.rows for line in lines)
         raise InputError(
             "corpus.inputs",
             f"no pair is left of {read} rows" + (": all are held out" if held else ""),
@@ -204,36 +259,10 @@ def _check_some_left(lines: list[FunnelLine]) -> None:
     )
 
 
-def _counts(frame: DataFrame, column: str) -> dict[str, int]:
-    return {row[column]: row["count"] for row in frame.groupBy(column).count().collect()}
-
-
 def _reasons(frame: DataFrame) -> dict[str, int]:
-    return _counts(frame.where(F.col("reason").isNotNull()), "reason")
-
-
-def _write_file(frame: DataFrame, path: Path) -> None:
-    """Writes a small table as one file."""
-    parts = path.with_suffix(".parts")
-    frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
-    next(parts.glob("part-*")).rename(path)
-    shutil.rmtree(parts)
+    dropped = frame.where(F.col("reason").isNotNull())
+    return {row["reason"]: row["count"] for row in dropped.groupBy("reason").count().collect()}
 
 
 def _count_file(session: SparkSession, path: Path) -> int:
     return session.read.parquet(read_path(path)).count() if path.exists() else 0
-
-
-@contextmanager
-def _damaged_inputs_named() -> Iterator[None]:
-    """Turns Spark's error about a damaged input file into the user's."""
-    try:
-        yield
-    except (Py4JJavaError, PySparkException) as error:
-        text = str(error)
-        sign = next((sign for sign in _DAMAGED if sign in text), None)
-        if sign is None:
-            raise
-        raise InputError(
-            "corpus.inputs", f"an input file is damaged ({sign})", "unpack it to see which"
-        ) from error

@@ -89,6 +89,11 @@ def scored_pairs(session: SparkSession, file: str, columns: tuple[str, str, str]
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     rows = _read(session, file, columns)
+    unread = rows.where("quarantined is not null").orderBy("offset").first()
+    if unread is not None:
+        raise InputError(
+            FILES, f"{file} has an unreadable row ({unread['quarantined']})", "mend the file"
+        )
     pairs = rows.select("text_0", "text_1", F.expr("try_cast(score as double)").alias("score"))
     _check(file, pairs, columns)
     return pairs
@@ -126,7 +131,7 @@ def _cosine_batches(load: EmbedderLoader) -> Batches:
 
 def _read(session: SparkSession, file: str, columns: tuple[str, str, str]) -> DataFrame:
     """The raw rows, as the corpus reads them; its errors under the names of these settings."""
-    from pipelines.corpus.readers import read_rows
+    from pipelines.corpus.sources import read_rows
 
     kind = _FORMATS.get(_stem_and_suffix(file)[1])
     if kind is None:

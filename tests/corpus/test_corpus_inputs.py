@@ -1,12 +1,8 @@
 """Inputs are found, and wrong ones refused in one line, without Spark."""
 
-import gzip
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from pipelines.corpus.inputs import check_files, csv_header, find_files
+from pipelines.corpus.inputs import find_files
 from pipelines.errors import InputError
 from pipelines.frames import read_path
 
@@ -54,40 +50,36 @@ def test_inputs_that_are_not_there(tmp_path, monkeypatch, given, problem):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "content", "problem"),
-    [
-        ("parquet", "a.parquet", b"just some text", "is not a Parquet file"),
-        ("parquet", "a.parquet", b"", "is not a Parquet file"),
-        ("parquet", "a.parquet", b"PAR1 and then it was cut off", "without its end"),
-        ("text", "a.txt", b"PAR1xxxxPAR1", "is a Parquet file"),
-        ("jsonl", "a.jsonl", b"\x00\x01\x02", "is binary"),
-        ("csv", "a.csv", gzip.compress(b"a,b\n"), "is binary"),
-        ("csv", "a.csv.gz", b"a,b\n1,2\n", "is not what its name says|cannot be read"),
-        ("text", "a.zip", b"PK\x03\x04", "packed"),
-        ("text", "_a.txt", b"text", "Spark skips"),
-    ],
-)
-def test_files_that_are_not_what_they_are_said_to_be(tmp_path, kind, name, content, problem):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=problem) as raised:
-        check_files([tmp_path / name], kind)
-    assert name in str(raised.value)
-    assert "\n" not in str(raised.value)
+def test_wikiextractor_files_have_no_suffix(tmp_path):
+    for name in (
+        "AA/wiki_00",
+        "AB/wiki_01.bz2",
+        "AB/wiki",
+        "LICENSE",
+        "a.txt",
+        "b.tsv",
+        "c.txt.zst",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    for kind in ("wikiextractor", "documents"):
+        found = find_files([str(tmp_path)], kind)
+        assert [file.name for file in found] == ["wiki_00", "wiki_01.bz2", "a.txt", "c.txt.zst"]
+    assert [file.name for file in find_files([str(tmp_path)], "text")] == ["a.txt", "c.txt.zst"]
 
 
-def test_good_files_pass(tmp_path):
-    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("Grüße".encode()))
-    check_files([tmp_path / "a.parquet"], "parquet")
-    check_files([tmp_path / "a.txt.gz"], "text")
+def test_a_named_file_is_taken_whatever_its_suffix(tmp_path):
+    (tmp_path / ".hidden.data").write_text("text")
+    (found,) = find_files([str(tmp_path / ".hidden.data")], "documents")
+    assert found.name == ".hidden.data"
 
 
-def test_headers_of_csv_and_tsv(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbf"first, quoted",second\n1,2\n')
-    (tmp_path / "a.tsv").write_text('one "quote\ttwo\n')
-    (tmp_path / "empty.csv").write_text("")
-    assert csv_header(tmp_path / "a.csv") == ("first, quoted", "second")
-    assert csv_header(tmp_path / "a.tsv") == ('one "quote', "two")
-    with pytest.raises(InputError, match="no header"):
-        csv_header(tmp_path / "empty.csv")
+def test_a_packed_parquet_file_is_none(tmp_path):
+    (tmp_path / "a.parquet.gz").write_text("")
+    with pytest.raises(InputError, match="holds no parquet file"):
+        find_files([str(tmp_path)], "parquet")
+
+
+def test_no_inputs_at_all():
+    with pytest.raises(InputError, match="empty"):
+        find_files([], "text")

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.rules import clean, clean_lines, compose
+from pipelines.corpus.languages import UNKNOWN, identify
+from pipelines.corpus.rules import (
+    TEXT_RULES,
+    clean,
+    clean_lines,
+    compose,
+    repeated_share,
+    text_reasons,
+)
+from pipelines.settings import CorpusSettings
 
 texts = st.text(
     alphabet=st.one_of(
@@ -60,3 +69,70 @@ def test_examples(text, expected):
 def test_clean_lines_keeps_lines_and_indentation():
     array = pa.array(["a\r\n\tb\rc\x0cd\x00", None])
     assert clean_lines(array).to_pylist() == ["a\n    b\nc\nd", None]
+
+
+def reason_of(text, **settings):
+    nothing = pa.nulls(1, pa.string())
+    sides = [clean(pa.array([text], pa.string()))]
+    return text_reasons(nothing, sides, CorpusSettings(**settings)).to_pylist()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "reason"),
+    [
+        (None, {}, "no text"),
+        (" \t ", {}, "empty text"),
+        ("broken \ufffd text", {}, "not UTF-8"),
+        ("1234567890 !!", {}, "no letter in it"),
+        ("short", {}, "too short"),
+        ("a long text", {"max_characters": 10}, "too long"),
+        ("<<--==>> ab cd **", {}, "too many symbols"),
+        ("buy it now buy it now buy it now buy it now", {}, "repeats itself"),
+        ("buy it now buy it now buy it now", {"max_repeated": 1}, None),
+        ("Ceci est une phrase tout à fait française.", {"languages": ["en"]}, "other language"),
+        ("Ceci est une phrase tout à fait française.", {"languages": ["en", "fr"]}, None),
+        ("한국어 문장은 글자입니다.", {}, None),
+        ("A plain sentence.", {}, None),
+    ],
+)
+def test_rules(text, settings, reason):
+    assert reason_of(text, **settings) == reason
+
+
+def test_the_first_rule_and_the_first_reason_count():
+    reasons = pa.array([None, "earlier"], pa.string())
+    sides = [pa.array(["fine enough text", ""]), pa.array(["", "x"])]
+    found = text_reasons(reasons, sides, CorpusSettings())
+    assert found.to_pylist() == ["empty text", "earlier"]
+
+
+@given(st.lists(st.none() | texts, max_size=8))
+def test_a_rule_says_something_of_every_text(batch):
+    cleaned_batch = clean(pa.array(batch, pa.string()))
+    for rule in TEXT_RULES.values():
+        assert len(rule(cleaned_batch, CorpusSettings(languages=("en",)))) == len(batch)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12))
+def test_repeated_share_is_of_words_in_repeated_triples(words):
+    triples = [tuple(words[place : place + 3]) for place in range(len(words) - 2)]
+    again = [place for place, triple in enumerate(triples) if triple in triples[:place]]
+    covered = {place + step for place in again for step in range(3)}
+    share = len(covered) / len(words) if words else 0.0
+    assert repeated_share(" ".join(words)) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("The weather was fine on the day that we left the harbour.", "en"),
+        ("Das Wetter war schön an dem Tag, als wir den Hafen verließen.", "de"),
+        ("우리가 항구를 떠나던 날은 날씨가 좋았다.", "ko"),
+        ("Thời tiết rất đẹp vào ngày chúng tôi rời bến cảng.", "vi"),
+        ("ok", UNKNOWN),
+        ("", UNKNOWN),
+        ("12 34", UNKNOWN),
+    ],
+)
+def test_languages(text, language):
+    assert identify(text) == language

@@ -117,6 +117,8 @@ def test_columns_of_every_format(spark, tmp_path, kind, form):
     assert sorted(path.name for path in summary.folder.iterdir()) == [
         "funnel.json",
         "pairs.parquet",
+        "quarantine.parquet",
+        "statistics.json",
     ]
 
 
@@ -132,6 +134,7 @@ def test_schema_and_hashes(spark, tmp_path):
         "group": "int64",
         "left": "string",
         "right": "string",
+        "negative": "string",
         "score": "float",
     }
     assert table["right"].null_count == table["score"].null_count == 2
@@ -142,9 +145,7 @@ def test_schema_and_hashes(spark, tmp_path):
 
 
 def test_lines_of_text_files_alone(spark, tmp_path):
-    (tmp_path / "a.txt").write_bytes(
-        b"The first line of it.\r\n\r\nThe second line.\nbroken \xff line"
-    )
+    (tmp_path / "a.txt").write_bytes(b"The first line of it.\r\n\r\nThe second line.\n")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"The packed line.\nThe second line.\n"))
     summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="text", pairs="single")
     assert {left for left, _ in sides_of(summary)} == {
@@ -152,7 +153,7 @@ def test_lines_of_text_files_alone(spark, tmp_path):
         "The second line.",
         "The packed line.",
     }
-    assert dropped(summary) == {"empty text": 1, "not UTF-8": 1, "repeated pair": 1}
+    assert dropped(summary) == {"empty text": 1, "duplicate": 1}
 
 
 def test_summaries_of_text_files(spark, tmp_path):
@@ -310,7 +311,7 @@ def test_a_text_to_exclude_drops_its_whole_group(spark, tmp_path):
     texts = {text for pair in sides_of(summary) for text in pair}
     # The short text is dropped for its length, and still speaks for its group.
     assert texts == {sentence(n) for n in range(3)}
-    assert dropped(summary) == {"excluded": 6, "too short": 1}
+    assert dropped(summary) == {"in corpus.exclude": 6, "too short": 1}
 
 
 def many_pairs(folder):
@@ -387,15 +388,17 @@ ODD_ROWS = st.lists(
 )
 
 
-@pytest.mark.parametrize("form", ["summary", "columns", "group", "single"])
+@pytest.mark.parametrize(
+    "form", ["summary", "adjacent", "title", "columns", "triplets", "group", "single"]
+)
 @settings(
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(odd=ODD_ROWS)
 def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form, odd):
     # One row that always gives a pair, so that there is a corpus to write.
-    rows = [*odd, (f"{sentence(7)} {sentence(8)}", sentence(9), "sure", 1.0)]
-    rows += [(sentence(11), sentence(12), "sure", 1.0)]
+    rows = [*odd, (f"{sentence(7)} {sentence(8)}", sentence(9), "surely so", 1.0)]
+    rows += [(sentence(11), sentence(12), "surely so", 1.0)]
     table = pa.table(
         {
             "text": pa.array([row[0] for row in rows], pa.string()),
@@ -412,6 +415,10 @@ def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form, odd):
         format="parquet",
         pairs=form,
         pair_columns=["text", "other"],
+        triplet_columns=["text", "other", "kind"],
+        title_column="other",
+        near_duplicates=0,
+        min_characters=1,
         group_column="kind" if form == "group" else None,
         score_column="score" if form == "columns" else None,
         max_characters=200,
@@ -440,7 +447,7 @@ def test_packages_held_out_are_between_the_share_and_twice_the_share(sizes, shar
 
 def broken_jsonl(folder):
     lines = [json.dumps({"text": sentence(n)}) for n in range(50)]
-    (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "cut of', *lines]))
+    (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "cut of', "[1]", *lines]))
     return {"format": "jsonl", "pairs": "single"}
 
 
@@ -491,10 +498,8 @@ def text_named_parquet(folder):
 
 
 def truncated_gzip(folder):
-    packed = gzip.compress(
-        bytes(range(1, 250)) * 4000 + "".join(map(sentence, range(9000))).encode()
-    )
-    (folder / "a.txt.gz").write_bytes(packed[:-100])
+    packed = gzip.compress("\n".join(map(sentence, range(20))).encode())
+    (folder / "a.txt.gz").write_bytes(packed[:-12])
     return {"format": "text", "pairs": "single"}
 
 
@@ -552,17 +557,17 @@ def docstrings_in_groups(folder):
 @pytest.mark.parametrize(
     ("make", "key", "problem"),
     [
-        (broken_jsonl, "corpus.inputs", "a.jsonl has a line that is no JSON object .*cut of"),
-        (first_line_broken, "corpus.inputs", "line 1 of .*a.json is no JSON object"),
-        (nested_jsonl, "corpus.text_column", "column `text` holds array"),
-        (missing_jsonl_column, "corpus.text_column", "no column `text`, it has body, title"),
-        (missing_csv_column, "corpus.text_column", "b.csv has no column `text`, it has title"),
+        (broken_jsonl, "corpus.max_quarantined", "2 of 102 rows .*a.jsonl at byte .*not JSON"),
+        (first_line_broken, "corpus.max_quarantined", "2 of 3 rows .*a.json at byte 0"),
+        (nested_jsonl, "corpus.max_quarantined", "1 of 1 rows .*column `text` holds a list"),
+        (missing_jsonl_column, "corpus.text_column", "no column `text`, it has title, body"),
+        (missing_csv_column, "corpus.max_quarantined", "1 of 2 rows .*b.csv .*no column `text`"),
         (missing_parquet_columns, "corpus.pair_columns", "no column `sentence2`, it has sen"),
         (missing_group_column, "corpus.group_column", "no column `image`, it has text"),
         (missing_score_column, "corpus.score_column", "no column `score`"),
         (list_column, "corpus.text_column", "holds list"),
-        (text_named_parquet, "corpus.inputs", "a.parquet is not a Parquet file"),
-        (truncated_gzip, "corpus.inputs", "damaged"),
+        (text_named_parquet, "corpus.inputs", "a.parquet cannot be read .not Parquet"),
+        (truncated_gzip, "corpus.max_quarantined", "a.txt.gz at byte .*ends too early"),
         (pairs_that_text_cannot_give, "corpus.pairs", "text files cannot give `columns`"),
         (scores_of_a_group, "corpus.score_column", "without scores"),
         (empty_range, "corpus.score_range", "is empty"),
@@ -601,9 +606,11 @@ def test_a_row_with_too_many_or_too_few_fields_is_counted(spark, tmp_path):
         pairs="columns",
         pair_columns=["one", "two"],
         evaluation_share=0,
+        max_quarantined=0.7,
     )
     assert sides_of(summary) == {("A text of two lines.", "Its partner here.")}
-    assert dropped(summary) == {"not as many fields as the header": 2}
+    quarantined = {line.name: line.rows for line in summary.funnel if line.kind == "quarantined"}
+    assert quarantined == {"not as many fields as the header": 2}
 
 
 def test_files_with_other_headers_and_types_are_read_by_name(spark, tmp_path):
@@ -625,7 +632,7 @@ def test_real_captions_leave_out_what_the_similarity_test_holds(spark, tmp_path,
         exclude=[str(path) for path in exclude],
     )
     check_adds_up(summary.funnel)
-    assert dropped(summary)["excluded"] > 0
+    assert dropped(summary)["in corpus.exclude"] > 0
     letters = re.compile(r"[\W_]+")
     columns = ("sentence1", "sentence2")
     tables = [pq.read_table(path, columns=list(columns)) for path in exclude]

@@ -85,7 +85,7 @@ def test_refuses_what_cannot_be_ranked(spark, minilm, tmp_path) -> None:
     cases = {
         str(tmp_path / "absent.csv"): ("evaluation.similarity", "there is no file or folder"),
         write("pairs.xlsx", "a"): ("evaluation.similarity", "says no format"),
-        write("fake.parquet", "left,right"): ("evaluation.similarity", "is not a Parquet file"),
+        write("fake.parquet", "left,right"): ("evaluation.similarity", "not Parquet"),
         write("other.csv", "a,b,c\n1,2,3\n"): (
             "evaluation.similarity_columns",
             "has no column `left`",

@@ -1,0 +1,62 @@
+"""What could not be read: a table with file, offset and reason, and a limit on how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from pipelines.errors import InputError
+from pipelines.frames import write_single_file
+
+QUARANTINE_FILE = "quarantine.parquet"
+_MOST_WRITTEN = 1_000_000
+
+
+def write_quarantine(units: DataFrame, folder: Path) -> None:
+    """Writes `quarantine.parquet`: one row a place that could not be read, sorted.
+
+    Args:
+        units: The rows of :mod:`pipelines.corpus.units`.
+        folder: Of the corpus.
+    """
+    unread = units.where("quarantined is not null").selectExpr(
+        "file",
+        "offset",
+        "quarantined as reason",
+        "rows",
+        r"trim(both ' \r\n\t' from left) as excerpt",
+    )
+    ordered = unread.orderBy("file", "offset", "reason", "excerpt").limit(_MOST_WRITTEN)
+    write_single_file(ordered, folder / QUARANTINE_FILE)
+
+
+def check_quarantined(rows: int, reasons: Mapping[str, int], units: DataFrame, most: float) -> None:
+    """Refuses a corpus of which too much could not be read.
+
+    Args:
+        rows: All rows, those that could not be read among them.
+        reasons: Rows that could not be read, by reason.
+        units: The rows of :mod:`pipelines.corpus.units`, to name the first one.
+        most: `corpus.max_quarantined`.
+
+    Raises:
+        InputError: Naming the first place and its reason.
+    """
+    unread = sum(reasons.values())
+    if not unread or unread <= most * rows:
+        return
+    first = (
+        units.where("quarantined is not null")
+        .orderBy("file", "offset", "quarantined")
+        .select("file", "offset", "quarantined")
+        .first()
+    )
+    assert first is not None, "there are reasons, so there are rows"
+    raise InputError(
+        "corpus.max_quarantined",
+        f"{unread} of {rows} rows cannot be read, first {first['file']} at byte "
+        f"{first['offset'] or 0} ({first['quarantined']})",
+        f"mend the input, or set it to at least {unread / rows:.2g}",
+    )

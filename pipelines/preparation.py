@@ -1,0 +1,133 @@
+"""The three stages that turn text into lanes, each run again only if what it depends on changed.
+
+A stage folder is written as a whole and then gets `stage.json`: how long it took, and a
+fingerprint of everything that its content follows from (inputs with size and time of change,
+settings, the stage before). A job that died half way finds the stages that were finished, and
+does the rest; since every stage gives the same bytes for the same fingerprint, so do the lanes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import pipelines
+from pipelines import storage
+from pipelines.corpus.sources import input_fingerprint
+from pipelines.corpus.stage import prepare_corpus
+from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.stage import prepare_lanes
+from pipelines.session import spark_session
+from pipelines.settings import Config
+from pipelines.tokens.stage import prepare_tokens
+from pipelines.tokens.start import default_start, start_folder
+
+logger = logging.getLogger(__name__)
+
+STAGE_FILE = "stage.json"
+STAGES_FILE = "stages.json"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the preparation.
+
+    Attributes:
+        name: Of the stage and of its folder.
+        run: Writes the folder; what it returns tells a person what was done.
+        inputs: What the content follows from besides the stage before, as plain values; None where
+            that cannot be known, so that the stage is run each time.
+    """
+
+    name: str
+    run: Callable[[SparkSession, Config], object]
+    inputs: Callable[[Config], Any]
+
+
+def prepare_stages(config: Config) -> LaneManifest:
+    """Runs the stages that are not up to date; writes `stages.json` and the corpus report.
+
+    Raises:
+        InputError: As the stages have it.
+    """
+    from pipelines.report.corpus import write_corpus_report
+
+    folder = Path(config.prepared.folder).absolute()
+    fingerprint: str | None = ""
+    records = []
+    for stage in STAGES:
+        fingerprint = _fingerprint(fingerprint, stage.inputs(config))
+        known = _known(folder / stage.name)
+        kept = config.prepared.reuse and fingerprint is not None
+        kept = kept and known.get("fingerprint") == fingerprint
+        if kept:
+            logger.info("%s: not changed, kept", stage.name)
+            seconds = known["seconds"]
+        else:
+            seconds = _run(stage, config, folder / stage.name, fingerprint)
+        records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
+    storage.write_json(folder / STAGES_FILE, records)
+    write_corpus_report(folder)
+    return LaneManifest.load(folder / "lanes")
+
+
+def _run(stage: Stage, config: Config, folder: Path, fingerprint: str | None) -> float:
+    session = spark_session(config)
+    began = time.monotonic()
+    summary = stage.run(session, config)
+    seconds = round(time.monotonic() - began, 2)
+    storage.write_json(folder / STAGE_FILE, {"fingerprint": fingerprint, "seconds": seconds})
+    logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
+    return seconds
+
+
+def _known(folder: Path) -> dict[str, Any]:
+    path = folder / STAGE_FILE
+    known: dict[str, Any] = storage.read_json(path) if path.is_file() else {}
+    return known
+
+
+def _fingerprint(before: str | None, inputs: Any) -> str | None:
+    if before is None or inputs is None:
+        return None
+    told = json.dumps([pipelines.__version__, before, inputs], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _corpus_inputs(config: Config) -> Any:
+    files = input_fingerprint(config.corpus)
+    return None if files is None else [config.corpus.model_dump(mode="json"), files]
+
+
+def _token_inputs(config: Config) -> Any:
+    vocabulary = config.tokens.vocabulary
+    if vocabulary == "train":
+        return [config.tokens.model_dump(mode="json"), config.encoder.start == "random"]
+    named = Path(vocabulary)
+    source = (start_folder(config) or default_start()) if vocabulary == "start" else named
+    files = sorted(source.glob("*token*.json")) + sorted(source.glob("vocab*"))
+    return [
+        config.tokens.model_dump(mode="json"),
+        [[file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in files],
+    ]
+
+
+def _lane_inputs(config: Config) -> Any:
+    # The number of lanes is a multiple of the granules of a step.
+    return [config.lanes.model_dump(mode="json"), config.training.granules_per_step]
+
+
+STAGES = (
+    Stage("corpus", prepare_corpus, _corpus_inputs),
+    Stage("tokens", prepare_tokens, _token_inputs),
+    Stage("lanes", prepare_lanes, _lane_inputs),
+)
+"""In their order."""

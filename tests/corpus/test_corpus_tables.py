@@ -1,0 +1,133 @@
+"""Parquet and tables by name: Spark reads them, and wrong files are counted."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.corpus.sources import read_rows
+from pipelines.errors import InputError
+from pipelines.settings import CorpusSettings
+
+
+def corpus(*inputs, **more):
+    return CorpusSettings.model_validate(
+        {"inputs": [str(path) for path in inputs], "format": "parquet", "pairs": "single", **more}
+    )
+
+
+def write(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_wrong_parquet_files_are_quarantined_as_a_whole(spark, tmp_path):
+    write(tmp_path / "a.parquet", text=["good", None, "Grüße"])
+    write(tmp_path / "b.parquet", text=[1, 2])
+    write(tmp_path / "c.parquet", title=["x"] * 7)
+    write(tmp_path / "d.parquet", text=[["x"], ["y"]])
+    (tmp_path / "e.parquet").write_bytes(b"PAR1 and then it was cut off")
+    whole = write(tmp_path / "f.parquet", text=["x" * 999]).read_bytes()
+    (tmp_path / "f.parquet").write_bytes(whole[:-9])
+    rows = read_rows(spark, corpus(tmp_path)).collect()
+    good = [row for row in rows if row["quarantined"] is None]
+    assert sorted((row["text_0"] or "", row["bytes"]) for row in good) == [
+        ("", 0),
+        ("1", 1),
+        ("2", 1),
+        ("Grüße", 7),
+        ("good", 4),
+    ]
+    bad = {row["file"][-9:]: row for row in rows if row["quarantined"] is not None}
+    assert {name: row["rows"] for name, row in bad.items()} == {
+        "c.parquet": 7,
+        "d.parquet": 2,
+        "e.parquet": 1,
+        "f.parquet": 1,
+    }
+    assert bad["c.parquet"]["quarantined"] == "no column `text`"
+    assert bad["d.parquet"]["quarantined"].startswith("column `text` holds list")
+    assert bad["e.parquet"]["quarantined"].startswith("not Parquet (")
+    assert bad["c.parquet"]["level"] == "rows"
+
+
+def test_parquet_columns_with_odd_names_and_bytes(spark, tmp_path):
+    texts = pa.array([b"good", b"\xff bad"], pa.binary())
+    path = write(tmp_path / "a.parquet", **{"the.text `x`": texts, "score": [0.5, 1.0]})
+    settings = corpus(path, text_column="the.text `x`")
+    rows = sorted(row["text_0"] for row in read_rows(spark, settings).collect())
+    assert rows == ["good", "\ufffd bad"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "key", "problem"),
+    [
+        ({"title": ["a"]}, {}, "corpus.text_column", "has no column `text`, it has title"),
+        ({"text": [["a"]]}, {}, "corpus.text_column", "column `text` of .* holds list"),
+        (
+            {"text": ["a"]},
+            {"pairs": "group", "group_column": "image"},
+            "corpus.group_column",
+            "no column `image`",
+        ),
+        (
+            {"anchor": ["a"], "positive": ["b"]},
+            {"pairs": "triplets"},
+            "corpus.triplet_columns",
+            "no column `negative`",
+        ),
+    ],
+)
+def test_no_parquet_file_that_can_be_read(spark, tmp_path, columns, more, key, problem):
+    write(tmp_path / "a.parquet", **columns)
+    with pytest.raises(InputError, match=problem) as raised:
+        read_rows(spark, corpus(tmp_path, **more))
+    assert raised.value.key == key
+
+
+def test_tables_and_views_by_name(spark, tmp_path):
+    frame = spark.createDataFrame([("a", "t"), (None, "u")], "text string, title string")
+    frame.createOrReplaceTempView("texts_of_a_view")
+    location = (tmp_path / "saved").as_uri()
+    frame.write.option("path", location).mode("overwrite").saveAsTable("texts_of_a_table")
+    try:
+        names = ("texts_of_a_view", "default.texts_of_a_table")
+        rows = read_rows(spark, corpus(*names, format="table", pairs="title")).collect()
+        found = sorted((row["title"], row["text_0"] or "", row["bytes"]) for row in rows)
+        assert found == [("t", "a", 1), ("t", "a", 1), ("u", "", 0), ("u", "", 0)]
+        assert {(row["file"], row["offset"], row["document"]) for row in rows} == {(None,) * 3}
+        with pytest.raises(InputError, match="texts_of_a_view has no column `x`, it has text"):
+            read_rows(spark, corpus("texts_of_a_view", format="table", text_column="x"))
+    finally:
+        spark.sql("drop table texts_of_a_table")
+        spark.catalog.dropTempView("texts_of_a_view")
+
+
+def test_a_table_column_that_is_nested(spark):
+    spark.createDataFrame([(["a"],)], "text array<string>").createOrReplaceTempView("nested_texts")
+    try:
+        with pytest.raises(InputError, match="holds array<string>"):
+            read_rows(spark, corpus("nested_texts", format="table"))
+    finally:
+        spark.catalog.dropTempView("nested_texts")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "named"),
+    [
+        ("table", "no_such_table", ["no_such_table", "catalog.database.table"]),
+        ("iceberg", "lake.texts.pages", ["iceberg-spark-runtime", "spark.jars.packages"]),
+        ("delta", "no_such_table", ["io.delta:delta-spark", "spark.sql.extensions"]),
+        ("delta", None, ["Delta is not on the cluster", "spark.sql.catalog.spark_catalog"]),
+    ],
+)
+def test_tables_that_are_not_there(spark, tmp_path, kind, name, named):
+    with pytest.raises(InputError) as raised:
+        read_rows(spark, corpus(name or tmp_path, format=kind))
+    assert raised.value.key == "corpus.inputs"
+    assert all(part in str(raised.value) for part in named)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_tables_at_all(spark):
+    with pytest.raises(InputError, match="name tables"):
+        read_rows(spark, corpus(format="table"))

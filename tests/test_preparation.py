@@ -1,0 +1,94 @@
+"""Stages that are not run again, and lanes that come out the same byte for byte."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small import small_config, write_docstrings
+
+from pipelines import workflow
+from pipelines.config import dump
+from pipelines.preparation import STAGES
+
+JOBS = Path(__file__).resolve().parents[1] / "jobs"
+
+
+def digests(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "stage.json"
+    }
+
+
+def stages(folder):
+    return {
+        stage["stage"]: stage["kept"] for stage in json.loads((folder / "stages.json").read_text())
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(spark, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stages")
+    write_docstrings(folder / "docstrings.jsonl")
+    workflow.prepare(small_config(folder))
+    return folder
+
+
+def changed(config, section, **values):
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+
+
+def test_only_what_changed_is_run_again(folder):
+    config = small_config(folder)
+    assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
+    manifest = workflow.prepare(config)
+    assert stages(folder) == {"corpus": True, "tokens": True, "lanes": True}
+    before = digests(folder / "lanes")
+    workflow.prepare(changed(config, "lanes", seed=5))
+    assert stages(folder) == {"corpus": True, "tokens": True, "lanes": False}
+    assert digests(folder / "lanes") != before
+    workflow.prepare(changed(config, "tokens", max_length=24))
+    assert stages(folder) == {"corpus": True, "tokens": False, "lanes": False}
+    os.utime(folder / "docstrings.jsonl", ns=(1, 1))
+    assert workflow.prepare(config) == manifest
+    assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
+    assert digests(folder / "lanes") == before
+    workflow.prepare(changed(config, "prepared", reuse=False))
+    assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
+    assert (folder / "report.html").is_file()
+
+
+def test_every_stage_gives_the_same_bytes_again(folder):
+    before = {stage.name: digests(folder / stage.name) for stage in STAGES}
+    workflow.prepare(changed(small_config(folder), "prepared", reuse=False))
+    after = {stage.name: digests(folder / stage.name) for stage in STAGES}
+    assert after["lanes"] == before["lanes"]
+    assert after["tokens"] == before["tokens"]
+
+
+def test_a_job_that_was_killed_is_finished_by_the_next(folder, tmp_path):
+    write_docstrings(tmp_path / "docstrings.jsonl")
+    config = small_config(tmp_path)
+    (tmp_path / "job.yaml").write_text(dump(config))
+    command = [sys.executable, str(JOBS / "prepare.py"), "--config", str(tmp_path / "job.yaml")]
+    job = subprocess.Popen(command, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.glob(".tokens.*.part")):
+            assert job.poll() is None and time.monotonic() < deadline, "no tokens were begun"
+            time.sleep(0.02)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait(timeout=60)
+    assert not (tmp_path / "lanes").exists()
+    workflow.prepare(config)
+    assert stages(tmp_path) == {"corpus": True, "tokens": False, "lanes": False}
+    assert digests(tmp_path / "lanes") == digests(folder / "lanes")
+    assert not list(tmp_path.glob(".*"))
