@@ -30,7 +30,7 @@ from pipelines.corpus.duplicates import near_pairs
 from pipelines.corpus.rules import text_key
 from pipelines.corpus.shingles import SHINGLE, banding, normalise
 from pipelines.corpus.sources import read_rows
-from pipelines.corpus.units import UNIT_ROWS, text_level, unit_batches
+from pipelines.corpus.units import SCHEMA, text_level, unit_batches
 from pipelines.errors import InputError
 from pipelines.frames import Scratch
 from pipelines.session import spark_session
@@ -82,13 +82,16 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         ``dropped``.
 
     Raises:
-        InputError: The text holds too few sentences, or executors run on other machines.
+        InputError: The text holds too few sentences, no copy can be as similar as the threshold,
+            or executors run on other machines.
     """
     threshold = config.corpus.near_duplicates or THRESHOLD
+    if threshold >= _BANDS[-1]:
+        raise InputError("corpus.near_duplicates", "no edited copy is as similar", "set it below 1")
     with CpuMeter() as meter, tempfile.TemporaryDirectory() as folder:
         session = _session(config)
         with Scratch(Path(folder) / "scratch") as scratch:
-            sentences = scratch.keep(_sentences(session, config.corpus, data))
+            sentences = scratch.keep(_sentences(session, config.corpus, data, scratch))
             copies = _copies(sentences, threshold)
             texts = scratch.keep(sentences.unionByName(_frame(session, copies)))
             before = meter.seconds()
@@ -124,7 +127,9 @@ def _session(config: Config) -> SparkSession:
     return session
 
 
-def _sentences(session: SparkSession, settings: CorpusSettings, data: str | None) -> DataFrame:
+def _sentences(
+    session: SparkSession, settings: CorpusSettings, data: str | None, scratch: Scratch
+) -> DataFrame:
     """The sentences that the corpus stage would take, no two with the same letters."""
     changes: dict[str, Any] = {"pairs": "single", "sentences": True}
     if data is not None:
@@ -132,8 +137,8 @@ def _sentences(session: SparkSession, settings: CorpusSettings, data: str | None
         if settings.format == "docstrings":
             changes["format"] = "documents"
     settings = settings.model_copy(update=changes)
-    units = read_rows(session, settings).mapInArrow(
-        partial(unit_batches, settings=settings), UNIT_ROWS
+    units = scratch.keep_arrow(
+        read_rows(session, settings), partial(unit_batches, settings=settings), SCHEMA
     )
     kept = units.where((F.col("level") == text_level(settings)) & F.col("reason").isNull())
     alike = kept.groupBy(text_key(F.col("left")).alias("key"))

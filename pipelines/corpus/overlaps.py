@@ -66,9 +66,10 @@ def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scr
     texts = (
         rows.where(_kept(settings))
         .select(key.alias("key"), F.concat_ws("\n", *_SIDES).alias("text"))
-        .dropDuplicates(["key"])
         .withColumn("order", F.col("key"))
     )
+    if not drops_duplicates(settings):
+        texts = texts.dropDuplicates(["key"])
     near = near_duplicates(texts, threshold(settings), scratch)
     return _mark_keys(rows, near, key, NEAR_DUPLICATE, settings)
 

@@ -56,8 +56,9 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     `place`, `reason` and `rows`.
     """
     own_level = F.col("level") == text_level(settings)
-    own = "run" if settings.pairs == "adjacent" else "left"
-    group = F.coalesce(F.col("group"), F.col(own))
+    own = F.col("run") if settings.pairs == "adjacent" else F.xxhash64("left")
+    named = F.when(F.col("group").isNotNull(), F.xxhash64("group"))
+    group = F.coalesce(named, own)
     low, high = settings.score_range
     score = F.expr("try_cast(score as double)")
     reason = F.col("reason")
@@ -68,13 +69,13 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
         reason = F.coalesce(reason, F.when(score.isNull(), NO_SCORE), F.when(outside, OUT_OF_RANGE))
     return units.where("quarantined is null").select(
         "level",
-        F.xxhash64(group).alias("group"),
+        group.alias("group"),
         "left",
         "right",
         "negative",
         ((score - low) / (high - low)).cast("float").alias("score"),
-        F.xxhash64(F.coalesce(F.col("unit"), group)).alias("unit"),
-        F.xxhash64("run").alias("run"),
+        F.coalesce(F.col("unit"), group).alias("unit"),
+        "run",
         "place",
         F.when(own_level, reason).otherwise(F.col("reason")).alias("reason"),
         "rows",

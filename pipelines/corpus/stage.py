@@ -27,7 +27,7 @@ from pipelines.corpus.funnel import (
 from pipelines.corpus.quarantine import check_quarantined, write_quarantine
 from pipelines.corpus.sources import read_rows, texts_of
 from pipelines.corpus.statistics import corpus_statistics
-from pipelines.corpus.units import UNIT_ROWS, text_level, unit_batches
+from pipelines.corpus.units import SCHEMA, text_level, unit_batches
 from pipelines.errors import InputError
 from pipelines.frames import Scratch, read_path, shuffle_partitions, write_path, write_single_file
 from pipelines.settings import Config, CorpusSettings
@@ -126,7 +126,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     )
     folder = Path(config.prepared.folder).absolute() / FOLDER
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
-        units = scratch.keep(raw.mapInArrow(partial(unit_batches, settings=settings), UNIT_ROWS))
+        units = scratch.keep_arrow(raw, partial(unit_batches, settings=settings), SCHEMA)
         read = _checked(units, settings)
         write_quarantine(units, aside)
         with shuffle_partitions(session, read.bytes // _BYTES_PER_PARTITION):

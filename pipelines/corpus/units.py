@@ -10,7 +10,6 @@ its `level`, with one of them as an example in `left`.
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import sentencex
+import xxhash
 
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
 from pipelines.corpus.languages import UNKNOWN, identify
@@ -44,8 +44,8 @@ SCHEMA = pa.schema(
         ("negative", pa.string()),
         ("score", pa.string()),
         ("group", pa.string()),
-        ("unit", pa.string()),
-        ("run", pa.string()),
+        ("unit", pa.int64()),
+        ("run", pa.int64()),
         ("place", pa.int64()),
         ("language", pa.string()),
         ("reason", pa.string()),
@@ -54,12 +54,8 @@ SCHEMA = pa.schema(
         ("bytes", pa.int64()),
     ]
 )
-"""`file` and `offset` only of what is quarantined; `run` is what a text has its `place` in."""
-
-UNIT_ROWS = ", ".join(
-    f"`{field.name}` {'long' if field.type == pa.int64() else 'string'}" for field in SCHEMA
-)
-"""The schema as Spark has it."""
+"""`file` and `offset` only of what is quarantined; a text has its `place` in its `run`. `unit` and
+`run` are hashes, since names as long as paths would cost more than the texts."""
 
 RUN = 16
 """Texts of a piece that follow one another and make a run: neighbours of one run are paired, and
@@ -75,6 +71,13 @@ _RULES_OF_TITLES = {
     name: rule for name, rule in TEXT_RULES.items() if name not in (OTHER_LANGUAGE, TOO_SHORT)
 }
 _EXAMPLE_CHARACTERS = 300
+_SPARK_SEED = 42
+
+
+def hash_of(name: str) -> int:
+    """The signed 64-bit hash that Spark's `xxhash64` gives for a string."""
+    digest: int = xxhash.xxh64_intdigest(name.encode(), seed=_SPARK_SEED)
+    return digest - (1 << 64) if digest >= 1 << 63 else digest
 
 
 def unit_of(settings: CorpusSettings) -> str:
@@ -180,13 +183,13 @@ def _judged(
     sides = [columns[side] for side in judged if side in columns]
     reasons = columns.pop("reason", batch["reason"])
     carried = ("level", "score", "group", "rows", "bytes")
-    units = pa.compute.coalesce(batch["unit"], batch["document"])
+    units = pa.compute.coalesce(batch["unit"], batch["document"]).to_pylist()
     return _batch(
         batch.num_rows,
         {
             **{name: batch[name] for name in carried},
             **columns,
-            "unit": units,
+            "unit": pa.array([name and hash_of(name) for name in units], pa.int64()),
             "language": _languages(sides[0]),
             "reason": text_reasons(reasons, sides, settings),
         },
@@ -209,8 +212,8 @@ class _Texts:
     level: str
     left: list[str] = field(default_factory=list)
     group: list[str | None] = field(default_factory=list)
-    unit: list[str] = field(default_factory=list)
-    run: list[str] = field(default_factory=list)
+    unit: list[int] = field(default_factory=list)
+    run: list[int] = field(default_factory=list)
     place: list[int] = field(default_factory=list)
     language: list[str | None] = field(default_factory=list)
     counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
@@ -231,8 +234,8 @@ class _Texts:
                 "level": pa.array([self.level] * len(left), pa.string()),
                 "left": left,
                 "group": pa.array(self.group, pa.string()),
-                "unit": pa.array(self.unit, pa.string()),
-                "run": pa.array(self.run, pa.string()),
+                "unit": pa.array(self.unit, pa.int64()),
+                "run": pa.array(self.run, pa.int64()),
                 "place": pa.array(self.place, pa.int64()),
                 "language": pa.array(self.language, pa.string()),
                 "reason": text_reasons(nothing, [left], settings, _RULES_OF_SENTENCES),
@@ -287,12 +290,16 @@ def _parts(
     )
     for piece, title, group, unit, own in pieces:
         before = len(texts.left)
+        unit_hash, run, number = hash_of(unit), 0, -1
         for place, (text, language) in enumerate(cut(piece or "", title, settings, texts)):
             if text is not None:
                 texts.left.append(text)
                 texts.group.append(group)
-                texts.unit.append(unit)
-                texts.run.append(f"{own}/{place // RUN}")
+                if place // RUN != number:
+                    number = place // RUN
+                    run = hash_of(f"{own}/{number}")
+                texts.unit.append(unit_hash)
+                texts.run.append(run)
                 texts.place.append(place)
                 texts.language.append(language)
         reason = None if len(texts.left) > before else "no text" if piece is None else NO_PROSE
@@ -313,7 +320,7 @@ def _owners(batch: pa.RecordBatch) -> tuple[list[str | None], list[str], list[st
         elif file is not None:
             own = f"{file}#{offset}"
         else:
-            own = hashlib.blake2b((text or "").encode(), digest_size=16).hexdigest()
+            own = f"text {hash_of(text or '')}"
         groups.append(group)
         units.append(unit or group or document or own)
         names.append(own)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
-from pipelines.corpus.units import RUN, SCHEMA, UNITS, unit_batches, unit_of
+from pipelines.corpus.units import RUN, SCHEMA, UNITS, hash_of, unit_batches, unit_of
 from pipelines.settings import CorpusSettings
 
 RAW = {
@@ -61,8 +61,8 @@ def test_sentences_of_a_document():
     sentences = [row for row in rows if row["level"] == SENTENCES]
     # The title is the first thing, the heading is between the second and the third sentence.
     assert [row["place"] for row in sentences] == [1, 2, 4, 5]
-    assert {row["run"] for row in sentences} == {"a#0/0/0"}
-    assert {row["unit"] for row in sentences} == {"a#0"}
+    assert {row["run"] for row in sentences} == {hash_of("a#0/0/0")}
+    assert {row["unit"] for row in sentences} == {hash_of("a#0")}
     counts = {(row["level"], row["reason"]): row["rows"] for row in rows if row not in sentences}
     assert counts == {
         (ROWS, None): 1,
@@ -77,7 +77,7 @@ def test_a_run_ends_after_so_many_texts():
     piece = {"document": "a#0", "place": 2, "text_0": text}
     rows = units(raw(piece), pairs="adjacent")
     runs = [row["run"] for row in rows if row["level"] == SENTENCES]
-    assert runs == ["a#0/2/0"] * RUN + ["a#0/2/1"] * 3
+    assert runs == [hash_of("a#0/2/0")] * RUN + [hash_of("a#0/2/1")] * 3
 
 
 def test_pieces_without_prose_are_counted():
@@ -149,6 +149,12 @@ def test_what_is_quarantined_and_what_counts_only_go_through():
         ("x", 7, "not UTF-8", None),
         (None, None, None, "no docstring"),
     ]
+
+
+def test_hashes_are_spark_s(spark):
+    for name in ("", "a#0/2/1", "Grüße, 한국어"):
+        found = spark.sql("select xxhash64(:name) as hash", args={"name": name}).first()
+        assert hash_of(name) == found["hash"]
 
 
 @pytest.mark.parametrize(
