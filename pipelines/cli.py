@@ -36,7 +36,9 @@ Overrides = Annotated[
 DataFolder = Annotated[
     str | None,
     typer.Option(
-        "--data", help="Prepared folder or folder of captions; otherwise the embedded default."
+        "--data",
+        help="What is measured on: lanes or captions for feed, files of text for the others; "
+        "otherwise the embedded default.",
     ),
 ]
 
@@ -44,7 +46,7 @@ DataFolder = Annotated[
 @app.command()
 def prepare(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Text in, lanes out: corpus, tokens and the batch plan."""
-    _configured(workflow.prepare, config, set_)
+    _configured(_prepare, config, set_)
 
 
 @app.command()
@@ -97,6 +99,12 @@ def _configured(
     command: Callable[[Config], Any], path: str | None, overrides: list[str] | None
 ) -> None:
     command(load(path, overrides or ()))
+
+
+def _prepare(config: Config) -> None:
+    workflow.prepare(config)
+    report = Path(config.prepared.folder).absolute() / "report.html"
+    Console().print(f"report  {report}", soft_wrap=True, highlight=False)
 
 
 def _run(config: Config) -> None:

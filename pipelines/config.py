@@ -8,6 +8,7 @@ One YAML file and dotted overrides on top (``training.workers=4``) give one froz
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,11 @@ def _check_together(config: Config) -> None:
     corpus, encoder, training = config.corpus, config.encoder, config.training
     if corpus.format != "docstrings" and not corpus.inputs:
         raise InputError("corpus.inputs", "it is empty", f"name the {corpus.format} files to read")
+    for language in corpus.languages:
+        if re.fullmatch("[a-z]{2,3}", language) is None:
+            raise InputError(
+                "corpus.languages", f"`{language}` is no ISO 639 code", "for example en, de or ko"
+            )
     if corpus.sentences and corpus.pairs != "single":
         raise InputError(
             "corpus.sentences", f"`{corpus.pairs}` does not ask for it", "leave it out, or single"

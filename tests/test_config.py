@@ -46,6 +46,8 @@ def load_text(text):
         ("objective.name=twins", r"^training\.dropout: .*for example 0\.1"),
         ("corpus.format=csv", r"^corpus\.inputs: it is empty"),
         ("corpus.pairs=group", r"^corpus\.group_column: "),
+        ("corpus.languages=[english]", r"^corpus\.languages: `english` is no ISO 639 code"),
+        ("corpus.sentences=true", r"^corpus\.sentences: `summary` does not ask for it"),
         ("corpus.pairs=single", r"^objective\.name: single texts"),
         ("corpus.min_characters=9999", r"^corpus\.min_characters: "),
         ("novalue", r"^--set: `novalue` is not KEY=VALUE"),

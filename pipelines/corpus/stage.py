@@ -24,6 +24,7 @@ from pipelines.corpus.funnel import (
     check_adds_up,
     level_lines,
 )
+from pipelines.corpus.languages import check_installed
 from pipelines.corpus.quarantine import check_quarantined, write_quarantine
 from pipelines.corpus.sources import read_rows, texts_of
 from pipelines.corpus.statistics import corpus_statistics
@@ -118,6 +119,8 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     started = time.monotonic()
     settings = config.corpus
     pair_forms.check_settings(settings)
+    if settings.languages:
+        check_installed()
     raw = read_rows(session, settings)
     excluded = (
         texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")

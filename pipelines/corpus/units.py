@@ -20,7 +20,7 @@ import sentencex
 import xxhash
 
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
-from pipelines.corpus.languages import UNKNOWN, identify
+from pipelines.corpus.languages import UNKNOWN, identify, is_installed
 from pipelines.corpus.paragraphs import split_paragraphs
 from pipelines.corpus.prose import NO_PROSE, summary_pair
 from pipelines.corpus.rules import (
@@ -202,7 +202,8 @@ def _languages(texts: pa.Array) -> pa.Array:
 
 
 def _sampled_language(text: str) -> str | None:
-    return identify(text) if zlib.crc32(text.encode()) % _SAMPLED == 0 else None
+    asked = zlib.crc32(text.encode()) % _SAMPLED == 0 and is_installed()
+    return identify(text) if asked else None
 
 
 @dataclass
@@ -309,7 +310,10 @@ def _parts(
 
 
 def _owners(batch: pa.RecordBatch) -> tuple[list[str | None], list[str], list[str]]:
-    """Group as the columns say, unit that is held out as a whole, and a name of its own."""
+    """Group as the columns say, unit that is held out as a whole, and a name of its own.
+
+    A book is held out by pieces: as a whole it may be more than is wanted.
+    """
     columns = ("group", "unit", "document", "place", "file", "offset", "text_0")
     groups, units, names = [], [], []
     for group, unit, document, place, file, offset, text in zip(
@@ -322,7 +326,7 @@ def _owners(batch: pa.RecordBatch) -> tuple[list[str | None], list[str], list[st
         else:
             own = f"text {hash_of(text or '')}"
         groups.append(group)
-        units.append(unit or group or document or own)
+        units.append(unit or group or own)
         names.append(own)
     return groups, units, names
 

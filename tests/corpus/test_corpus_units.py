@@ -62,7 +62,7 @@ def test_sentences_of_a_document():
     # The title is the first thing, the heading is between the second and the third sentence.
     assert [row["place"] for row in sentences] == [1, 2, 4, 5]
     assert {row["run"] for row in sentences} == {hash_of("a#0/0/0")}
-    assert {row["unit"] for row in sentences} == {hash_of("a#0")}
+    assert {row["unit"] for row in sentences} == {hash_of("a#0/0")}
     counts = {(row["level"], row["reason"]): row["rows"] for row in rows if row not in sentences}
     assert counts == {
         (ROWS, None): 1,
