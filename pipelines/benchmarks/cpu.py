@@ -1,14 +1,39 @@
-"""CPU time of a job over all its processes on this machine."""
+"""CPU time of a Spark job over all its processes, which must be on this machine."""
 
 from __future__ import annotations
 
 import os
 import threading
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import psutil
 
+from pipelines.errors import InputError
+from pipelines.session import spark_session
+from pipelines.settings import Config
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 SAMPLE_SECONDS = 0.25
+
+
+def local_session(config: Config) -> SparkSession:
+    """A session whose executors are on this machine.
+
+    Raises:
+        InputError: They are not.
+    """
+    session = spark_session(config)
+    master = session.sparkContext.master or ""
+    if not master.startswith("local"):
+        raise InputError(
+            "spark.master",
+            f"the CPU time of executors of {master} cannot be seen from here",
+            "leave it out for a local cluster",
+        )
+    return session
 
 
 class CpuMeter:

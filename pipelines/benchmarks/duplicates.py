@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.benchmarks.cpu import CpuMeter
+from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.corpus.duplicates import near_pairs
 from pipelines.corpus.rules import text_key
 from pipelines.corpus.shingles import SHINGLE, banding, normalise
@@ -33,7 +33,6 @@ from pipelines.corpus.sources import read_rows
 from pipelines.corpus.units import SCHEMA, text_level, unit_batches
 from pipelines.errors import InputError
 from pipelines.frames import Scratch
-from pipelines.session import spark_session
 from pipelines.settings import Config, CorpusSettings
 
 THRESHOLD = 0.8
@@ -89,7 +88,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     if threshold >= _BANDS[-1]:
         raise InputError("corpus.near_duplicates", "no edited copy is as similar", "set it below 1")
     with CpuMeter() as meter, tempfile.TemporaryDirectory() as folder:
-        session = _session(config)
+        session = local_session(config)
         with Scratch(Path(folder) / "scratch") as scratch:
             sentences = scratch.keep(_sentences(session, config.corpus, data, scratch))
             copies = _copies(sentences, threshold)
@@ -113,18 +112,6 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         "texts": number,
         "dropped": dropped,
     }
-
-
-def _session(config: Config) -> SparkSession:
-    session = spark_session(config)
-    master = session.sparkContext.master or ""
-    if not master.startswith("local"):
-        raise InputError(
-            "spark.master",
-            f"the CPU time of executors of {master} cannot be seen from here",
-            "leave it out for a local cluster",
-        )
-    return session
 
 
 def _sentences(

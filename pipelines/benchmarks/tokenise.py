@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.benchmarks.cpu import CpuMeter
+from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.errors import InputError
-from pipelines.session import executor_count, spark_session
+from pipelines.session import executor_count
 from pipelines.settings import Config
 from pipelines.tokens.parts import Part, find_parts, read_part
 from pipelines.tokens.stage import prepare_tokens
@@ -148,14 +148,7 @@ def _for_folder(config: Config, folder: Path) -> Config:
 def _started(config: Config, meter: CpuMeter) -> tuple[SparkSession, Cost]:
     """The session once its executors are there, and what that took."""
     before, began = meter.seconds(), time.monotonic()
-    session = spark_session(config)
-    master = session.sparkContext.master or ""
-    if not master.startswith("local"):
-        raise InputError(
-            "spark.master",
-            f"the CPU time of executors of {master} cannot be seen from here",
-            "leave it out for a local cluster",
-        )
+    session = local_session(config)
     while executor_count(session) < 1 and time.monotonic() - began < EXECUTOR_SECONDS:
         time.sleep(0.1)
     return session, Cost(0, meter.seconds() - before, time.monotonic() - began)

@@ -15,6 +15,8 @@ INPUTS = "corpus.inputs"
 PARQUET_SUFFIXES = (".parquet", ".pq")
 TAB_SUFFIXES = (".tsv", ".tab")
 MARKDOWN_SUFFIXES = (".md", ".markdown")
+DOCUMENT_FORMATS = ("documents", "text", "markdown", "wikiextractor")
+"""Formats whose rows are pieces of documents."""
 
 _TEXT = (".txt", ".text", ".rst")
 _JSON = (".jsonl", ".ndjson", ".json")

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus import docstrings, tables
 from pipelines.corpus.documents import Limits
-from pipelines.corpus.inputs import INPUTS, SUFFIXES, find_files
+from pipelines.corpus.inputs import DOCUMENT_FORMATS, INPUTS, SUFFIXES, find_files
 from pipelines.corpus.planning import pack, split_file
 from pipelines.corpus.records import Columns, parse_object
 from pipelines.corpus.rows import ROW_DDL
@@ -31,7 +31,6 @@ from pipelines.settings import CorpusSettings
 
 logger = logging.getLogger(__name__)
 
-DOCUMENT_FORMATS = ("text", "markdown", "wikiextractor", "documents")
 _NO_DOCUMENT_PAIRS = ("columns", "triplets", "group")
 _DOCSTRING_PAIRS = ("summary", "adjacent", "single")
 

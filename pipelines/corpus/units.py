@@ -20,6 +20,7 @@ import sentencex
 import xxhash
 
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
+from pipelines.corpus.inputs import DOCUMENT_FORMATS
 from pipelines.corpus.languages import UNKNOWN, identify, is_installed
 from pipelines.corpus.paragraphs import split_paragraphs
 from pipelines.corpus.prose import NO_PROSE, summary_pair
@@ -405,6 +406,4 @@ UNITS: Mapping[str, Unit] = {
     "paragraphs": Unit(PARAGRAPHS, _paragraph_units),
     "sentences": Unit(SENTENCES, _sentence_units),
 }
-DOCUMENT_FORMATS = ("documents", "text", "markdown", "wikiextractor")
-"""Formats whose rows are pieces of documents."""
 _SIDES = {"single": 1, "group": 1, "columns": 2, "triplets": 3}
