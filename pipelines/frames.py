@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.errors import PipelineError
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -37,6 +40,20 @@ def write_single_file(frame: DataFrame, path: Path) -> None:
     frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
     next(parts.glob("part-*")).rename(path)
     shutil.rmtree(parts)
+
+
+@contextmanager
+def batches_of(session: SparkSession, rows: int) -> Iterator[None]:
+    """Gives Python at most so many rows in a batch while the block runs.
+
+    The default of thousands is more memory than an executor has where rows are long texts.
+    """
+    before = session.conf.get(_BATCH_ROWS)
+    session.conf.set(_BATCH_ROWS, str(rows))
+    try:
+        yield
+    finally:
+        session.conf.set(_BATCH_ROWS, before or "10000")
 
 
 @contextmanager
@@ -97,7 +114,10 @@ class Scratch:
         self._frames += 1
         path.mkdir(parents=True)
         write = partial(_write_partition, function=function, schema=schema, folder=str(path))
-        frame.mapInArrow(write, "rows long").collect()
+        told = sum(row["rows"] for row in frame.mapInArrow(write, "rows long").collect())
+        there = sum(pq.read_metadata(part).num_rows for part in path.glob("part-*"))
+        if there != told:
+            raise PipelineError(f"{path} holds {there} rows of the {told} that executors wrote")
         return frame.sparkSession.read.parquet(read_path(path))
 
 

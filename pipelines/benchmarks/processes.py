@@ -54,14 +54,15 @@ def measure_command(
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=2, env=environment, start_new_session=True
     ) as process:
-        cpu_seconds, driver_bytes = 0.0, 0
+        driver_bytes = 0
+        # Spark's Python workers end under a daemon that does not look, so their time is added to
+        # no parent's: what was last seen of each process counts.
+        spent: dict[tuple[int, float], float] = {}
         try:
             while not _ended(process):
-                # The children's time is in the parent's from when they end, so the sum only grows
-                # until the last processes are gone.
-                seen = _observe(process.pid)
-                cpu_seconds = max(cpu_seconds, seen[0])
-                driver_bytes = max(driver_bytes, seen[1])
+                seen, resident = _observe(process.pid)
+                spent |= seen
+                driver_bytes = max(driver_bytes, resident)
                 if time.monotonic() - began > deadline_seconds:
                     raise PipelineError(f"it did not end within {deadline_seconds:.0f} s")
             seconds = time.monotonic() - began
@@ -69,7 +70,7 @@ def measure_command(
             _end_session(process.pid)
     if process.returncode:
         raise PipelineError(f"it ended with code {process.returncode}; its error is above")
-    return Usage(seconds, cpu_seconds, driver_bytes)
+    return Usage(seconds, sum(spent.values()), driver_bytes)
 
 
 def _check_psutil() -> None:
@@ -87,21 +88,22 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _observe(leader: int) -> tuple[float, int]:
-    """CPU seconds of all processes of a session, and bytes of the leader and its children."""
+def _observe(leader: int) -> tuple[dict[tuple[int, float], float], int]:
+    """CPU seconds of each process of a session, and bytes of the leader and its children."""
     import psutil
 
-    cpu_seconds, driver_bytes = 0.0, 0
+    spent: dict[tuple[int, float], float] = {}
+    driver_bytes = 0
     for process in psutil.process_iter():
         # A process may end between any two of these lines.
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             if os.getsid(process.pid) != leader:
                 continue
             times = process.cpu_times()
-            cpu_seconds += times.user + times.system + times.children_user + times.children_system
+            spent[process.pid, process.create_time()] = times.user + times.system
             if leader in (process.pid, process.ppid()):
                 driver_bytes += process.memory_info().rss
-    return cpu_seconds, driver_bytes
+    return spent, driver_bytes
 
 
 def _end_session(leader: int) -> None:

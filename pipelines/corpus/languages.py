@@ -8,6 +8,7 @@ arXiv:1607.01759; the compressed model `lid.176.ftz` is the one that the package
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ _MODEL = "resources/lid.176.ftz"
 _CHARACTERS = 200
 _LEAST_LETTERS = 20
 _LEAST_PROBABILITY = 0.5
+_LABELS = 176
+_ANY_PROBABILITY = -1.0
 
 
 def identify(text: str) -> str:
@@ -60,6 +63,26 @@ def check_installed() -> None:
             "the language identifier is not installed",
             'pip install "sentence-pipelines[languages]"',
         )
+
+
+def check_languages(wanted: Sequence[str]) -> None:
+    """Makes sure, on the driver, that each of the languages can be told.
+
+    Raises:
+        InputError: The model is not installed, or it knows no such language.
+    """
+    if not wanted:
+        return
+    check_installed()
+    labels, _ = _model().predict("text", _LABELS, _ANY_PROBABILITY)
+    known = {label.removeprefix("__label__") for label in labels}
+    for language in wanted:
+        if language not in known:
+            raise InputError(
+                "corpus.languages",
+                f"`{language}` is no language that can be told",
+                f"one of {', '.join(sorted(known))}",
+            )
 
 
 def _model_path() -> Path | None:

@@ -49,7 +49,10 @@ def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     if not drops_duplicates(settings):
         return rows
     kept = _kept(settings)
-    alike = Window.partitionBy(kept, text_key(F.col("left"))).orderBy("unit", "run", "place")
+    # Rows that are dropped already are spread: all the blank lines of a lake share one text.
+    alone = F.xxhash64("run", "place", "left")
+    key = F.when(kept, text_key(F.col("left"))).otherwise(alone)
+    alike = Window.partitionBy(kept, key).orderBy("unit", "run", "place")
     again = F.when(kept & (F.row_number().over(alike) > 1), DUPLICATE)
     return _with_reason(rows, again)
 

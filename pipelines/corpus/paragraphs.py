@@ -55,10 +55,11 @@ _BOILERPLATE_SIGNS = (
 )  # fmt: skip
 _SIGNS = "[(<&*_\\>\uff08"
 _MARKUP_SIGNS = "{}[]|!_="
-_REFERENCE = re.compile(r"<ref\b[^<>]*?(/>|>.*?</ref>)", re.IGNORECASE)
-_TAG = re.compile(r"</?[a-zA-Z][\w-]*(\s[^<>]*)?/?>|<!--.*?-->")
+# None of these looks past the next mark of its kind: a line may be megabytes of them.
+_REFERENCE = re.compile(r"<ref\b[^<>]*?(/>|>[^<]*</ref>)", re.IGNORECASE)
+_TAG = re.compile(r"</?[a-zA-Z][\w-]*(\s[^<>]*)?/?>|<!--[^<]*?-->")
 _WIKI_LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
-_EMPTY_BRACKETS = re.compile(r"\s*[(\uff08\[][\s,;:\u2013-]*[)\uff09\]]")
+_EMPTY_BRACKETS = re.compile(r"[(\uff08\[][\s,;:\u2013-]*[)\uff09\]]")
 _EMPHASIS = re.compile(r"(?<![\w*_])(\*{1,3}|_{1,3})(?=\S)([^*_\n]+?)(?<=\S)\1(?![\w*_])")
 _LINK = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\s]*(?: \"[^\"]*\")?\)")
 _ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+\-.!>~|])")
@@ -131,7 +132,7 @@ def plain(paragraph: str) -> str:
         paragraph = _EMPHASIS.sub(r"\2", paragraph)
     if "\\" in paragraph:
         paragraph = _ESCAPED.sub(r"\1", paragraph)
-    return paragraph.strip().removeprefix("> ")
+    return " ".join(paragraph.split()).removeprefix("> ")
 
 
 def _has_any(text: str, characters: str) -> bool:

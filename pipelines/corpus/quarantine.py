@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from pathlib import Path
 
 from pyspark.sql import DataFrame
@@ -32,20 +32,20 @@ def write_quarantine(units: DataFrame, folder: Path) -> None:
     write_single_file(ordered, folder / QUARANTINE_FILE)
 
 
-def check_quarantined(rows: int, reasons: Mapping[str, int], units: DataFrame, most: float) -> None:
+def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, most: float) -> None:
     """Refuses a corpus of which too much could not be read.
 
     Args:
-        rows: All rows, those that could not be read among them.
-        reasons: Rows that could not be read, by reason.
+        total: All rows or bytes, those that could not be read among them.
+        unread: Those that could not be read.
+        measure: `rows` or `bytes`.
         units: The rows of :mod:`pipelines.corpus.units`, to name the first one.
         most: `corpus.max_quarantined`.
 
     Raises:
         InputError: Naming the first place and its reason.
     """
-    unread = sum(reasons.values())
-    if not unread or unread <= most * rows:
+    if not unread or unread <= most * total:
         return
     first = (
         units.where("quarantined is not null")
@@ -56,7 +56,7 @@ def check_quarantined(rows: int, reasons: Mapping[str, int], units: DataFrame, m
     assert first is not None, "there are reasons, so there are rows"
     raise InputError(
         "corpus.max_quarantined",
-        f"{unread} of {rows} rows cannot be read, first {first['file']} at byte "
+        f"{unread} of {total} {measure} cannot be read, first {first['file']} at byte "
         f"{first['offset'] or 0} ({first['quarantined']})",
-        f"mend the input, or set it to at least {unread / rows:.2g}",
+        f"mend the input, or set it to at least {math.ceil(1000 * unread / total) / 1000}",
     )

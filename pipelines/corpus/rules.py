@@ -77,13 +77,13 @@ def clean_batches(
 
 
 def text_key(text: Column) -> Column:
-    """What two texts share that count as the same: their letters and digits, in lower case.
+    """What two texts share that count as the same: letters, marks and digits, in lower case.
 
     A text without any is its own key. The key is an `xxhash64`; null gives null.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    letters = F.regexp_replace(F.lower(text), r"[^\p{L}\p{N}]", "")
+    letters = F.regexp_replace(F.lower(text), r"[^\p{L}\p{M}\p{N}]", "")
     key = F.xxhash64(F.when(letters == "", text).otherwise(letters))
     return F.when(text.isNotNull(), key)
 

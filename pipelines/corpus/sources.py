@@ -26,7 +26,6 @@ from pipelines.corpus.rows import ROW_DDL
 from pipelines.corpus.splits import HEAD_BYTES, SPLIT_DDL, Probe, Wanted, probe, read_splits
 from pipelines.corpus.streams import UnreadableError, last_line_end, plain_suffix
 from pipelines.errors import InputError
-from pipelines.frames import read_path
 from pipelines.settings import CorpusSettings
 
 logger = logging.getLogger(__name__)
@@ -242,7 +241,7 @@ def _texts_of_file(
         raise InputError(f"{key}_columns", f"{file} has no column {missing}", remedy)
     for name in wanted:
         if kind == "parquet":
-            frame = session.read.parquet(read_path(file))
+            frame = tables.parquet_columns(session, [file], [name])
             yield frame.select(tables.text_of(name).alias("text"))
         else:
             rows = _read(session, [file], Wanted(kind, Columns((name,))))

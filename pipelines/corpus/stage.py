@@ -24,13 +24,21 @@ from pipelines.corpus.funnel import (
     check_adds_up,
     level_lines,
 )
-from pipelines.corpus.languages import check_installed
+from pipelines.corpus.inputs import DOCUMENT_FORMATS
+from pipelines.corpus.languages import check_languages
 from pipelines.corpus.quarantine import check_quarantined, write_quarantine
 from pipelines.corpus.sources import read_rows, texts_of
 from pipelines.corpus.statistics import corpus_statistics
 from pipelines.corpus.units import SCHEMA, text_level, unit_batches
 from pipelines.errors import InputError
-from pipelines.frames import Scratch, read_path, shuffle_partitions, write_path, write_single_file
+from pipelines.frames import (
+    Scratch,
+    batches_of,
+    read_path,
+    shuffle_partitions,
+    write_path,
+    write_single_file,
+)
 from pipelines.settings import Config, CorpusSettings
 from pipelines.storage import new_folder, write_json
 
@@ -53,6 +61,8 @@ _LEVELS: Mapping[str, tuple[str, str]] = {
 }
 """Levels before the pairs, in their order: what came in, and what is kept."""
 _BYTES_PER_PARTITION = 64 * 2**20
+# Of pieces of 64 KiB: 32 MiB.
+_PIECES_PER_BATCH = 512
 _REMEDIES: Mapping[str, str] = {
     "too short": "lower corpus.min_characters",
     "too long": "raise corpus.max_characters",
@@ -65,7 +75,10 @@ _REMEDIES: Mapping[str, str] = {
     overlaps.NEAR_DUPLICATE: "see corpus.near_duplicates",
     pair_forms.OUT_OF_RANGE: "set corpus.score_range",
     prose.NOTHING_AFTER: "set corpus.pairs to single, or name longer texts",
-    split.LEAK: "set corpus.evaluation_share=0",
+    **dict.fromkeys(
+        (split.LEAK, split.SAME_GROUP, split.SAME_QUERY, split.BEYOND),
+        "set corpus.evaluation_share=0",
+    ),
 }
 
 
@@ -119,8 +132,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     started = time.monotonic()
     settings = config.corpus
     pair_forms.check_settings(settings)
-    if settings.languages:
-        check_installed()
+    check_languages(settings.languages)
     raw = read_rows(session, settings)
     excluded = (
         texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")
@@ -129,7 +141,8 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     )
     folder = Path(config.prepared.folder).absolute() / FOLDER
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
-        units = scratch.keep_arrow(raw, partial(unit_batches, settings=settings), SCHEMA)
+        with batches_of(session, _PIECES_PER_BATCH):
+            units = scratch.keep_arrow(raw, partial(unit_batches, settings=settings), SCHEMA)
         read = _checked(units, settings)
         write_quarantine(units, aside)
         with shuffle_partitions(session, read.bytes // _BYTES_PER_PARTITION):
@@ -169,8 +182,18 @@ def _checked(units: DataFrame, settings: CorpusSettings) -> _Read:
         .collect()
     )
     reasons = {row["quarantined"]: row["rows"] for row in counted if row["quarantined"]}
-    rows = sum(row["rows"] for row in counted if row["level"] == ROWS)
-    check_quarantined(rows, reasons, units, settings.max_quarantined)
+    # Pieces of documents are much longer than the lines that cannot be read, so bytes count there,
+    # unless it is not known how many are lost.
+    lost = [row for row in counted if row["quarantined"]]
+    by_bytes = settings.format in DOCUMENT_FORMATS and all(row["bytes"] for row in lost)
+    measure = "bytes" if by_bytes else "rows"
+    check_quarantined(
+        sum(row[measure] for row in counted if row["level"] == ROWS),
+        sum(row[measure] for row in lost),
+        measure,
+        units,
+        settings.max_quarantined,
+    )
     return _Read(reasons, sum(row["bytes"] or 0 for row in counted))
 
 

@@ -8,9 +8,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.funnel import PAIRS
+from pipelines.corpus.units import EXAMPLE_CHARACTERS, EXAMPLES
 
-EXAMPLES = 3
-_CHARACTERS = 300
 _PLACES = 10
 
 
@@ -47,10 +46,11 @@ def corpus_statistics(
 
 def _examples(rows: DataFrame) -> dict[str, dict[str, list[str]]]:
     """A few texts of each reason, chosen by their hashes."""
-    text = F.substring(F.concat_ws(" | ", "left", "right"), 1, _CHARACTERS)
+    text = F.substring(F.concat_ws(" | ", "left", "right"), 1, EXAMPLE_CHARACTERS)
     dropped = rows.where("reason is not null").select("level", "reason", text.alias("text"))
     chosen = [
-        F.min_by("text", F.xxhash64(F.lit(number), "text")).alias(f"text_{number}")
+        # The hash that the executors choose by, where rows are only counted.
+        F.min_by("text", F.xxhash64(F.concat(F.lit(str(number)), "text"))).alias(f"text_{number}")
         for number in range(EXAMPLES)
     ]
     found = dropped.where("text != ''").groupBy("level", "reason").agg(*chosen).collect()

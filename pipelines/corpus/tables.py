@@ -11,10 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkTypeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
-from pyspark.sql.types import ArrayType, MapType, StructType
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.inputs import INPUTS, find_files, is_hidden
@@ -96,16 +97,36 @@ def read_parquet(session: SparkSession, settings: CorpusSettings, names: Names) 
     good = [footer for footer in footers if problems[footer.path] is None]
     if not good:
         raise _no_parquet(footers, names)
-    alike: dict[tuple[str, ...], list[str]] = {}
+    alike: dict[tuple[str, ...], list[Path]] = {}
     for footer in good:
         types = tuple(footer.types[name] for name in wanted)
-        alike.setdefault(types, []).append(read_path(footer.path))
+        alike.setdefault(types, []).append(footer.path)
     columns = columns_of(settings)
-    frames = [_rows(session.read.parquet(*paths), columns) for paths in alike.values()]
+    frames = [_rows(parquet_columns(session, paths, wanted), columns) for paths in alike.values()]
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
     if lost:
         frames.append(_quarantined(session, lost))
     return reduce(DataFrame.unionByName, frames)
+
+
+def parquet_columns(
+    session: SparkSession, paths: Sequence[Path], names: Sequence[str]
+) -> DataFrame:
+    """The named columns of Parquet files of one schema.
+
+    Spark does not look at the others, whose types it may not know (nanoseconds, half floats).
+    """
+    schema = pq.read_schema(paths[0])
+    files = [read_path(path) for path in paths]
+    try:
+        fields = [
+            StructField(name, from_arrow_type(schema.field(name).type))
+            for name in dict.fromkeys(names)
+        ]
+    except PySparkTypeError:
+        # Unsigned numbers, say, which Spark's own reader of footers takes for wider ones.
+        return session.read.parquet(*files)
+    return session.read.schema(StructType(fields)).parquet(*files)
 
 
 def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:

@@ -5,7 +5,7 @@ title and first paragraph, its lines, its paragraphs, its sentences. All of them
 executors, over Arrow batches.
 
 Whatever is not a text any more is only counted: a row of the result then stands for `rows` of
-its `level`, with one of them as an example in `left`.
+its `level`; one that stands for none shows one of them as an example, in `left`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ _RULES_OF_SENTENCES = {name: rule for name, rule in TEXT_RULES.items() if name !
 _RULES_OF_TITLES = {
     name: rule for name, rule in TEXT_RULES.items() if name not in (OTHER_LANGUAGE, TOO_SHORT)
 }
-_EXAMPLE_CHARACTERS = 300
+EXAMPLES = 3
+EXAMPLE_CHARACTERS = 300
 _SPARK_SEED = 42
 
 
@@ -219,13 +220,19 @@ class _Texts:
     place: list[int] = field(default_factory=list)
     language: list[str | None] = field(default_factory=list)
     counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
-    examples: dict[tuple[str, str | None], str] = field(default_factory=dict)
+    examples: dict[tuple[str, str, int], tuple[int, str]] = field(default_factory=dict)
 
     def count(self, level: str, reason: str | None, example: str) -> None:
         key = (level, reason)
         self.counts[key] = self.counts.get(key, 0) + 1
-        if reason is not None and key not in self.examples:
-            self.examples[key] = example[:_EXAMPLE_CHARACTERS]
+        text = example[:EXAMPLE_CHARACTERS]
+        if reason is None or not text:
+            return
+        # The lowest hash is the lowest of the corpus, however the rows came in batches.
+        for number in range(EXAMPLES):
+            ranked = (hash_of(f"{number}{text}"), text)
+            place = (level, reason, number)
+            self.examples[place] = min(self.examples.get(place, ranked), ranked)
 
     def text_batch(self, settings: CorpusSettings) -> pa.RecordBatch:
         left = single_spaces(pa.array(self.left, pa.string()))
@@ -247,15 +254,19 @@ class _Texts:
         )
 
     def count_batch(self, read_bytes: int) -> pa.RecordBatch:
-        keys = list(self.counts)
+        counted = [(level, reason, None, rows) for (level, reason), rows in self.counts.items()]
+        shown = {(level, reason, text) for (level, reason, _), (_, text) in self.examples.items()}
+        # An example stands for no row: its row is counted already.
+        lines = counted + [(*example, 0) for example in sorted(shown)]
+        levels, reasons, texts, rows = zip(*lines, strict=True)
         return _batch(
-            len(keys),
+            len(lines),
             {
-                "level": pa.array([level for level, _ in keys], pa.string()),
-                "left": pa.array([self.examples.get(key) for key in keys], pa.string()),
-                "reason": pa.array([reason for _, reason in keys], pa.string()),
-                "rows": pa.array([self.counts[key] for key in keys], pa.int64()),
-                "bytes": pa.array([read_bytes] + [0] * (len(keys) - 1), pa.int64()),
+                "level": pa.array(levels, pa.string()),
+                "left": pa.array(texts, pa.string()),
+                "reason": pa.array(reasons, pa.string()),
+                "rows": pa.array(rows, pa.int64()),
+                "bytes": pa.array([read_bytes] + [0] * (len(lines) - 1), pa.int64()),
             },
         )
 

@@ -271,7 +271,8 @@ def _reservations(host: str) -> Iterator[None]:
     Its thread would listen for another minute after every run, and for ever after a failed
     start. Nodes ask it until all have registered, so it lives as long as the run.
     """
-    with socket.create_server((host, 0)) as probe:
+    # On all addresses, as the library binds it: a port may be taken on one of them alone.
+    with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     names = {reservation.TFOS_SERVER_HOST: host, reservation.TFOS_SERVER_PORT: str(port)}
     before = {name: os.environ.get(name) for name in names}

@@ -12,6 +12,7 @@ shuffled to their lanes once and written by the executors.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -349,6 +350,8 @@ class _LaneWriter:
         self._lane = -1
         self._counts: Counter[str] = Counter()
         self._file: pa.RecordBatchFileWriter | None = None
+        self._path = folder
+        self._attempt = uuid.uuid4().hex
 
     def add(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Writes a granule; yields the summary of the lane before when a new one begins."""
@@ -359,9 +362,9 @@ class _LaneWriter:
         granules = self._counts["granules"]
         if granules % self._rows_per_part == 0:
             self._close_part()
-            path = part_path(self._folder, lane, granules // self._rows_per_part)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = pa.ipc.new_file(str(path), SCHEMA)
+            self._path = part_path(self._folder, lane, granules // self._rows_per_part)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = pa.ipc.new_file(str(self._aside()), SCHEMA)
         batch = rows.select(SCHEMA.names).cast(SCHEMA)
         assert self._file is not None
         self._file.write_batch(batch)
@@ -387,3 +390,8 @@ class _LaneWriter:
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._aside().replace(self._path)
+
+    def _aside(self) -> Path:
+        # A name of its own: another attempt at the same task must not write into this file.
+        return self._path.with_name(f".{self._path.name}.{self._attempt}")

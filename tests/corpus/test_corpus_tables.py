@@ -46,7 +46,7 @@ def test_wrong_parquet_files_are_quarantined_as_a_whole(spark, tmp_path):
     }
     assert bad["c.parquet"]["quarantined"] == "no column `text`"
     assert bad["d.parquet"]["quarantined"].startswith("column `text` holds list")
-    assert bad["e.parquet"]["quarantined"].startswith("not Parquet (")
+    assert bad["e.parquet"]["quarantined"].startswith("not Parquet, ")
     assert bad["c.parquet"]["level"] == "rows"
 
 

@@ -42,13 +42,13 @@ class Contestant:
         name: Engine and feed.
         make: Makes the engine.
         training: Settings of its runs.
-        falls_to: Share of the first steps' loss that the last steps' must be below.
+        falls_to: Share of the loss without learning that the last steps' must be below.
     """
 
     name: str
     make: Callable
     training: dict
-    falls_to: float = 0.9
+    falls_to: float = 0.95
 
     def __str__(self) -> str:
         return self.name
