@@ -195,7 +195,7 @@ def _check_together(config: Config) -> None:
             f"{encoder.heads} does not divide encoder.hidden",
             f"{encoder.hidden} is to be divided",
         )
-    if training.granules_per_step % training.workers:
+    if training.mode == "sync" and training.granules_per_step % training.workers:
         raise InputError(
             "training.granules_per_step",
             f"{training.granules_per_step} granules cannot be shared by {training.workers} workers",

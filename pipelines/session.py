@@ -22,12 +22,19 @@ logger = logging.getLogger(__name__)
 LOCAL_EXECUTOR_MEMORY_MB = 1024
 
 
-def spark_session(config: Config, app_name: str = "sentence-pipelines") -> SparkSession:
+def spark_session(
+    config: Config, app_name: str = "sentence-pipelines", executors: int | None = None
+) -> SparkSession:
     """Gives the running session, or starts one.
 
     A session that is already there (a notebook, Databricks) is used as it is. Under
     spark-submit the master is the one submitted to; under plain ``python`` it is
-    ``spark.master``, or a local cluster of one executor per training worker.
+    ``spark.master``, or a local cluster.
+
+    Args:
+        config: The configuration.
+        app_name: What Spark's pages show.
+        executors: Of a local cluster; one per training worker unless told.
 
     Raises:
         InputError: There is no Java, or the cluster cannot be reached.
@@ -40,7 +47,9 @@ def spark_session(config: Config, app_name: str = "sentence-pipelines") -> Spark
     # Executors must run the Python of the driver, where `pipelines` is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    for key, value in session_conf(config, submitted=_under_spark_submit()).items():
+    for key, value in session_conf(
+        config, submitted=_under_spark_submit(), executors=executors
+    ).items():
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()
@@ -77,14 +86,18 @@ def _is_running() -> bool:
     return SparkContext._active_spark_context is not None
 
 
-def session_conf(config: Config, *, submitted: bool) -> dict[str, str]:
+def session_conf(
+    config: Config, *, submitted: bool, executors: int | None = None
+) -> dict[str, str]:
     """The Spark conf of a new session; what the user set wins.
 
     Args:
         config: The configuration.
         submitted: True under spark-submit, whose own conf then decides about the cluster.
+        executors: Of a local cluster; one per training worker unless told.
     """
     training = config.training
+    executors = training.workers if executors is None else executors
     conf = {
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "8192",
@@ -93,12 +106,12 @@ def session_conf(config: Config, *, submitted: bool) -> dict[str, str]:
     if not submitted:
         conf |= {
             "spark.master": (
-                f"local-cluster[{training.workers},{training.threads},{LOCAL_EXECUTOR_MEMORY_MB}]"
+                f"local-cluster[{executors},{training.threads},{LOCAL_EXECUTOR_MEMORY_MB}]"
             ),
             "spark.executor.cores": str(training.threads),
             "spark.task.cpus": str(training.threads),
             "spark.ui.enabled": "false",
-            "spark.sql.shuffle.partitions": str(4 * training.workers),
+            "spark.sql.shuffle.partitions": str(4 * executors),
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j_file()}",
         }
     master = config.spark.get("master", conf.get("spark.master", ""))

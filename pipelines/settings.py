@@ -225,7 +225,26 @@ class TrainingSettings(Settings):
     workers: int = Field(default=2, ge=1, description="Processes that train, one an executor.")
     threads: int = Field(default=1, ge=1, description="CPU threads a worker.")
     granules_per_step: int = Field(
-        default=2, ge=1, description="Granules of one update; a multiple of `workers`."
+        default=2, ge=1, description="Granules of one update; with `sync` a multiple of `workers`."
+    )
+    max_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description=(
+            "`async`, `hogwild`: a step waits for all that are more than so many before it; "
+            "0: in step; unset: it never waits."
+        ),
+    )
+    parameter_servers: int = Field(
+        default=1,
+        ge=1,
+        description="`async` of `tensorflowonspark`: executors that share the parameters.",
+    )
+    transport: Literal["http", "socket"] = Field(
+        default="http", description="How workers of `elephas` reach its parameter server."
+    )
+    round_steps: int = Field(
+        default=8, ge=1, description="`sync` of `elephas`: steps between two averagings."
     )
     epochs: int = Field(default=1, ge=1, description="Passes over the lanes.")
     max_steps: int | None = Field(default=None, ge=1, description="Stop after so many steps.")

@@ -57,7 +57,7 @@ def train(config: Config) -> Path:
     prepared = Path(config.prepared.folder).absolute()
     manifest = LaneManifest.load(prepared / "lanes")
     plan = _plan(config, manifest)
-    session = spark_session(config) if chosen.needs_spark else None
+    session = _session_for(chosen, config)
     chosen.check(session, config)
     spec, weights = start_encoder(config, manifest.vocabulary)
     steps = plan.steps_per_epoch * config.training.epochs
@@ -108,15 +108,26 @@ def evaluate(config: Config) -> dict[str, Metrics]:
 
 def run(config: Config) -> dict[str, Metrics]:
     """Prepares, trains and evaluates."""
+    chosen = engine(config.training.engine)
+    check_fit(chosen, config)
+    # All stages share the session, so it is made for the one that asks for most.
+    _session_for(chosen, config)
     prepare(config)
     train(config)
     return evaluate(config)
 
 
+def _session_for(chosen: Engine, config: Config) -> SparkSession | None:
+    """The session that an engine trains in, if it needs one."""
+    if not chosen.needs_spark:
+        return None
+    return spark_session(config, executors=chosen.executors(config))
+
+
 def _plan(config: Config, manifest: LaneManifest) -> BatchPlan:
     """The order of the steps; refuses what the lanes do not allow."""
     training = config.training
-    if training.workers > manifest.lanes:
+    if training.mode == "sync" and training.workers > manifest.lanes:
         raise InputError(
             "training.workers",
             f"{training.workers} workers cannot share {manifest.lanes} lanes",
@@ -163,13 +174,19 @@ def _export(folder: Path, step: int, prepared: Path, name: str) -> None:
 
 
 def _training_figures(outcome: TrainingOutcome) -> dict[str, float]:
-    return {
+    figures = {
         "steps": outcome.steps,
         "examples": outcome.examples,
         "seconds": round(outcome.seconds, 2),
         "examples_per_second": round(outcome.examples_per_second, 2),
         "final_loss": outcome.losses[-1],
     }
+    if outcome.staleness is not None:
+        figures |= {
+            "staleness_mean": round(outcome.staleness.mean, 3),
+            "staleness_max": outcome.staleness.most,
+        }
+    return figures
 
 
 def _merge_metrics(folder: Path, figures: dict[str, Any]) -> None:

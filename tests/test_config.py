@@ -74,6 +74,11 @@ def test_a_wrong_file_is_named(tmp_path, content, message):
     assert "\n" not in str(caught.value)
 
 
+def test_asynchronous_workers_need_not_share_a_step_evenly():
+    config = load(overrides=["training.mode=async", "training.workers=3"])
+    assert (config.training.workers, config.training.granules_per_step) == (3, 2)
+
+
 def test_a_config_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         Config().training.workers = 3

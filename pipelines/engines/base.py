@@ -8,11 +8,13 @@ of the batches, the schedule, checkpoints and metrics are not its business: each
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
+from pipelines.training.ledger import Ledger
 from pipelines.training.monitor import Monitor
 from pipelines.training.run import TrainingOutcome, TrainingRun
 
@@ -22,22 +24,41 @@ if TYPE_CHECKING:
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """What a user should know of an update rule of an engine, in whole sentences.
+
+    Attributes:
+        guarantee: What it promises about the result.
+        choose_when: When it is the one to take.
+        needs: What it needs of the cluster, with the keys of the Spark conf.
+    """
+
+    guarantee: str
+    choose_when: str
+    needs: str
+
+
 class Engine(Protocol):
     """One way to train on a cluster.
 
     Attributes:
         name: Its name in the registry.
-        modes: Update rules that it knows.
+        modes: Update rules that it knows, by the name that ``training.mode`` gives them.
         frameworks: Frameworks that can compute its gradients.
         feeds: Ways that granules can reach its workers.
         needs_spark: Whether it starts executors.
     """
 
     name: str
-    modes: tuple[str, ...]
+    modes: Mapping[str, Mode]
     frameworks: tuple[str, ...]
     feeds: tuple[str, ...]
     needs_spark: bool
+
+    def executors(self, config: Config) -> int:
+        """Executors that a run occupies at once; 0 if it needs no Spark."""
+        ...
 
     def check(self, session: SparkSession | None, config: Config) -> None:
         """Looks at what can be known before the start. Runs on the driver.
@@ -69,11 +90,12 @@ def check_fit(engine: Engine, config: Config) -> None:
     Raises:
         InputError: Naming the key, and the values that fit.
     """
-    for key, asked, known in (
+    choices: tuple[tuple[str, str, Iterable[str]], ...] = (
         ("training.mode", config.training.mode, engine.modes),
         ("training.framework", config.training.framework, engine.frameworks),
         ("training.feed", config.training.feed, engine.feeds),
-    ):
+    )
+    for key, asked, known in choices:
         if asked not in known:
             raise InputError(
                 key, f"engine {engine.name} has no `{asked}`", f"one of {', '.join(known)}"
@@ -81,16 +103,25 @@ def check_fit(engine: Engine, config: Config) -> None:
 
 
 def monitor_for(
-    engine: str, run: TrainingRun, on_metrics: OnMetrics, host: str, bind: str | None = None
+    engine: str,
+    run: TrainingRun,
+    on_metrics: OnMetrics,
+    host: str,
+    bind: str | None = None,
+    *,
+    workers: int | None = None,
+    servers: int = 0,
 ) -> Monitor:
-    """The driver's monitor with the deadlines of a run."""
+    """The driver's monitor with the deadlines of a run; ``training.workers`` unless told."""
     training = run.config.training
+    workers = training.workers if workers is None else workers
     return Monitor(
         engine,
-        training.workers,
+        workers,
+        Ledger(run, workers, on_metrics),
         host=host,
         bind=bind,
         start_seconds=training.start_seconds,
         stall_seconds=training.stall_seconds,
-        on_metrics=on_metrics,
+        servers=servers,
     )

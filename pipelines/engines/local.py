@@ -6,20 +6,23 @@ framework out of the driver, and the memory and threads of one run out of the ne
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from pipelines.engines.base import OnMetrics, monitor_for
-from pipelines.errors import EngineError, EngineUnavailable, InputError
+from pipelines.engines.base import Mode, OnMetrics, monitor_for
+from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.settings import Config
 from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 10.0
 
@@ -28,27 +31,32 @@ class LocalEngine:
     """Trains in a single child process of the driver."""
 
     name = "local"
-    modes = ("sync",)
+    modes: ClassVar = {
+        "sync": Mode(
+            guarantee="The reference: its loss curve is what the other engines are held to.",
+            choose_when="One machine is enough, or there is no Spark.",
+            needs="Nothing.",
+        )
+    }
     frameworks = ("tensorflow",)
     feeds = ("lanes", "memory")
     needs_spark = False
 
+    def executors(self, config: Config) -> int:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return 0
+
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""
-        training = config.training
-        if training.workers != 1:
-            raise InputError(
-                "training.workers",
-                f"engine local has one process, not {training.workers}",
-                "set it to 1; training.granules_per_step can stay",
-            )
+        if config.training.workers != 1:
+            logger.info("engine local trains in one process; training.workers counts for nothing")
         check_installed("tensorflow", self.name)
 
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
         """See :class:`pipelines.engines.base.Engine`."""
-        monitor = monitor_for(self.name, run, on_metrics, "127.0.0.1")
+        monitor = monitor_for(self.name, run, on_metrics, "127.0.0.1", workers=1)
         task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
         process = subprocess.Popen(
             [sys.executable, "-c", "from pipelines.engines.local import main; main()"],

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -32,7 +32,7 @@ from pipelines.quiet import quiet_import
 with quiet_import():
     from tensorflowonspark import TFCluster, TFSparkNode, reservation, util
 
-from pipelines.engines.base import OnMetrics, monitor_for
+from pipelines.engines.base import Mode, OnMetrics, monitor_for
 from pipelines.engines.local import check_installed
 from pipelines.errors import EngineError, EngineUnavailable, PipelineError
 from pipelines.lanes.files import SCHEMA, LaneReader, decode
@@ -61,10 +61,21 @@ class TensorFlowOnSparkEngine:
     """Trains on one TensorFlow node per executor."""
 
     name = NAME
-    modes = ("sync",)
+    modes: ClassVar = {
+        "sync": Mode(
+            guarantee="The loss curve of `local`, on any number of workers.",
+            choose_when="The result must not depend on the cluster, and executors are alike.",
+            needs="An executor per worker with one task at a time (`spark.task.cpus` = "
+            "`spark.executor.cores`), `spark.python.worker.reuse` true, `spark.speculation` false.",
+        )
+    }
     frameworks = ("tensorflow",)
     feeds = ("lanes", "spark", "memory")
     needs_spark = True
+
+    def executors(self, config: Config) -> int:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return config.training.workers
 
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""

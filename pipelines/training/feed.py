@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipelines.lanes.files import Granule, LaneReader
-from pipelines.lanes.plan import share
 from pipelines.training.run import WorkerTask
 
 
@@ -26,11 +25,10 @@ class StepWork:
 
 
 def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
-    """Reads the worker's own lanes in place. Runs on an executor."""
+    """Reads the worker's granules from the lane files in place. Runs on an executor."""
     run = task.run
     reader = LaneReader(run.lanes_folder, run.manifest, run.sides)
-    for step in run.plan.steps(run.first_step, run.last_step):
-        addresses = share(step, task.rank, task.workers)
+    for step, addresses in task.steps():
         yield StepWork(step.index, step.epoch, [reader.granule(a) for a in addresses])
 
 

@@ -1,4 +1,4 @@
-"""The step loop: the same for every engine and every framework. Runs on an executor."""
+"""The step loop of synchronous runs, and what all loops share. Runs on an executor."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
+from pipelines.encoder.weights import Weights
 from pipelines.settings import TrainingSettings
 from pipelines.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork
+from pipelines.training.ledger import StepRecord
 from pipelines.training.reporter import Reporter
-from pipelines.training.run import TrainingOutcome, WorkerTask
+from pipelines.training.run import WorkerTask
 from pipelines.training.schedule import learning_rate
 
 
@@ -21,6 +23,17 @@ class Stepper(Protocol):
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
+        ...
+
+    def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
+        """Loss and clipped gradients of this worker's granules at given weights.
+
+        Leaves the stepper with these weights; its optimiser has no part in it.
+        """
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Takes another state, of the same shape."""
         ...
 
     def checkpoint(self, step: int) -> Checkpoint:
@@ -46,8 +59,8 @@ def train_worker(
     exchange: Exchange,
     feed: Iterator[StepWork],
     reporter: Reporter,
-) -> TrainingOutcome:
-    """Trains from the run's first step to its last. Runs on an executor.
+) -> None:
+    """Trains in step with the other workers, from first to last. Runs on an executor.
 
     Args:
         task: The worker's task.
@@ -59,95 +72,64 @@ def train_worker(
     run, training = task.run, task.run.config.training
     stepper = stepper_factory(task, load_checkpoint(run.run_folder, run.first_step), exchange)
     reporter.ready()
-    meter = _Meter(task, reporter)
+    meter = Meter(reporter)
     for work in meter.timed(feed):
         rate = learning_rate(work.index, run.last_step, training)
         loss = stepper.step(work, rate)
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss of step {work.index} is {loss}: lower training.learning_rate"
-            )
+        check_finite(work.index, loss)
         meter.step_done(work, loss, rate)
         done = work.index + 1
-        if task.rank == 0 and (done % training.checkpoint_every == 0 or done == run.last_step):
+        if task.rank == 0 and run.is_checkpointed(done):
             save_checkpoint(run.run_folder, stepper.checkpoint(done), training.keep_checkpoints)
-    outcome = meter.outcome()
-    reporter.done(outcome)
-    return outcome
 
 
-class _Meter:
-    """Counts what was done, and sends a metrics line every ``log_every`` steps from rank 0.
+def check_finite(step: int, loss: float) -> None:
+    """Ends a run whose numbers have left the range of the machine.
 
-    Its figures are those of the steps since the line before.
+    Raises:
+        FloatingPointError: The loss is infinite or no number.
+    """
+    if not math.isfinite(loss):
+        raise FloatingPointError(f"the loss of step {step} is {loss}: lower training.learning_rate")
+
+
+class Meter:
+    """Measures a worker's steps, and tells the driver of each.
+
+    Args:
+        reporter: The line to the driver.
     """
 
-    def __init__(self, task: WorkerTask, reporter: Reporter) -> None:
-        self._task = task
+    def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._began = self._window_began = time.monotonic()
-        self._settled: tuple[float, int] | None = None
-        self._losses: list[float] = []
+        self._began = time.monotonic()
         self._waited = 0.0
-        self._tokens = self._slots = self._window_steps = 0
 
     def timed(self, feed: Iterator[StepWork]) -> Iterator[StepWork]:
         """Passes the feed on, and measures how long each step's granules took to come."""
         while True:
             asked = time.monotonic()
             work = next(feed, None)
-            self._waited += time.monotonic() - asked
+            self._waited = time.monotonic() - asked
             if work is None:
                 return
             yield work
 
-    def step_done(self, work: StepWork, loss: float, rate: float) -> None:
-        self._losses.append(loss)
-        self._window_steps += 1
-        self._tokens += sum(granule.tokens for granule in work.granules)
-        self._slots += sum(granule.slots for granule in work.granules)
-        self._reporter.step_done(work.index)
-        is_last = work.index + 1 == self._task.run.last_step
-        if (work.index + 1) % self._task.run.config.training.log_every == 0 or is_last:
-            self._log(work, rate)
-
-    def outcome(self) -> TrainingOutcome:
-        now = time.monotonic()
-        since, steps_before = self._settled or (self._began, 0)
-        steps = len(self._losses)
-        examples = self._task.run.examples_per_step
-        return TrainingOutcome(
-            steps=steps,
-            examples=steps * examples,
-            seconds=now - self._began,
-            examples_per_second=(steps - steps_before) * examples / max(now - since, 1e-9)
-            if steps > steps_before
-            else steps * examples / max(now - self._began, 1e-9),
-            losses=tuple(self._losses),
-        )
-
-    def _log(self, work: StepWork, rate: float) -> None:
-        now = time.monotonic()
-        window = max(now - self._window_began, 1e-9)
-        # Tokens are counted here and scaled up: workers' granules are of one bucket.
-        tokens = self._tokens * self._task.workers
-        if self._task.rank == 0:
-            self._reporter.metrics(
-                {
-                    "step": work.index + 1,
-                    "epoch": work.epoch,
-                    "loss": sum(self._losses[-self._window_steps :]) / self._window_steps,
-                    "learning_rate": rate,
-                    "examples_per_second": self._window_steps
-                    * self._task.run.examples_per_step
-                    / window,
-                    "tokens_per_second": tokens / window,
-                    "padding": 1 - self._tokens / max(self._slots, 1),
-                    "data_wait": self._waited / window,
-                    "seconds": now - self._began,
-                }
+    def step_done(
+        self, work: StepWork, loss: float, rate: float, staleness: int | None = None
+    ) -> None:
+        """Reports a step."""
+        self._reporter.step_done(
+            StepRecord(
+                step=work.index,
+                epoch=work.epoch,
+                loss=loss,
+                learning_rate=rate,
+                granules=len(work.granules),
+                tokens=sum(granule.tokens for granule in work.granules),
+                slots=sum(granule.slots for granule in work.granules),
+                waited=self._waited,
+                seconds=time.monotonic() - self._began,
+                staleness=staleness,
             )
-        if self._settled is None:
-            self._settled = (now, len(self._losses))
-        self._window_began, self._waited = now, 0.0
-        self._tokens = self._slots = self._window_steps = 0
+        )

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from pipelines.errors import EngineError
+from pipelines.training.ledger import Ledger, StepRecord
 from pipelines.training.run import TrainingOutcome
 
 SILENCE_SECONDS = 30.0
@@ -40,7 +41,7 @@ class _Worker:
     moved: float
     step: int = -1
     ready: bool = False
-    result: dict[str, Any] | None = None
+    done: bool = False
     failure: str | None = None
     gone: bool = False
 
@@ -61,31 +62,36 @@ class Monitor:
 
     Args:
         engine: Name of the engine, for errors.
-        workers: How many workers to expect.
+        workers: How many workers to expect, of ranks 0 and up.
+        ledger: Takes what the workers did, on a thread of the monitor.
         host: Address by which the executors reach the driver.
         bind: Address to listen at, if that is another one.
         start_seconds: Deadline for all of them to be ready.
         stall_seconds: Deadline for a step.
-        on_metrics: Called with each metrics line, on a thread of the monitor.
+        servers: How many further processes to expect, of the ranks after the workers': the run
+            ends without their word, and not without them.
     """
 
     def __init__(
         self,
         engine: str,
         workers: int,
+        ledger: Ledger,
         *,
         host: str = "127.0.0.1",
         bind: str | None = None,
         start_seconds: float,
         stall_seconds: float,
-        on_metrics: Callable[[dict[str, Any]], None],
+        servers: int = 0,
     ) -> None:
         self.token = secrets.token_hex(16)
         self._engine = engine
-        self._expected = workers
+        self._workers = workers
+        self._expected = workers + servers
+        self._ledger = ledger
+        self._entering = threading.Lock()
         self._start_seconds = start_seconds
         self._stall_seconds = stall_seconds
-        self._on_metrics = on_metrics
         self._shared = _Shared()
         self._closing = False
         self._all_ready: float | None = None
@@ -119,11 +125,11 @@ class Monitor:
             should_stop: Asked every second; an error ends the run.
 
         Returns:
-            What rank 0 reported.
+            What the workers' steps add up to.
 
         Raises:
             EngineError: A worker failed, died, fell silent, or did not start or move in time.
-            Exception: What ``on_metrics`` raised, for instance on a full disk.
+            Exception: What the ledger's listener raised, for instance on a full disk.
         """
         began = time.monotonic()
         shared = self._shared
@@ -134,11 +140,8 @@ class Monitor:
                 self._raise_first_failure()
                 if (stop := should_stop()) is not None:
                     raise stop
-                results = [w.result for w in shared.workers.values() if w.result is not None]
-                if len(results) == self._expected:
-                    rank_zero = shared.workers[0].result
-                    assert rank_zero is not None
-                    return TrainingOutcome.from_message(rank_zero)
+                if sum(worker.done for worker in shared.workers.values()) == self._workers:
+                    return self._ledger.outcome()
                 self._check_deadlines(began)
                 shared.changed.wait(1.0)
 
@@ -163,7 +166,7 @@ class Monitor:
         missing = sorted(
             rank
             for rank in range(self._expected)
-            if rank not in workers or not (workers[rank].ready or workers[rank].result)
+            if rank not in workers or not (workers[rank].ready or workers[rank].done)
         )
         if missing and now - began > self._start_seconds:
             raise EngineError(
@@ -175,12 +178,12 @@ class Monitor:
         if not missing and self._all_ready is None:
             self._all_ready = now
         for worker in workers.values():
-            if worker.result is not None:
+            if worker.done:
                 continue
             if now - worker.heard > SILENCE_SECONDS:
                 raise self._error(worker, f"nothing was heard of it for {SILENCE_SECONDS:.0f} s")
             since = max(worker.moved, self._all_ready or now)
-            if now - since > self._stall_seconds:
+            if worker.rank < self._workers and now - since > self._stall_seconds:
                 raise self._error(
                     worker,
                     f"no step was finished within training.stall_seconds"
@@ -213,7 +216,7 @@ class Monitor:
                 while line := lines.readline(MAX_LINE_BYTES):
                     self._take(worker, json.loads(line))
         except (OSError, ValueError, KeyError) as error:
-            if worker is not None and worker.failure is None and worker.result is None:
+            if worker is not None and worker.failure is None and not worker.done:
                 worker.failure = f"its line to the driver broke ({error})"
         finally:
             if worker is not None:
@@ -241,15 +244,21 @@ class Monitor:
         return worker
 
     def _take(self, worker: _Worker, message: dict[str, Any]) -> None:
+        if message["kind"] == "steps":
+            self._enter(message["records"])
         with self._shared.changed:
             worker.heard = time.monotonic()
             _HANDLERS[message["kind"]](worker, message)
             self._shared.changed.notify_all()
-        if message["kind"] == "metrics":
-            try:
-                self._on_metrics(message["line"])
-            except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
-                self._shared.broken = error
+
+    def _enter(self, records: list[dict[str, Any]]) -> None:
+        """Enters records into the ledger, whose listener may be slow or fail."""
+        try:
+            with self._entering:
+                for record in records:
+                    self._ledger.add(StepRecord(**record))
+        except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
+            self._shared.broken = error
 
     def _dismiss(self, word: bytes, seconds: float) -> None:
         """Sends the last word and waits until every connection is closed."""
@@ -269,7 +278,7 @@ class Monitor:
 
 
 def _is_lost(worker: _Worker) -> bool:
-    return worker.failure is not None or (worker.gone and worker.result is None)
+    return worker.failure is not None or (worker.gone and not worker.done)
 
 
 def _on_ready(worker: _Worker, _: dict[str, Any]) -> None:
@@ -277,29 +286,23 @@ def _on_ready(worker: _Worker, _: dict[str, Any]) -> None:
     worker.moved = worker.heard
 
 
-def _on_alive(worker: _Worker, message: dict[str, Any]) -> None:
-    if message["step"] != worker.step:
-        worker.step = message["step"]
+def _on_steps(worker: _Worker, message: dict[str, Any]) -> None:
+    if message["records"]:
+        worker.step = message["records"][-1]["step"]
         worker.moved = worker.heard
 
 
-def _on_done(worker: _Worker, message: dict[str, Any]) -> None:
-    worker.result = message
+def _on_done(worker: _Worker, _: dict[str, Any]) -> None:
+    worker.done = True
 
 
 def _on_failed(worker: _Worker, message: dict[str, Any]) -> None:
     worker.failure = f"{message['cause']}\n{message['traceback']}"
 
 
-def _on_metrics(worker: _Worker, message: dict[str, Any]) -> None:
-    worker.step = message["line"]["step"]
-    worker.moved = worker.heard
-
-
 _HANDLERS: dict[str, Callable[[_Worker, dict[str, Any]], None]] = {
     "ready": _on_ready,
-    "alive": _on_alive,
+    "steps": _on_steps,
     "done": _on_done,
     "failed": _on_failed,
-    "metrics": _on_metrics,
 }

@@ -1,7 +1,7 @@
 """The worker's end of the line to the driver.
 
 A worker holds one TCP connection to the driver's monitor for as long as it lives, and sends
-JSON lines over it: that it is there, that it is alive, what it has done, how it ended. The
+JSON lines over it: that it is there, what it has done since it last spoke, how it ended. The
 connection itself is the life line: when a process dies, the system closes it, and the other
 side knows at once.
 """
@@ -12,12 +12,17 @@ import json
 import os
 import socket
 import threading
+import time
 import traceback
+from dataclasses import asdict
 from typing import Any
 
-from pipelines.training.run import TrainingOutcome, WorkerTask
+from pipelines.training.ledger import StepRecord
+from pipelines.training.run import WorkerTask
 
 HEARTBEAT_SECONDS = 2.0
+# Records of fast steps travel together.
+RECORDS_SECONDS = 0.1
 CONNECT_SECONDS = 20.0
 LEAVE_SECONDS = 600.0
 ABORTED = 70
@@ -41,10 +46,12 @@ class Reporter:
         self._task = task
         self._socket = socket.create_connection(task.monitor, timeout=CONNECT_SECONDS)
         self._socket.settimeout(None)
-        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._recording = threading.Lock()
         self._leave = threading.Event()
         self._closed = threading.Event()
-        self._step = task.run.first_step
+        self._records: list[dict[str, Any]] = []
+        self._sent = 0.0
 
     def __enter__(self) -> Reporter:
         self._send(
@@ -66,40 +73,44 @@ class Reporter:
     def failed(self, error: BaseException) -> None:
         """The worker cannot go on."""
         summary = "".join(traceback.format_exception_only(error)).strip()
+        self._send_records()
         self._send("failed", cause=summary, traceback="".join(traceback.format_exception(error)))
 
     def ready(self) -> None:
         """The worker could begin with its first step."""
         self._send("ready")
 
-    def step_done(self, step: int) -> None:
-        """The worker has finished a step; cheap, since the heartbeat carries it."""
-        self._step = step
+    def step_done(self, record: StepRecord) -> None:
+        """The worker has finished its part of a step."""
+        with self._recording:
+            self._records.append(asdict(record))
+        if time.monotonic() - self._sent > RECORDS_SECONDS:
+            self._send_records()
 
-    def metrics(self, line: dict[str, Any]) -> None:
-        """A line for ``metrics.jsonl``."""
-        self._send("metrics", line=line)
+    def done(self) -> None:
+        """The worker has finished all that it had to do."""
+        self._send_records()
+        self._send("done")
 
-    def done(self, outcome: TrainingOutcome) -> None:
-        """The worker has finished its part."""
-        self._send(
-            "done",
-            steps=outcome.steps,
-            examples=outcome.examples,
-            seconds=outcome.seconds,
-            examples_per_second=outcome.examples_per_second,
-            losses=outcome.losses if self._task.rank == 0 else (),
-        )
+    def serve(self) -> None:
+        """Waits, without end, for the driver's word to leave: its silence ends the process."""
+        self._leave.wait()
+
+    def _send_records(self) -> None:
+        with self._recording:
+            records, self._records = self._records, []
+            self._sent = time.monotonic()
+        self._send("steps", records=records)
 
     def _send(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"kind": kind} | fields).encode() + b"\n"
-        with self._lock:
+        with self._sending:
             self._socket.sendall(line)
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_SECONDS):
             try:
-                self._send("alive", step=self._step)
+                self._send_records()
             except OSError:
                 return  # The listener sees the same, and acts on it.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines.lanes.files import LaneManifest, SideName
-from pipelines.lanes.plan import BatchPlan, first_lane
+from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
 from pipelines.objectives import OBJECTIVES
 from pipelines.settings import Config
 
@@ -40,6 +40,15 @@ class TrainingRun:
         return self.plan.granules_per_step * self.manifest.granule
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether each step is one worker's alone, and not shared by all of them."""
+        return self.config.training.mode != "sync"
+
+    def is_checkpointed(self, step: int) -> bool:
+        """Whether the state before a step is kept."""
+        return step % self.config.training.checkpoint_every == 0 or step == self.last_step
+
+    @property
     def sides(self) -> tuple[SideName, ...]:
         """The sides of a granule that are embedded, in the order in which the loss takes them."""
         wanted = OBJECTIVES[self.config.objective.name].sides
@@ -67,7 +76,36 @@ class WorkerTask:
     @property
     def first_lane(self) -> int:
         """The first lane that this worker reads."""
+        if self.run.takes_turns:
+            return 0
         return first_lane(self.rank, self.workers, self.run.plan.granules_per_step)
+
+    def steps(self) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
+        """The steps that this worker has a part in, each with the granules that are its own.
+
+        In a synchronous run that is an equal part of every step. In an asynchronous one it is
+        the whole of every so many-th step, so that the updates are the same ones, of as many
+        granules, on any number of workers; they differ by the age of the parameters alone.
+        """
+        run = self.run
+        for step in run.plan.steps(run.first_step, run.last_step):
+            if not run.takes_turns:
+                yield step, share(step, self.rank, self.workers)
+            elif step.index % self.workers == self.rank:
+                yield step, step.granules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staleness:
+    """How old the parameters were that gradients were computed on, in updates by others.
+
+    Attributes:
+        mean: Over the steps.
+        most: The largest.
+    """
+
+    mean: float
+    most: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +115,11 @@ class TrainingOutcome:
     Attributes:
         steps: Optimiser updates that were made.
         examples: Examples that were seen.
-        seconds: From the first step to the last, on rank 0.
+        seconds: From the first step to the last.
         examples_per_second: Over the steps after the first logged ones, which hold the
             framework's start-up.
         losses: The loss of every step.
+        staleness: Of the gradients; None for a synchronous run.
     """
 
     steps: int
@@ -88,14 +127,4 @@ class TrainingOutcome:
     seconds: float
     examples_per_second: float
     losses: tuple[float, ...]
-
-    @classmethod
-    def from_message(cls, message: dict[str, Any]) -> TrainingOutcome:
-        """Reads what rank 0 sent."""
-        return cls(
-            steps=int(message["steps"]),
-            examples=int(message["examples"]),
-            seconds=float(message["seconds"]),
-            examples_per_second=float(message["examples_per_second"]),
-            losses=tuple(map(float, message["losses"])),
-        )
+    staleness: Staleness | None = None

@@ -13,16 +13,16 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines.encoder.tensorflow import configure_threads, forward
+from pipelines.encoder.weights import Weights
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
 from pipelines.objectives import OBJECTIVES
 from pipelines.settings import TrainingSettings
+from pipelines.training.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork
 from pipelines.training.run import WorkerTask
-
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class _Texts(NamedTuple):
@@ -104,8 +104,7 @@ class TensorFlowStepper:
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
-        compute = self._across if self._across_granules else self._within
-        loss, gradients = compute(work)
+        loss, gradients = self._loss_and_gradients(work)
         number = float(work.index + 1)
         mean_loss = self._update(
             gradients,
@@ -116,6 +115,25 @@ class TensorFlowStepper:
         )
         return float(mean_loss)
 
+    def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
+        """Loss and clipped gradients of this worker's granules at given weights."""
+        for name, value in weights.items():
+            self._weights[name].assign(value)
+        loss, gradients = self._loss_and_gradients(work)
+        if self._training.clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._training.clip_norm)
+        named = zip(self._weights, gradients, strict=True)
+        return float(loss), {name: gradient.numpy() for name, gradient in named}
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Takes another state, of the same shape."""
+        for variables, values in (
+            (self._weights, checkpoint.weights),
+            (self._moments, checkpoint.moments),
+        ):
+            for name, value in values.items():
+                variables[name].assign(value)
+
     def checkpoint(self, step: int) -> Checkpoint:
         """The state before a step, as numpy arrays."""
         return Checkpoint(
@@ -124,6 +142,9 @@ class TensorFlowStepper:
             weights={name: value.numpy() for name, value in self._weights.items()},
             moments={name: value.numpy() for name, value in self._moments.items()},
         )
+
+    def _loss_and_gradients(self, work: StepWork) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        return self._across(work) if self._across_granules else self._within(work)
 
     def _within(self, work: StepWork) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Loss and gradients with each granule's own negatives, meaned over the granules."""

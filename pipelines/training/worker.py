@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from typing import Any
 
 from pipelines.quiet import quiet_import
-from pipelines.training.exchange import Alone, Exchange
+from pipelines.training.exchange import Alone
 from pipelines.training.feed import FILE_FEEDS, StepWork
 from pipelines.training.loop import StepperFactory, train_worker
 from pipelines.training.reporter import Reporter
@@ -14,6 +15,9 @@ from pipelines.training.run import WorkerTask
 
 # Where each framework's stepper is; imported only in a worker.
 STEPPERS = {"tensorflow": ("pipelines.training.tensorflow", "TensorFlowStepper")}
+
+
+Loop = Callable[[WorkerTask, StepperFactory, Any, Iterator[StepWork], Reporter], None]
 
 
 def stepper_factory(framework: str) -> StepperFactory:
@@ -25,8 +29,9 @@ def stepper_factory(framework: str) -> StepperFactory:
 
 def run_worker(
     task: WorkerTask,
-    make_exchange: Callable[[], Exchange] = Alone,
+    make_exchange: Callable[[], Any] = Alone,
     feed: Callable[[], Iterator[StepWork]] | None = None,
+    loop: Loop = train_worker,
 ) -> bool:
     """Trains one worker's share, under the eyes of the driver. Runs on an executor.
 
@@ -35,9 +40,10 @@ def run_worker(
 
     Args:
         task: The worker's task.
-        make_exchange: Called once the line to the driver stands, since starting a cluster may
-            fail or wait.
+        make_exchange: Makes what the loop moves numbers with. Called once the line to the
+            driver stands, since starting a cluster may fail or wait.
         feed: The worker's steps; by default from the lane files.
+        loop: The rule by which the workers' steps become one run.
 
     Returns:
         Whether the share was finished; if not, the driver knows why.
@@ -53,7 +59,8 @@ def run_worker(
             factory.prepare_process(training)
             exchange = make_exchange()
             steps = feed() if feed is not None else FILE_FEEDS[training.feed](task)
-            train_worker(task, factory, exchange, steps, reporter)
+            loop(task, factory, exchange, steps, reporter)
+            reporter.done()
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it
             reporter.failed(error)
             return False

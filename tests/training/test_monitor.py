@@ -7,11 +7,23 @@ import threading
 import time
 
 import pytest
+from runs import make_run
 
 from pipelines.errors import EngineError
+from pipelines.training.ledger import Ledger
 from pipelines.training.monitor import Monitor
 
-RESULT = {"steps": 3, "examples": 24, "seconds": 1.0, "examples_per_second": 24.0, "losses": [1.0]}
+RECORD = {
+    "step": 0,
+    "epoch": 0,
+    "loss": 1.0,
+    "learning_rate": 0.1,
+    "granules": 1,
+    "tokens": 3,
+    "slots": 4,
+    "waited": 0.0,
+    "seconds": 1.0,
+}
 
 
 class Peer:
@@ -31,13 +43,16 @@ class Peer:
 
 @pytest.fixture
 def make_monitor():
-    def make(workers: int = 2, start_seconds: float = 20, stall_seconds: float = 20) -> Monitor:
+    def make(
+        workers: int = 2, start_seconds: float = 20, stall_seconds: float = 20, servers: int = 0
+    ) -> Monitor:
         return Monitor(
             "test",
             workers,
+            Ledger(make_run(3, log_every=1), workers, lines.append),
             start_seconds=start_seconds,
             stall_seconds=stall_seconds,
-            on_metrics=lines.append,
+            servers=servers,
         )
 
     lines: list[dict] = []
@@ -48,10 +63,10 @@ def make_monitor():
 def test_two_workers_finish_and_are_told_to_leave(make_monitor):
     with make_monitor() as monitor:
         peers = [Peer(monitor, rank) for rank in (0, 1)]
-        peers[0].send("metrics", line={"step": 1})
         for peer in peers:
             peer.send("ready")
-            peer.send("done", **RESULT)
+            peer.send("steps", records=[RECORD])
+            peer.send("done")
         assert monitor.wait().losses == (1.0,)
         heard = []
         readers = [threading.Thread(target=lambda p=p: heard.append(end(p))) for p in peers]
@@ -60,7 +75,7 @@ def test_two_workers_finish_and_are_told_to_leave(make_monitor):
     for reader in readers:
         reader.join(10)
     assert heard == [b"leave\n"] * 2
-    assert make_monitor.lines == [{"step": 1}]
+    assert [line["step"] for line in make_monitor.lines] == [1]
     with pytest.raises(OSError):
         socket.create_connection(monitor.address, timeout=2)
 
@@ -141,8 +156,9 @@ def test_a_stranger_learns_and_changes_nothing(make_monitor, line):
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
         peer = Peer(monitor, 0)
-        peer.send("done", **RESULT)
-        assert monitor.wait().steps == 3
+        peer.send("steps", records=[RECORD | {"granules": 2}])
+        peer.send("done")
+        assert monitor.wait().steps == 1
         peer.socket.close()
 
 
@@ -152,6 +168,43 @@ def test_a_rank_is_taken_once(make_monitor):
         first.send("ready")
         time.sleep(0.2)
         assert Peer(monitor, 0).hears() == b""
-        first.send("done", **RESULT)
-        assert monitor.wait().steps == 3
+        first.send("done")
+        assert monitor.wait().steps == 0
         first.socket.close()
+
+
+def test_a_server_is_waited_for_at_the_start_alone(make_monitor):
+    with make_monitor(1, servers=1) as monitor:
+        worker, server = Peer(monitor, 0), Peer(monitor, 1)
+        server.send("ready")
+        worker.send("ready")
+        worker.send("done")
+        assert monitor.wait().steps == 0
+        for peer in (worker, server):
+            threading.Thread(target=end, args=(peer,), daemon=True).start()
+
+
+def test_the_death_of_a_server_ends_the_run(make_monitor):
+    with (
+        pytest.raises(EngineError, match=r"rank 1, host host-1.*process died"),
+        make_monitor(1, servers=1) as monitor,
+    ):
+        worker, server = Peer(monitor, 0), Peer(monitor, 1)
+        worker.send("ready")
+        server.send("ready")
+        server.socket.close()
+        threading.Thread(target=end, args=(worker,), daemon=True).start()
+        monitor.wait()
+
+
+def test_what_the_listener_raises_reaches_the_caller(make_monitor):
+    class Full(list):
+        def append(self, line):
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"), make_monitor(1) as monitor:
+        monitor._ledger._on_line = Full().append
+        peer = Peer(monitor, 0)
+        peer.send("steps", records=[RECORD | {"granules": 2}])
+        threading.Thread(target=end, args=(peer,), daemon=True).start()
+        monitor.wait()

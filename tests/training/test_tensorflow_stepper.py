@@ -11,6 +11,7 @@ from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.weights import random_weights
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.plan import noise_seed
+from pipelines.training.adamw import AdamW
 from pipelines.training.checkpoint import (
     Checkpoint,
     checkpoint_steps,
@@ -85,6 +86,33 @@ def test_the_update_is_pytorchs_adamw():
         theirs.step()
     for name, value in ours.checkpoint(3).weights.items():
         np.testing.assert_allclose(value, weights[name].numpy(), atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("negatives", ["granule", "step"])
+def test_gradients_at_given_weights_are_those_of_a_step(negatives):
+    training = {"weight_decay": 0.1, "clip_norm": 0.5}
+    whole, worker = (stepper({"negatives": negatives}, training) for _ in range(2))
+    start = random_weights(SPEC, 3)
+    server = AdamW(start, {}, weight_decay=0.1)
+    for index in range(3):
+        part = work(index, granule(2 * index), granule(2 * index + 1))
+        expected = whole.step(part, 1e-2)
+        loss, gradients = worker.gradients(part, server.weights)
+        assert loss == pytest.approx(expected, rel=1e-5)
+        server.update(gradients, 1e-2, index + 1)
+    for name, value in whole.checkpoint(3).weights.items():
+        np.testing.assert_allclose(server.weights[name], value, atol=1e-5, err_msg=name)
+
+
+def test_another_state_is_taken_whole():
+    one, other = stepper(), stepper()
+    for index in range(2):
+        one.step(work(index, granule(index)), 1e-2)
+    other.load(one.checkpoint(2))
+    losses = [each.step(work(2, granule(2)), 1e-2) for each in (one, other)]
+    assert losses[0] == losses[1]
+    for name, value in one.checkpoint(3).moments.items():
+        np.testing.assert_array_equal(other.checkpoint(3).moments[name], value, err_msg=name)
 
 
 def test_clipping_bounds_the_norm():

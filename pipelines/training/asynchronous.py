@@ -1,0 +1,183 @@
+"""The step loop of asynchronous runs: pull parameters, compute, push a gradient.
+
+Each step is one worker's alone, and its update is made by whoever holds the parameters. So an
+asynchronous run makes the same updates as a synchronous one, of the same granules and at the
+same learning rates, on any number of workers; only the parameters that a gradient is computed
+on may be older. How old they may be is bounded by ``training.max_staleness``; with 0 each step
+waits for all before it, and the run is the synchronous one.
+
+Source of the bound: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
+Parameter Server", NeurIPS 2013.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipelines.encoder.weights import Weights
+from pipelines.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from pipelines.training.exchange import Alone
+from pipelines.training.feed import StepWork
+from pipelines.training.loop import Meter, Stepper, StepperFactory, check_finite
+from pipelines.training.reporter import Reporter
+from pipelines.training.run import TrainingRun, WorkerTask
+from pipelines.training.schedule import learning_rate
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is, as the parameter servers know it.
+
+    Attributes:
+        applied: All steps before this one have been applied.
+        saved: The newest step whose state has been saved.
+    """
+
+    applied: int
+    saved: int
+
+
+class Parameters(Protocol):
+    """A worker's way to the parameters, which are somewhere else.
+
+    Its calls raise what the transport raises; they may block no longer than a step may take.
+    """
+
+    def pull(self) -> tuple[Weights, int]:
+        """The weights as they are now, and how many updates they have had."""
+        ...
+
+    def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
+        """Has an update made; returns how many the weights have had with it."""
+        ...
+
+    def progress(self) -> Progress:
+        """How far the run is."""
+        ...
+
+    def state(self) -> tuple[Weights, Weights]:
+        """Weights, and the optimiser's arrays as a checkpoint holds them."""
+        ...
+
+    def mark_saved(self, step: int) -> None:
+        """Lets the others go on from a step whose state has been saved."""
+        ...
+
+
+def train_asynchronously(
+    task: WorkerTask,
+    stepper_factory: StepperFactory,
+    parameters: Parameters,
+    feed: Iterator[StepWork],
+    reporter: Reporter,
+) -> None:
+    """Makes the steps whose turn is this worker's, from first to last. Runs on an executor.
+
+    Args:
+        task: The worker's task.
+        stepper_factory: Makes the framework's side from a checkpoint.
+        parameters: The way to the parameters.
+        feed: The worker's steps.
+        reporter: The line to the driver.
+    """
+    run, training = task.run, task.run.config.training
+    checkpoint = load_checkpoint(run.run_folder, run.first_step)
+    stepper = stepper_factory(task, checkpoint, Alone())
+    gate = _Gate(task, parameters, checkpoint)
+    reporter.ready()
+    meter = Meter(reporter)
+    for work in meter.timed(feed):
+        gate.wait_for(work.index)
+        rate = learning_rate(work.index, run.last_step, training)
+        loss, staleness = _update(stepper, parameters, work, rate)
+        meter.step_done(work, loss, rate, staleness)
+    gate.finish()
+
+
+def oldest_needed(run: TrainingRun, step: int) -> int:
+    """The step before which all must have been applied when a step begins.
+
+    That is what bounds the staleness; and a step behind a checkpoint waits for all before that
+    checkpoint, so that the state which is saved holds exactly them.
+    """
+    every, bound = run.config.training.checkpoint_every, run.config.training.max_staleness
+    fence = max(run.first_step, step // every * every)
+    return fence if bound is None else max(fence, step - bound)
+
+
+def _update(
+    stepper: Stepper, parameters: Parameters, work: StepWork, rate: float
+) -> tuple[float, int]:
+    """One update; returns its loss, and how many others came between pull and push."""
+    weights, pulled = parameters.pull()
+    loss, gradients = stepper.gradients(work, weights)
+    check_finite(work.index, loss)
+    pushed = parameters.push(work.index, gradients, rate)
+    return loss, pushed - 1 - pulled
+
+
+class _Gate:
+    """Holds a worker back where it would go too far ahead of the others.
+
+    Rank 0 saves the checkpoints, when it comes to the first of its steps behind one.
+    """
+
+    def __init__(self, task: WorkerTask, parameters: Parameters, checkpoint: Checkpoint) -> None:
+        self._task = task
+        self._parameters = parameters
+        self._spec = checkpoint.spec
+        self._known = Progress(applied=task.run.first_step, saved=task.run.first_step)
+
+    def wait_for(self, step: int) -> None:
+        """Returns when a step may begin."""
+        run = self._task.run
+        fence = max(run.first_step, self._fence(step))
+        if self._task.rank == 0:
+            self._save_up_to(fence)
+        self._await(saved=fence, applied=oldest_needed(run, step))
+
+    def finish(self) -> None:
+        """Rank 0 saves what is left to be saved, when all steps have been applied."""
+        if self._task.rank == 0:
+            self._save_up_to(self._task.run.last_step)
+
+    def _fence(self, step: int) -> int:
+        every = self._task.run.config.training.checkpoint_every
+        return step // every * every
+
+    def _save_up_to(self, last: int) -> None:
+        """Saves the checkpoints up to one; none behind it can have begun."""
+        run = self._task.run
+        every = run.config.training.checkpoint_every
+        for step in (*range(self._fence(self._known.saved) + every, last, every), last):
+            if step <= self._known.saved:
+                continue
+            self._await(applied=step)
+            weights, moments = self._parameters.state()
+            saved = Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)
+            save_checkpoint(run.run_folder, saved, run.config.training.keep_checkpoints)
+            self._parameters.mark_saved(step)
+
+    def _await(self, *, saved: int = 0, applied: int = 0) -> None:
+        """Asks the servers until the run is so far.
+
+        Raises:
+            TimeoutError: It was not within ``training.stall_seconds``.
+        """
+        seconds = self._task.run.config.training.stall_seconds
+        deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        while self._known.saved < saved or self._known.applied < applied:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"waited {seconds} s (training.stall_seconds) for the steps before {applied}"
+                    f" and the checkpoint before step {saved}, and is at {self._known}"
+                )
+            self._known = self._parameters.progress()
+            if self._known.saved < saved or self._known.applied < applied:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)

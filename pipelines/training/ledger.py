@@ -1,0 +1,139 @@
+"""The driver's account of the steps: what each worker did becomes metrics lines and figures.
+
+Workers report their own part of a step. Whether a step is shared by all of them or made by one
+alone, it is complete when all of its granules are accounted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.training.run import Staleness, TrainingOutcome, TrainingRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One worker's part of one step.
+
+    Attributes:
+        step: Number of the step.
+        epoch: Its epoch.
+        loss: Mean over the worker's granules, or over all of the step where the workers share it.
+        learning_rate: Of the update.
+        granules: Granules that the worker computed.
+        tokens: Their tokens.
+        slots: The same with padding.
+        waited: Seconds that the worker waited for these granules.
+        seconds: Since the worker's first step began, at the end of this one.
+        staleness: Updates between the parameters that the gradient was computed on and those
+            that it was applied to; None where they are the same by construction.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    granules: int
+    tokens: int
+    slots: int
+    waited: float
+    seconds: float
+    staleness: int | None = None
+
+
+class Ledger:
+    """Collects the records of a run; not safe for threads, its caller is.
+
+    A metrics line is of the ``log_every`` steps before it, in the order of the steps.
+
+    Args:
+        run: The run.
+        workers: How many there are.
+        on_line: Called with each metrics line.
+    """
+
+    def __init__(
+        self, run: TrainingRun, workers: int, on_line: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._run = run
+        self._workers = workers
+        self._on_line = on_line
+        self._open: dict[int, list[StepRecord]] = {}
+        self._next = run.first_step
+        self._window: list[list[StepRecord]] = []
+        self._window_began = 0.0
+        self._losses: list[float] = []
+        self._staleness: list[int] = []
+        self._seconds = 0.0
+        self._settled: tuple[float, int] | None = None
+
+    def add(self, record: StepRecord) -> None:
+        """Takes a worker's part; passes on the lines that have become complete."""
+        records = self._open.setdefault(record.step, [])
+        records.append(record)
+        while self._is_complete(self._next):
+            self._close(self._open.pop(self._next))
+
+    def outcome(self) -> TrainingOutcome:
+        """What the complete steps add up to."""
+        steps, examples = len(self._losses), self._run.examples_per_step
+        since, before = self._settled or (0.0, 0)
+        if steps <= before:
+            since, before = 0.0, 0
+        return TrainingOutcome(
+            steps=steps,
+            examples=steps * examples,
+            seconds=self._seconds,
+            examples_per_second=(steps - before) * examples / max(self._seconds - since, 1e-9),
+            losses=tuple(self._losses),
+            staleness=_staleness(self._staleness),
+        )
+
+    def _is_complete(self, step: int) -> bool:
+        granules = sum(record.granules for record in self._open.get(step, ()))
+        return granules == self._run.plan.granules_per_step
+
+    def _close(self, records: list[StepRecord]) -> None:
+        """Counts a complete step, the next in order."""
+        weight = sum(record.granules for record in records)
+        self._losses.append(sum(record.loss * record.granules for record in records) / weight)
+        self._staleness += [record.staleness for record in records if record.staleness is not None]
+        self._seconds = max(self._seconds, *(record.seconds for record in records))
+        self._window.append(records)
+        self._next += 1
+        if self._next % self._run.config.training.log_every == 0 or (
+            self._next == self._run.last_step
+        ):
+            self._log()
+
+    def _log(self) -> None:
+        records = [record for step in self._window for record in step]
+        steps = len(self._window)
+        seconds = max(self._seconds - self._window_began, 1e-9)
+        tokens = sum(record.tokens for record in records)
+        ages = [record.staleness for record in records if record.staleness is not None]
+        staleness = _staleness(ages)
+        line = {
+            "step": self._next,
+            "epoch": records[-1].epoch,
+            "loss": sum(self._losses[-steps:]) / steps,
+            "learning_rate": records[-1].learning_rate,
+            "examples_per_second": steps * self._run.examples_per_step / seconds,
+            "tokens_per_second": tokens / seconds,
+            "padding": 1 - tokens / max(sum(record.slots for record in records), 1),
+            "data_wait": sum(record.waited for record in records) / seconds / self._workers,
+            "seconds": self._seconds,
+        }
+        if staleness is not None:
+            line |= {"staleness_mean": staleness.mean, "staleness_max": staleness.most}
+        if self._settled is None:
+            self._settled = (self._seconds, len(self._losses))
+        self._window_began = self._seconds
+        self._window = []
+        self._on_line(line)
+
+
+def _staleness(ages: Sequence[int]) -> Staleness | None:
+    return Staleness(mean=sum(ages) / len(ages), most=max(ages)) if ages else None

@@ -1,0 +1,83 @@
+"""Lines and figures from what the workers report, in whatever order it comes."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import make_run
+
+from pipelines.training.ledger import Ledger, StepRecord
+
+
+def record(step: int, loss: float = 1.0, granules: int = 2, **values) -> StepRecord:
+    known = {
+        "epoch": 0,
+        "learning_rate": 0.1,
+        "tokens": 30,
+        "slots": 40,
+        "waited": 0.25,
+        "seconds": step + 1.0,
+    }
+    return StepRecord(step=step, loss=loss, granules=granules, **(known | values))
+
+
+def test_a_shared_step_is_complete_with_all_its_granules():
+    lines = []
+    ledger = Ledger(make_run(2, log_every=1), 2, lines.append)
+    ledger.add(record(0, loss=1.0, granules=1))
+    assert not lines
+    ledger.add(record(0, loss=2.0, granules=1, seconds=1.5))
+    assert [line["loss"] for line in lines] == [1.5]
+    assert lines[0]["tokens_per_second"] == pytest.approx(60 / 1.5)
+    assert lines[0]["padding"] == pytest.approx(0.25)
+    assert lines[0]["data_wait"] == pytest.approx(0.5 / 1.5 / 2)
+    assert "staleness_mean" not in lines[0]
+    assert ledger.outcome().staleness is None
+
+
+def test_lines_cover_the_steps_since_the_line_before():
+    lines = []
+    ledger = Ledger(make_run(5, log_every=2), 2, lines.append)
+    for step, age in enumerate([0, 1, 3, 0, 1]):
+        ledger.add(record(step, loss=float(step), staleness=age))
+    assert [line["step"] for line in lines] == [2, 4, 5]
+    assert [line["loss"] for line in lines] == [0.5, 2.5, 4.0]
+    assert [line["staleness_mean"] for line in lines] == [0.5, 1.5, 1.0]
+    assert [line["staleness_max"] for line in lines] == [1, 3, 1]
+    outcome = ledger.outcome()
+    assert (outcome.steps, outcome.examples, outcome.seconds) == (5, 5 * 16, 5.0)
+    assert (outcome.staleness.mean, outcome.staleness.most) == (1.0, 3)
+    # The first two steps hold the framework's start-up.
+    assert outcome.examples_per_second == pytest.approx(3 * 16 / 3)
+
+
+def test_a_run_of_one_line_has_a_rate():
+    ledger = Ledger(make_run(2, log_every=10), 2, lambda line: None)
+    for step in range(2):
+        ledger.add(record(step))
+    assert ledger.outcome().examples_per_second == pytest.approx(2 * 16 / 2)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 7), st.integers(0, 30))
+def test_the_order_of_arrival_changes_nothing(chance: random.Random, every: int, first: int):
+    def account(records):
+        lines = []
+        ledger = Ledger(make_run(first + 20, first, log_every=every), 2, lines.append)
+        for one in records:
+            ledger.add(one)
+        return lines, ledger.outcome()
+
+    records = [
+        record(step, loss=step * 0.5 + part, granules=1)
+        for step in range(first, first + 20)
+        for part in (0, 1)
+    ]
+    lines, outcome = account(records)
+    shuffled = records.copy()
+    chance.shuffle(shuffled)
+    other_lines, other = account(shuffled)
+    assert len(outcome.losses) == 20
+    assert other.losses == pytest.approx(outcome.losses)
+    assert [line["step"] for line in other_lines] == [line["step"] for line in lines]
+    assert [line["loss"] for line in other_lines] == pytest.approx([line["loss"] for line in lines])

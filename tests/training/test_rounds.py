@@ -1,0 +1,37 @@
+"""When rounds end, and that a state survives its travels."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import make_run
+
+from pipelines.encoder.spec import EncoderSpec
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.rounds import checkpoint_of, round_ends, state_of
+
+SPEC = EncoderSpec(vocabulary=5, layers=1, hidden=8, heads=2, intermediate=8, positions=8)
+
+
+@given(st.integers(0, 40), st.integers(1, 80), st.integers(1, 12), st.integers(1, 30))
+def test_a_resumed_run_has_the_rounds_of_the_whole_one(first, more, steps, every):
+    last = first + more
+    whole = list(round_ends(make_run(last, 0, round_steps=steps, checkpoint_every=every)))
+    assert whole[-1] == last
+    assert set(range(every, last, every)) <= set(whole)
+    assert all(after - before <= steps for before, after in zip([0, *whole], whole, strict=False))
+    # Runs go on from a checkpoint, which is the end of a round.
+    first -= first % every
+    resumed = list(round_ends(make_run(last, first, round_steps=steps, checkpoint_every=every)))
+    assert resumed == [end for end in whole if end > first]
+
+
+def test_a_state_is_its_checkpoint():
+    weights = {"a": np.ones((2, 3), np.float32), "b": np.zeros(2, np.float32)}
+    fresh = Checkpoint(0, SPEC, weights, {})
+    state = state_of(fresh)
+    assert list(state) == [f"{kind}/{name}" for kind in ("weights", "m", "v") for name in "ab"]
+    again = checkpoint_of(state, 5, fresh)
+    assert again.step == 5
+    assert again.weights.keys() == weights.keys()
+    assert again.moments.keys() == {"m/a", "m/b", "v/a", "v/b"}
+    assert state_of(again).keys() == state.keys()
