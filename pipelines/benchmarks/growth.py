@@ -49,6 +49,7 @@ _LARGER = 1.4
 # What the largest job leaves and needs meanwhile, over its text.
 _JOB_SHARE = 5
 _BEGINNING = 300_000
+_TABLE_WIDTH = 120
 _GIGABYTE = 1e9
 _DEADLINE_SECONDS = 600
 _DEADLINE_SECONDS_PER_MB = 20
@@ -122,6 +123,8 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     picture = folder / "growth.svg"
     storage.write_text(picture, _picture(sizes))
     console = Console()
+    # Where output is no terminal, the table would be cut at eighty columns.
+    console.width = max(console.width, _TABLE_WIDTH)
     console.print(_table([start, *sizes]))
     console.print(f"picture  {picture}", soft_wrap=True, highlight=False)
     return growth_figures(start, sizes)
