@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipelines import config, storage
@@ -27,24 +28,45 @@ def settings_page() -> str:
 
 
 def engines_page() -> str:
-    """The table of engines, as Markdown."""
+    """The tables of engines and of their modes, as Markdown."""
+    engines = [engine(name) for name in REGISTRY]
     lines = [
         NOTICE + "# Engines\n",
-        "Every synchronous engine gives the loss curve of `local`, on any number of workers.\n",
-        "| training.engine | training.mode | training.framework | training.feed | needs Spark |",
-        "|---|---|---|---|---|",
+        "Which engine trains is one word, `training.engine`; how updates are made is another, "
+        "`training.mode`. All start from the same folder, read the same lanes, write the same "
+        "checkpoints and end in the same model folder.\n",
+        *_table(
+            ("training.engine", "training.mode", "training.framework", "training.feed", "Spark"),
+            (
+                (
+                    f"`{found.name}`",
+                    ", ".join(found.modes),
+                    ", ".join(found.frameworks),
+                    ", ".join(found.feeds),
+                    "yes" if found.needs_spark else "no",
+                )
+                for found in engines
+            ),
+        ),
+        "\n## What each mode promises\n",
+        *_table(
+            ("engine, mode", "what it guarantees", "when to choose it", "what it needs"),
+            (
+                (f"`{found.name}` {name}", mode.guarantee, mode.choose_when, mode.needs)
+                for found in engines
+                for name, mode in found.modes.items()
+            ),
+        ),
+        "\n[Synchronous or asynchronous](modes.md) says how the modes differ.\n",
     ]
-    for name in REGISTRY:
-        found = engine(name)
-        cells = (
-            f"`{name}`",
-            ", ".join(found.modes),
-            ", ".join(found.frameworks),
-            ", ".join(found.feeds),
-            "yes" if found.needs_spark else "no",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(titles) + " |"
+    yield "|" + "---|" * len(titles)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
 PAGES = {"settings.md": settings_page, "engines.md": engines_page}

@@ -1,4 +1,4 @@
-"""Shared by all tests: one Spark cluster of two executors for the whole run."""
+"""Shared by all tests: one Spark cluster of three executors for the whole run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator:
-    """A session on a real local cluster: two executors of one core."""
-    session = spark_session(Config(), "tests")
+    """A session on a real local cluster: executors of one core for two workers and a server."""
+    session = spark_session(Config(), "tests", executors=3)
     yield session
     session.stop()
 

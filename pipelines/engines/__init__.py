@@ -10,6 +10,7 @@ from pipelines.errors import EngineUnavailable, InputError
 
 REGISTRY: Mapping[str, str] = {
     "local": "pipelines.engines.local:LocalEngine",
+    "elephas": "pipelines.engines.elephas:ElephasEngine",
     "tensorflowonspark": "pipelines.engines.tensorflowonspark:TensorFlowOnSparkEngine",
 }
 

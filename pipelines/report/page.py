@@ -91,6 +91,7 @@ def _tiles(training: Mapping[str, float]) -> dict[str, str]:
         "seconds": ("training time", duration),
         "examples_per_second": ("examples/s", whole),
         "final_loss": ("final loss", lambda value: f"{value:.4f}"),
+        "staleness_mean": ("mean staleness", lambda value: f"{value:.2f}"),
     }
     return {title: form(training[key]) for key, (title, form) in forms.items() if key in training}
 
@@ -131,6 +132,8 @@ def _charts(logged: Sequence[Mapping[str, float]]) -> list[Chart]:
         "Examples/s": "examples_per_second",
         "Tokens/s": "tokens_per_second",
     }
+    if any(line.get("staleness_max") for line in lines):
+        single |= {"Staleness, updates (mean)": "staleness_mean"}
     return [
         Chart("Loss", loss, wide=True),
         *(Chart(title, chart(title, steps, [Curve(column(key))])) for title, key in single.items()),

@@ -125,9 +125,9 @@ class Ledger:
             "padding": 1 - tokens / max(sum(record.slots for record in records), 1),
             "data_wait": sum(record.waited for record in records) / seconds / self._workers,
             "seconds": self._seconds,
+            "staleness_mean": staleness.mean if staleness else 0.0,
+            "staleness_max": staleness.most if staleness else 0,
         }
-        if staleness is not None:
-            line |= {"staleness_mean": staleness.mean, "staleness_max": staleness.most}
         if self._settled is None:
             self._settled = (self._seconds, len(self._losses))
         self._window_began = self._seconds

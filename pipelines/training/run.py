@@ -48,6 +48,25 @@ class TrainingRun:
         """Whether the state before a step is kept."""
         return step % self.config.training.checkpoint_every == 0 or step == self.last_step
 
+    def shares(
+        self, rank: int, workers: int
+    ) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
+        """The steps that one worker has a part in, each with the granules that are its own.
+
+        In a synchronous run that is an equal part of every step. In an asynchronous one it is
+        the whole of every so many-th step, so that the updates are the same ones, of as many
+        granules, on any number of workers; they differ by the age of the parameters alone.
+
+        Args:
+            rank: Number of the worker.
+            workers: How many there are.
+        """
+        for step in self.plan.steps(self.first_step, self.last_step):
+            if not self.takes_turns:
+                yield step, share(step, rank, workers)
+            elif step.index % workers == rank:
+                yield step, step.granules
+
     @property
     def sides(self) -> tuple[SideName, ...]:
         """The sides of a granule that are embedded, in the order in which the loss takes them."""
@@ -81,18 +100,8 @@ class WorkerTask:
         return first_lane(self.rank, self.workers, self.run.plan.granules_per_step)
 
     def steps(self) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
-        """The steps that this worker has a part in, each with the granules that are its own.
-
-        In a synchronous run that is an equal part of every step. In an asynchronous one it is
-        the whole of every so many-th step, so that the updates are the same ones, of as many
-        granules, on any number of workers; they differ by the age of the parameters alone.
-        """
-        run = self.run
-        for step in run.plan.steps(run.first_step, run.last_step):
-            if not run.takes_turns:
-                yield step, share(step, self.rank, self.workers)
-            elif step.index % self.workers == self.rank:
-                yield step, step.granules
+        """The steps that this worker has a part in; see :meth:`TrainingRun.shares`."""
+        return self.run.shares(self.rank, self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,12 @@ from pipelines.training.worker import run_worker
 class ForkEngine:
     """The smallest engine: one forked process, and numpy for a framework."""
 
-    name, modes, frameworks, needs_spark = "test", ("sync",), ("numpy",), False
+    name, modes, frameworks, needs_spark = "test", {"sync": None}, ("numpy",), False
     feeds = ("lanes", "memory")
+
+    def executors(self, config):
+        """None."""
+        return 0
 
     def check(self, session, config):
         """Nothing can be missing."""
@@ -43,28 +47,41 @@ class Contestant:
         make: Makes the engine.
         training: Settings of its runs.
         falls_to: Share of the loss without learning that the last steps' must be below.
+        repeats: Whether a run gives the same losses each time.
     """
 
     name: str
     make: Callable
     training: dict
     falls_to: float = 0.95
+    repeats: bool = True
 
     def __str__(self) -> str:
         return self.name
+
+
+def contestant(name: str, *, repeats: bool = True, **training) -> Contestant:
+    """An engine of the registry: what stands before the first dash of the name."""
+    return Contestant(
+        name,
+        lambda: engine(name.split("-", maxsplit=1)[0]),
+        {"workers": 2} | training,
+        repeats=repeats,
+    )
 
 
 CONTESTANTS = [
     Contestant(
         "test", ForkEngine, {"workers": 1, "framework": "numpy", "learning_rate": 1e-2}, 0.97
     ),
-    Contestant("local", lambda: engine("local"), {"workers": 1}),
-    Contestant("tensorflowonspark-lanes", lambda: engine("tensorflowonspark"), {"workers": 2}),
-    Contestant(
-        "tensorflowonspark-spark",
-        lambda: engine("tensorflowonspark"),
-        {"workers": 2, "feed": "spark"},
-    ),
+    contestant("local"),
+    contestant("tensorflowonspark-lanes"),
+    contestant("tensorflowonspark-spark", feed="spark"),
+    contestant("tensorflowonspark-async", mode="async", repeats=False),
+    contestant("tensorflowonspark-async-spark", mode="async", feed="spark", repeats=False),
+    contestant("elephas-sync", mode="sync", round_steps=4),
+    contestant("elephas-async", mode="async", repeats=False),
+    contestant("elephas-hogwild", mode="hogwild", transport="socket", repeats=False),
 ]
 
 

@@ -13,6 +13,8 @@ class NumpyStepper:
 
     def __init__(self, task, checkpoint, exchange):
         self.checkpointed = checkpoint
+        # The default temperature is one.
+        self.scale = SCALE * 0.05 / task.run.config.objective.temperature
         self.table = checkpoint.weights[TABLE].copy()
 
     @staticmethod
@@ -23,11 +25,11 @@ class NumpyStepper:
         losses, gradient = [], np.zeros_like(self.table)
         for granule in work.granules:
             left, right = bag(granule.left, self.table), bag(granule.right, self.table)
-            scores = SCALE * (left @ right.T)
+            scores = self.scale * (left @ right.T)
             shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
             picked = shifted / shifted.sum(axis=1, keepdims=True)
             losses.append(-np.log(np.diag(picked)).mean())
-            pull = SCALE * (picked - np.eye(len(picked))) / len(picked)
+            pull = self.scale * (picked - np.eye(len(picked))) / len(picked)
             scatter(gradient, granule.left, pull @ right)
             scatter(gradient, granule.right, pull.T @ left)
         self.table -= learning_rate * np.sign(gradient)

@@ -68,7 +68,9 @@ def wait_until_gone(before: set[int], ports: set[int]) -> None:
 
 def losses_without_learning(spark, contestant, make_run):
     """The losses of the same steps with the weights as they were: steps are not equally hard."""
-    settings = {**contestant.training, "workers": 1, "feed": "lanes", "learning_rate": 1e-12}
+    settings = {"workers": 1, "learning_rate": 1e-12}
+    if "framework" in contestant.training:
+        settings["framework"] = contestant.training["framework"]
     still = contestant.make() if "framework" in settings else engine("local")
     return still.train(spark, make_run(STEPS, "still", **settings), lambda line: None).losses
 
@@ -93,13 +95,17 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(contestant, ma
     assert all(0 <= line["padding"] < 1 and line["examples_per_second"] > 0 for line in lines)
     assert checkpoint_steps(run.run_folder) == [0, 10, 20, STEPS]
 
+    assert (outcome.staleness is None) == (run.config.training.mode == "sync")
+
     whole = load_checkpoint(run.run_folder, STEPS).weights
     shutil.rmtree(checkpoint_path(run.run_folder, STEPS))
     again = made.train(spark, resumed(run, 20), lines.append)
-    np.testing.assert_allclose(again.losses, outcome.losses[20:], rtol=1e-4)
+    # Where parameters may be older in one run than in the other, only so far apart.
+    losses_apart, weights_apart = (1e-4, 2e-4) if contestant.repeats else (0.05, 2e-2)
+    np.testing.assert_allclose(again.losses, outcome.losses[20:], rtol=losses_apart)
     rest = load_checkpoint(run.run_folder, STEPS).weights
     for name, weight in whole.items():
-        np.testing.assert_allclose(rest[name], weight, atol=2e-4, err_msg=name)
+        np.testing.assert_allclose(rest[name], weight, atol=weights_apart, err_msg=name)
     wait_until_gone(before, ports)
 
 
@@ -128,14 +134,47 @@ def test_a_worker_that_fails_is_named(contestant, make_run, spark, tmp_path):
     with pytest.raises(EngineError) as caught:
         contestant.make().train(spark, broken, lambda line: None)
     assert time.monotonic() - began < 60
-    # Fed by Spark, any worker may have got the partition that reads the last lane.
-    fed = contestant.training.get("feed") == "spark"
-    rank = r"\d" if fed else str(contestant.training["workers"] - 1)
-    where = rf"rank {rank}, host {socket.gethostname()}, lane {rank}: "
+    rank, lane = place_of_the_last_lane(contestant)
+    where = rf"rank {rank}, host {socket.gethostname()}, lane {lane}: "
     assert re.search(where, str(caught.value))
     assert missing in str(caught.value)
     wait_until_gone(before, ports)
     assert spark.range(3).count() == 3, "the session lives on"
+
+
+def place_of_the_last_lane(contestant):
+    """Rank and first lane of the worker that reads the last lane, as patterns."""
+    if contestant.name in {"test", "local"}:
+        return "0", "0"
+    if contestant.training.get("mode", "sync") != "sync":
+        return r"\d", "0"
+    # Fed by Spark, any worker may have got the partition that reads it.
+    return (r"\d", r"\d") if contestant.training.get("feed") == "spark" else ("1", "1")
+
+
+def test_an_objective_that_fails_on_an_executor_ends_the_run(contestant, make_run, spark):
+    run = make_run(STEPS, **contestant.training)
+    objective = run.config.objective.model_copy(update={"temperature": 1e-45})
+    config = run.config.model_copy(update={"objective": objective})
+    before, ports = started(), listening()
+    with pytest.raises(EngineError, match=r"rank \d, host .*lower training\.learning_rate"):
+        contestant.make().train(
+            spark, type(run)(**(vars(run) | {"config": config})), lambda line: None
+        )
+    assert checkpoint_steps(run.run_folder) == [0]
+    wait_until_gone(before, ports)
+
+
+def test_ports_that_others_listen_at_do_not_matter(contestant, make_run, spark):
+    # What the libraries take unless told otherwise: Elephas, TensorFlow, Flask.
+    with contextlib.ExitStack() as stack:
+        for port in (4000, 2222, 5000):
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("", port)))
+        outcome = contestant.make().train(
+            spark, make_run(2, **contestant.training), lambda line: None
+        )
+    assert outcome.steps == 2
 
 
 def test_a_worker_that_is_killed_ends_the_run(contestant, make_run, spark):

@@ -66,6 +66,8 @@ def run(tmp_path):
             "padding": 0.1,
             "data_wait": 0.02,
             "seconds": float(place),
+            "staleness_mean": 0.0,
+            "staleness_max": 0,
         }
         for place in range(12)
     ]
@@ -110,6 +112,21 @@ def test_shows_everything_there_is(run) -> None:
         "a & b",
     ):
         assert words in page.words
+
+
+def test_staleness_is_shown_where_there_was_any(run) -> None:
+    title = "Staleness, updates (mean)"
+    assert title not in read(write_report(run, run.parent / "prepared")).words
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    aged = [line | {"staleness_mean": 0.75, "staleness_max": 2} for line in lines]
+    text = "".join(json.dumps(line) + "\n" for line in aged)
+    storage.write_text(run / "metrics.jsonl", text)
+    figures = storage.read_json(run / "metrics.json")
+    figures["training"] |= {"staleness_mean": 0.75, "staleness_max": 2}
+    storage.write_json(run / "metrics.json", figures)
+    words = read(write_report(run, run.parent / "prepared")).words
+    assert title in words
+    assert "mean staleness" in words
 
 
 def test_needs_nothing_from_elsewhere(run) -> None:

@@ -32,7 +32,7 @@ def test_a_shared_step_is_complete_with_all_its_granules():
     assert lines[0]["tokens_per_second"] == pytest.approx(60 / 1.5)
     assert lines[0]["padding"] == pytest.approx(0.25)
     assert lines[0]["data_wait"] == pytest.approx(0.5 / 1.5 / 2)
-    assert "staleness_mean" not in lines[0]
+    assert (lines[0]["staleness_mean"], lines[0]["staleness_max"]) == (0, 0)
     assert ledger.outcome().staleness is None
 
 

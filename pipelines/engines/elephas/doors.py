@@ -1,0 +1,123 @@
+"""Connections of the parameter server: who is let in, for how long, and how all of them end.
+
+The server stands in the driver's process, on an address that others may reach. A connection
+that has not shown the token of the run is a stranger's: it may wait for a moment, among few.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import socket
+import socketserver
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+HELLO_SECONDS = 10.0
+STOP_SECONDS = 10.0
+MOST_STRANGERS = 64
+
+
+class Door(socketserver.TCPServer):
+    """Serves each connection on a thread of its own, in the driver; to be mixed into a server.
+
+    When there are too many strangers the one that has waited longest has to go, so that they
+    cannot keep a worker out, which shows its token at once.
+
+    Args:
+        arguments: Of the server.
+        token: Of the run.
+        settings: Of the server, by name.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any, token: bytes, **settings: Any) -> None:
+        self._token = token
+        self._guard = threading.Lock()
+        self._strangers: dict[socket.socket, float] = {}
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._ending = False
+        super().__init__(*arguments, **settings)
+        self._loop = threading.Thread(target=self._serve, name="parameter-server", daemon=True)
+
+    def open(self) -> None:
+        """Begins to serve."""
+        self._loop.start()
+
+    def close(self) -> None:
+        """Ends every connection and every thread; nothing listens when it returns."""
+        self._ending = True
+        if self._loop.is_alive():
+            self.shutdown()
+        self.server_close()
+        deadline = time.monotonic() + STOP_SECONDS
+        with self._guard:
+            open_now = dict(self._connections)
+        for connection in open_now:
+            _hang_up(connection)
+        threads = [self._loop, *open_now.values()] if self._loop.ident else []
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        if any(thread.is_alive() for thread in threads):
+            # Its connection is closed, and the error that ended the run is worth more.
+            logger.warning("a thread of the parameter server goes on after %s s", STOP_SECONDS)
+
+    def belongs(self, connection: socket.socket, token: bytes) -> bool:
+        """Whether a connection may stay: it has shown the token of the run."""
+        if not hmac.compare_digest(token, self._token):
+            return False
+        with self._guard:
+            self._strangers.pop(connection, None)
+        return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serves a new connection on a thread."""
+        thread = threading.Thread(target=self._attend, args=(request, client_address), daemon=True)
+        with self._guard:
+            if len(self._strangers) >= MOST_STRANGERS:
+                self._send_away(next(iter(self._strangers)))
+            self._strangers[request] = time.monotonic()
+            self._connections[request] = thread
+        thread.start()
+
+    def service_actions(self) -> None:
+        """Sends strangers away that have waited too long; called by the loop now and then."""
+        oldest = time.monotonic() - HELLO_SECONDS
+        with self._guard:
+            for connection, came in list(self._strangers.items()):
+                if came < oldest:
+                    self._send_away(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Takes the error of a connection, which ends with it."""
+        logger.debug("a connection from %s broke", client_address, exc_info=True)
+
+    def _serve(self) -> None:
+        self.serve_forever(poll_interval=0.1)
+
+    def _attend(self, request: socket.socket, client_address: Any) -> None:
+        try:
+            if not self._ending:
+                self.finish_request(request, client_address)
+        except Exception:  # noqa: BLE001 - as socketserver does: it ends this connection alone
+            self.handle_error(request, client_address)
+        finally:
+            with self._guard:
+                self._strangers.pop(request, None)
+                self._connections.pop(request, None)
+            self.shutdown_request(request)
+
+    def _send_away(self, connection: socket.socket) -> None:
+        del self._strangers[connection]
+        _hang_up(connection)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Wakes the thread that reads from a connection: it reads the end."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,87 @@
+"""The ways of the step loops to the parameter server. Run on an executor."""
+
+from __future__ import annotations
+
+import time
+
+from pipelines.encoder.weights import Weights
+from pipelines.engines.elephas.clients import GranuleClient
+from pipelines.engines.elephas.wire import Asked
+from pipelines.training.asynchronous import Progress
+from pipelines.training.run import WorkerTask
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+
+
+class ServedParameters:
+    """See :class:`pipelines.training.asynchronous.Parameters`."""
+
+    def __init__(self, client: GranuleClient, task: WorkerTask) -> None:
+        self._client = client
+        self._rank = task.rank
+
+    def pull(self) -> tuple[Weights, int]:
+        """The weights as they are now, and how many updates they have had."""
+        numbers, weights = self._client.get_parameters(Asked())
+        assert weights is not None, "the server has them from the start"
+        return weights, numbers.updates
+
+    def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
+        """Has an update made; returns how many the weights have had with it."""
+        asked = Asked(step=step, rank=self._rank, amount=learning_rate)
+        return self._client.update_parameters(gradients, asked).updates
+
+    def progress(self) -> Progress:
+        """How far the run is."""
+        numbers, _ = self._client.ask("progress", Asked())
+        return Progress(applied=numbers.updates, saved=numbers.saved)
+
+    def state(self) -> tuple[Weights, Weights]:
+        """Weights, and the optimiser's arrays as a checkpoint holds them."""
+        _, state = self._client.ask("state", Asked())
+        assert state is not None, "the server has it from the start"
+        weights = {
+            name.removeprefix("weights/"): value
+            for name, value in state.items()
+            if name.startswith("weights/")
+        }
+        moments = {name: value for name, value in state.items() if not name.startswith("weights/")}
+        return weights, moments
+
+    def mark_saved(self, step: int) -> None:
+        """Lets the others go on from a step whose state has been saved."""
+        self._client.ask("saved", Asked(step=step))
+
+
+class ServedRounds:
+    """See :class:`pipelines.training.rounds.Rounds`."""
+
+    def __init__(self, client: GranuleClient, task: WorkerTask) -> None:
+        self._client = client
+        self._rank = task.rank
+        self._seconds = task.run.config.training.stall_seconds
+
+    def pull(self, step: int) -> Weights:
+        """The state before a step that begins a round.
+
+        Raises:
+            TimeoutError: Not all workers have added to it within ``training.stall_seconds``.
+        """
+        deadline, pause = time.monotonic() + self._seconds, _FIRST_PAUSE
+        while True:
+            _, state = self._client.get_parameters(Asked(step=step, rank=self._rank))
+            if state is not None:
+                return state
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"waited {self._seconds} s (training.stall_seconds) for the other workers to"
+                    f" finish the round before step {step}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def push(self, step: int, deltas: Weights, granules: int) -> None:
+        """Adds what was subtracted from the state up to a step, by how many granules."""
+        self._client.update_parameters(
+            deltas, Asked(step=step, rank=self._rank, amount=float(granules))
+        )

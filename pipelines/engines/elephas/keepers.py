@@ -1,0 +1,207 @@
+"""What the parameter server holds, and what it does with it; knows nothing of connections.
+
+A keeper answers the requests of its mode. The arrays that an update brings belong to the
+connection, which does not touch them before the same worker's next update.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pipelines.encoder.weights import Weights
+from pipelines.engines.elephas.wire import Answered, Asked, Form, forms
+from pipelines.training.adamw import AdamW
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.rounds import round_ends, state_of
+from pipelines.training.run import TrainingRun
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is sent back.
+
+    Attributes:
+        numbers: The numbers.
+        arrays: The arrays of the form, or none of them.
+    """
+
+    numbers: Answered = field(default_factory=Answered)
+    arrays: Weights | None = None
+
+
+Handler = Callable[[Asked, Weights], Answer]
+
+
+class Keeper(Protocol):
+    """Holds the parameters of one run.
+
+    Attributes:
+        forms: The requests that it knows, by name.
+        reading: What it does at those that only look.
+        writing: What it does at those that change the arrays.
+    """
+
+    forms: Mapping[str, Form]
+    reading: Mapping[str, Handler]
+    writing: Mapping[str, Handler]
+
+    def weights(self) -> Weights:
+        """The weights as they are now."""
+        ...
+
+
+class SharedParameters:
+    """Weights that every gradient moves as it comes, by AdamW.
+
+    Counters are exact under any number of threads. The arrays are as exact as the lock that is
+    held around the handlers; without one, updates of the same elements may be lost, as in Niu,
+    Recht, Ré and Wright, "Hogwild!", NIPS 2011, arXiv:1106.5730.
+
+    Args:
+        run: The run.
+        checkpoint: The state to begin with.
+    """
+
+    def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
+        self.forms: Mapping[str, Form] = forms(run.config.training.mode, checkpoint.spec)
+        self.reading: Mapping[str, Handler] = {
+            "parameters": self._parameters,
+            "state": self._state,
+            "progress": self._progress,
+            "saved": self._mark_saved,
+        }
+        self.writing: Mapping[str, Handler] = {"update": self._update}
+        self._run = run
+        self._rule = AdamW(checkpoint.weights, checkpoint.moments, run.config.training.weight_decay)
+        self._counting = threading.Lock()
+        # The number of an update corrects AdamW's bias, so a resumed run counts on.
+        self._begun = self._made = self._applied = self._saved = run.first_step
+        self._begun_steps: set[int] = set()
+        self._made_steps: set[int] = set()
+
+    def weights(self) -> Weights:
+        """See :class:`Keeper`."""
+        return self._rule.weights
+
+    def _parameters(self, asked: Asked, _: Weights) -> Answer:
+        made = self._made
+        return Answer(
+            Answered(made), {name: value.copy() for name, value in self._rule.weights.items()}
+        )
+
+    def _state(self, asked: Asked, _: Weights) -> Answer:
+        state = {f"weights/{name}": value.copy() for name, value in self._rule.weights.items()}
+        state |= {name: value.copy() for name, value in self._rule.moments.items()}
+        return Answer(Answered(self._made), state)
+
+    def _update(self, asked: Asked, gradients: Weights) -> Answer:
+        if not math.isfinite(asked.amount):
+            raise ValueError(f"{asked.amount} is no learning rate")
+        with self._counting:
+            known = asked.step in self._begun_steps or asked.step < self._run.first_step
+            if known or asked.step >= self._run.last_step:
+                raise ValueError(f"no gradient of step {asked.step} is due")
+            self._begun_steps.add(asked.step)
+            self._begun += 1
+            number = self._begun
+        self._rule.update(gradients, asked.amount, number)
+        with self._counting:
+            self._made += 1
+            self._made_steps.add(asked.step)
+            while self._applied in self._made_steps:
+                self._applied += 1
+            return Answer(Answered(self._made))
+
+    def _progress(self, asked: Asked, _: Weights) -> Answer:
+        with self._counting:
+            return Answer(Answered(self._applied, self._saved))
+
+    def _mark_saved(self, asked: Asked, _: Weights) -> Answer:
+        with self._counting:
+            if not self._saved <= asked.step <= self._applied:
+                raise ValueError(f"the state before step {asked.step} cannot have been saved")
+            self._saved = asked.step
+        return Answer()
+
+
+class AveragedState:
+    """A state from which the mean of all workers' differences is taken, round by round.
+
+    The differences are added up in the order of the ranks, so that a run repeats exactly. The
+    state is not copied for an answer: it changes when all have added to it, and a worker adds
+    to it after it has read it.
+
+    Args:
+        run: The run.
+        checkpoint: The state to begin with.
+    """
+
+    def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
+        self.forms: Mapping[str, Form] = forms(run.config.training.mode, checkpoint.spec)
+        self.reading: Mapping[str, Handler] = {"parameters": self._parameters}
+        self.writing: Mapping[str, Handler] = {"update": self._update}
+        self._workers = run.config.training.workers
+        self._weight_names = tuple(checkpoint.weights)
+        self._state = {name: value.copy() for name, value in state_of(checkpoint).items()}
+        self._ends = round_ends(run)
+        self._round = (run.first_step, next(self._ends))
+        self._adding = threading.Lock()
+        self._begin_round()
+
+    def weights(self) -> Weights:
+        """See :class:`Keeper`."""
+        return {name: self._state[f"weights/{name}"] for name in self._weight_names}
+
+    def _begin_round(self) -> None:
+        self._waiting: dict[int, tuple[Weights, float]] = {}
+        self._turn = 0
+        self._granules = 0.0
+        self._total: Weights = {}
+
+    def _parameters(self, asked: Asked, _: Weights) -> Answer:
+        begin, end = self._round
+        if asked.step == begin:
+            return Answer(Answered(begin), self._state)
+        if asked.step == end:
+            return Answer(Answered(begin))
+        raise ValueError(f"the round is of steps {begin} to {end}, not of {asked.step}")
+
+    def _update(self, asked: Asked, deltas: Weights) -> Answer:
+        with self._adding:
+            end = self._round[1]
+            due = asked.rank not in self._waiting and self._turn <= asked.rank < self._workers
+            if asked.step != end or not due or not asked.amount > 0:
+                raise ValueError(f"{asked} is not due in the round up to step {end}")
+            self._waiting[asked.rank] = (deltas, asked.amount)
+            while self._turn in self._waiting:
+                self._add(*self._waiting.pop(self._turn))
+                self._turn += 1
+            if self._turn == self._workers:
+                self._take_mean(end)
+        return Answer(Answered(end))
+
+    def _add(self, deltas: Weights, granules: float) -> None:
+        self._granules += granules
+        for name, delta in deltas.items():
+            if name in self._total:
+                self._total[name] += granules * delta
+            else:
+                self._total[name] = granules * delta
+
+    def _take_mean(self, end: int) -> None:
+        for name, total in self._total.items():
+            self._state[name] -= total / self._granules
+        self._begin_round()
+        # Last, since readers look at it without the lock.
+        self._round = (end, next(self._ends, end))
+
+
+KEEPERS: Mapping[str, Callable[[TrainingRun, Checkpoint], Keeper]] = {
+    "sync": AveragedState,
+    "async": SharedParameters,
+    "hogwild": SharedParameters,
+}

@@ -1,0 +1,142 @@
+"""Elephas's Spark model, with one Spark job and one parameter server for a whole run.
+
+In the library's own synchronous mode every epoch is a Spark job, and all workers' weights pass
+through the driver's JVM at its end. Here the workers of every mode live as long as the run, and
+send their arrays to the parameter server.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pipelines.quiet import quiet_import
+
+# The library imports TensorFlow, which greets on standard error.
+with quiet_import():
+    from elephas.enums.frequency import Frequency
+    from elephas.enums.modes import Mode
+    from elephas.parameter.factory import ClientServerFactory
+    from elephas.spark_model import AsynchronousSparkModel
+
+from pipelines.engines.elephas.clients import GranuleHttpClient, GranuleSocketClient
+from pipelines.engines.elephas.keepers import KEEPERS
+from pipelines.engines.elephas.model import encoder_model
+from pipelines.engines.elephas.servers import GranuleHttpServer, GranuleSocketServer
+from pipelines.engines.elephas.wire import TOKEN_BYTES
+from pipelines.engines.elephas.worker import GranuleWorker
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.run import TrainingRun
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+
+_MODES = {"sync": Mode.SYNCHRONOUS, "async": Mode.ASYNCHRONOUS, "hogwild": Mode.HOGWILD}
+
+
+class GranuleHttpFactory(ClientServerFactory):  # type: ignore[misc] # the library has no types
+    """Found by Elephas under its type."""
+
+    _type = "granules-http"
+
+    def create_client(self, *args: Any, **kwargs: Any) -> GranuleHttpClient:
+        """A client that does not know its server yet."""
+        return GranuleHttpClient(*args, **kwargs)
+
+    def create_server(self, *args: Any, **kwargs: Any) -> GranuleHttpServer:
+        """A server that holds nothing yet."""
+        return GranuleHttpServer(*args, **kwargs)
+
+
+class GranuleSocketFactory(ClientServerFactory):  # type: ignore[misc] # the library has no types
+    """Found by Elephas under its type."""
+
+    _type = "granules-socket"
+
+    def create_client(self, *args: Any, **kwargs: Any) -> GranuleSocketClient:
+        """A client that does not know its server yet."""
+        return GranuleSocketClient(*args, **kwargs)
+
+    def create_server(self, *args: Any, **kwargs: Any) -> GranuleSocketServer:
+        """A server that holds nothing yet."""
+        return GranuleSocketServer(*args, **kwargs)
+
+
+class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library has no types
+    """Trains a run from a checkpoint; its master network holds the result. Runs on the driver.
+
+    Listens from the start, so :meth:`close` must be called in the end.
+
+    Args:
+        run: The run.
+        checkpoint: The state to begin with.
+        host: Address by which the executors reach the driver.
+        bind: Address to listen at.
+        monitor: Host and port of the driver's monitor.
+        token: Shows the monitor that a worker belongs to the run.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        checkpoint: Checkpoint,
+        *,
+        host: str,
+        bind: str,
+        monitor: tuple[str, int],
+        token: str,
+    ) -> None:
+        training = run.config.training
+        super().__init__(
+            encoder_model(checkpoint.spec, checkpoint.weights, training),
+            mode=_MODES[training.mode],
+            frequency=Frequency.BATCH,
+            parameter_server_mode=f"granules-{training.transport}",
+            port=0,
+        )
+        # The library's copies of the weights, which nothing reads.
+        self.weights = self.serialized_model = None
+        self._run = run
+        self._monitor = monitor
+        self._token = token
+        self._keeper = KEEPERS[training.mode](run, checkpoint)
+        server_token = secrets.token_hex(TOKEN_BYTES // 2)
+        self.parameter_server.hold(self._keeper, bind, server_token)
+        self.client.reach(
+            (host, self.parameter_server.port),
+            server_token,
+            dict(self._keeper.forms),
+            float(training.stall_seconds),
+        )
+
+    def fit(self, rdd: RDD[int], **kwargs: Any) -> None:
+        """Trains, without the lines that the library prints.
+
+        Args:
+            rdd: A partition per worker, that holds its rank.
+            kwargs: None are known.
+        """
+        self._fit(rdd, **kwargs)
+
+    def close(self) -> None:
+        """Ends the parameter server, if it has not ended."""
+        self.parameter_server.stop()
+
+    @contextmanager
+    def run_parameter_server(self) -> Iterator[None]:
+        """Lets the parameter server serve, and ends it after errors too."""
+        self.parameter_server.start()
+        try:
+            yield
+        finally:
+            self.parameter_server.stop()
+
+    def _fit(self, rdd: RDD[int], **kwargs: Any) -> None:
+        worker = GranuleWorker(
+            self._master_network.to_json(), self.client, self._run, self._monitor, self._token
+        )
+        with self.run_parameter_server():
+            rdd.mapPartitions(worker.train).collect()
+        self._master_network.take(self._keeper.weights())

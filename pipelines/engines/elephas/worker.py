@@ -1,0 +1,97 @@
+"""Elephas's worker, with the step loops of this package in place of its own. Runs on an executor.
+
+Elephas's turns its partition into one array and calls Keras's ``fit`` on it, with a fresh
+optimiser at every turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from pyspark import TaskContext
+
+from pipelines.quiet import quiet_import
+
+# The library imports TensorFlow, which greets on standard error.
+with quiet_import():
+    from elephas.enums.frequency import Frequency
+    from elephas.worker import AsynchronousSparkWorker
+
+from pipelines.engines.elephas.clients import GranuleClient
+from pipelines.engines.elephas.exchanges import ServedParameters, ServedRounds
+from pipelines.errors import PipelineError
+from pipelines.training.asynchronous import train_asynchronously
+from pipelines.training.rounds import train_in_rounds
+from pipelines.training.run import TrainingRun, WorkerTask
+from pipelines.training.worker import Loop, run_worker
+
+_LOOPS: Mapping[str, tuple[Loop, Callable[[GranuleClient, WorkerTask], Any]]] = {
+    "sync": (train_in_rounds, ServedRounds),
+    "async": (train_asynchronously, ServedParameters),
+    "hogwild": (train_asynchronously, ServedParameters),
+}
+
+
+class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the library has no types
+    """Trains one worker's share of the run.
+
+    Args:
+        json: The model, as Elephas writes it.
+        client: The way to the parameter server.
+        run: The run.
+        monitor: Host and port of the driver's monitor.
+        token: Shows the monitor that the worker belongs to the run.
+    """
+
+    def __init__(
+        self,
+        json: str,
+        client: GranuleClient,
+        run: TrainingRun,
+        monitor: tuple[str, int],
+        token: str,
+    ) -> None:
+        super().__init__(
+            json=json,
+            parameters=None,
+            client=client,
+            train_config={},
+            frequency=Frequency.BATCH,
+            master_optimizer=None,
+            master_loss=None,
+            master_metrics=None,
+            custom_objects=None,
+        )
+        self._run = run
+        self._monitor = monitor
+        self._token = token
+
+    def train(self, data_iterator: Iterable[int]) -> Iterator[None]:
+        """Trains from the first step to the last.
+
+        Args:
+            data_iterator: The rank of the worker.
+
+        Returns:
+            Nothing: what there is to tell goes to the driver's monitor.
+
+        Raises:
+            PipelineError: Spark has started a lost worker again; its steps are under way.
+        """
+        (rank,) = data_iterator
+        context = TaskContext.get()
+        assert context is not None, "runs in a Spark task"
+        if context.attemptNumber() > 0:
+            raise PipelineError(f"the task of worker {rank} was lost")
+        task = WorkerTask(
+            run=self._run,
+            rank=rank,
+            workers=self._run.config.training.workers,
+            monitor=self._monitor,
+            token=self._token,
+        )
+        loop, exchange = _LOOPS[self._run.config.training.mode]
+        run_worker(task, partial(exchange, self.client, task), loop=loop)
+        return iter(())

@@ -1,0 +1,54 @@
+"""What engines ask of Spark: where the driver is, room for the workers, what an error means."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from pipelines.errors import EngineUnavailable
+from pipelines.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+
+def driver_addresses(context: SparkContext) -> tuple[str, str]:
+    """Where executors reach the driver, and where it listens for them."""
+    conf = context.getConf()
+    host = conf.get("spark.driver.host", "127.0.0.1")
+    assert host is not None
+    return host, conf.get("spark.driver.bindAddress", host) or host
+
+
+def await_slots(session: SparkSession, engine: str, training: TrainingSettings) -> None:
+    """Waits until all workers can run at once, since a cluster may still be starting executors.
+
+    Raises:
+        EngineUnavailable: They cannot within ``training.start_seconds``.
+    """
+    deadline = time.monotonic() + training.start_seconds
+    while (slots := task_slots(session.sparkContext)) < training.workers:
+        if time.monotonic() > deadline:
+            raise EngineUnavailable(
+                "training.workers",
+                f"engine {engine} needs {training.workers} tasks at once and there is room for"
+                f" {slots}",
+                "ask for fewer, or give the cluster more executors (spark.executor.instances)",
+            )
+        time.sleep(0.2)
+
+
+def task_slots(context: SparkContext) -> int:
+    """Tasks that can run at once on the executors that are there now."""
+    spark = context._jsc.sc()
+    profile = spark.resourceProfileManager().defaultResourceProfile()
+    return int(spark.maxNumConcurrentTasks(profile))
+
+
+def spark_cause(error: Exception) -> str:
+    """What a Spark error says of the executor's Python exception: the last line of its trace."""
+    lines = str(error).splitlines()
+    python = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
+    return (python or lines or [repr(error)])[-1 if python else 0]

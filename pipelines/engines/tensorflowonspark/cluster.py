@@ -1,0 +1,186 @@
+"""The library's cluster, held to one run and away from the user's session. Runs on the driver."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pipelines.engines.jobs import spark_cause
+from pipelines.engines.tensorflowonspark.feeding import QUEUE_BOUND, feed_partition
+from pipelines.engines.tensorflowonspark.nodes import NodeArguments, run_node
+from pipelines.errors import EngineError
+from pipelines.quiet import quiet_import
+from pipelines.training.monitor import Monitor
+from pipelines.training.run import TrainingOutcome, TrainingRun
+
+# The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
+with quiet_import():
+    from tensorflowonspark import TFCluster, reservation
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+
+NAME = "tensorflowonspark"
+STOP_SECONDS = 5.0
+JOIN_SECONDS = 20.0
+
+
+@contextmanager
+def workers_of_their_own(context: SparkContext) -> Iterator[None]:
+    """Has Spark start Python workers for the nodes that no other job has used.
+
+    An evaluation before, in the same session, computes with TensorFlow in Spark's Python
+    workers, and a node that is forked from such a one can no longer join a cluster. PySpark
+    keeps workers apart by their environment.
+    """
+    context.environment["SENTENCE_PIPELINES_ROLE"] = "node"
+    try:
+        yield
+    finally:
+        del context.environment["SENTENCE_PIPELINES_ROLE"]
+
+
+class SparedContext:
+    """The SparkContext, but for the calls with which the library would end the user's session.
+
+    The nodes' job, which the library starts on a thread of its own, is put into a group, so
+    that it can be cancelled without touching other jobs.
+    """
+
+    def __init__(self, context: SparkContext, group: str) -> None:
+        self._context = context
+        self._group = group
+        self.job_ended = threading.Event()
+        self.job_ended.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def parallelize(self, values: Sequence[int], partitions: int) -> _GroupedNodes:
+        """The nodes; asked for once by the library, to start them."""
+        nodes = self._context.parallelize(values, partitions)
+        return _GroupedNodes(self._context, nodes, self._group, self.job_ended)
+
+    def stop(self) -> None:
+        """Does nothing: the session is the user's."""
+
+    def cancelAllJobs(self) -> None:  # noqa: N802 - the name that the library calls
+        """Does nothing: other jobs are the user's."""
+
+
+class _GroupedNodes:
+    """The nodes as an RDD, of which the library uses this one call."""
+
+    def __init__(
+        self, context: SparkContext, nodes: RDD[int], group: str, job_ended: threading.Event
+    ) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._group = group
+        self._job_ended = job_ended
+
+    def foreachPartition(self, function: Callable[[Iterable[int]], None]) -> None:  # noqa: N802
+        """Starts the nodes, in the job group of the run."""
+        self._context.setJobGroup(self._group, "TensorFlow nodes", interruptOnCancel=True)
+        self._job_ended.clear()
+        try:
+            self._nodes.foreachPartition(function)
+        finally:
+            self._job_ended.set()
+
+
+def start_nodes(context: SparedContext, arguments: NodeArguments) -> TFCluster.TFCluster:
+    """Starts the cluster; returns when all nodes have registered.
+
+    Raises:
+        EngineError: They have not within the deadline, or a node could not be started.
+    """
+    training = arguments.run.config.training
+    # Module state of the library: the error of an earlier run must not end this one.
+    TFCluster.tf_status = {}
+    # Its parameter servers keep their executors from every other task, and so do spare nodes.
+    beside = arguments.servers + arguments.spares
+    modes = TFCluster.InputMode
+    try:
+        return TFCluster.run(
+            context,
+            run_node,
+            arguments,
+            num_executors=training.workers + beside,
+            num_ps=beside,
+            input_mode=modes.SPARK if training.feed == "spark" else modes.TENSORFLOW,
+            master_node="chief",
+            reservation_timeout=training.start_seconds,
+            release_port=False,
+        )
+    except SystemExit:
+        cause = str(TFCluster.tf_status.get("error", "the nodes' Spark job failed"))
+        raise EngineError(NAME, cause) from None
+    except Exception as error:
+        # The library raises nothing more specific.
+        within = f"within training.start_seconds ({training.start_seconds} s)"
+        raise EngineError(NAME, f"the nodes did not start {within}: {error}") from error
+
+
+@contextmanager
+def reservations(host: str) -> Iterator[None]:
+    """Lets the library's reservation server listen at a known address, and stops it at the end.
+
+    Its thread would listen for another minute after every run, and for ever after a failed
+    start. Nodes ask it until all have registered, so it lives as long as the run.
+    """
+    # On all addresses, as the library binds it: a port may be taken on one of them alone.
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
+    names = {reservation.TFOS_SERVER_HOST: host, reservation.TFOS_SERVER_PORT: str(port)}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        # The library raises a bare Exception where its server has ended by itself.
+        with suppress(Exception):
+            client = reservation.Client((host, port))
+            client.sock.settimeout(STOP_SECONDS)
+            client.request_stop()
+            client.close()
+
+
+def wait_feeding(
+    context: SparkContext,
+    group: str,
+    cluster: TFCluster.TFCluster,
+    run: TrainingRun,
+    monitor: Monitor,
+) -> TrainingOutcome:
+    """Feeds the granules through Spark while the monitor watches."""
+    workers = run.config.training.workers
+    # The library's deadline is for the whole queue, the monitor's for a step.
+    timeout = run.config.training.stall_seconds * (QUEUE_BOUND + 1)
+    failure: list[EngineError] = []
+    feed = partial(feed_partition, run=run, workers=workers, nodes=cluster.cluster_info)
+
+    def feed_all() -> None:
+        context.setJobGroup(group, "granules for TensorFlowOnSpark", interruptOnCancel=True)
+        granules = context.parallelize(range(workers), workers).mapPartitionsWithIndex(feed)
+        try:
+            cluster.train(granules, num_epochs=1, feed_timeout=timeout)
+        except Exception as error:  # noqa: BLE001 - carried to the waiting thread
+            failure.append(EngineError(NAME, f"the feed failed ({spark_cause(error)})"))
+
+    feeder = threading.Thread(target=feed_all, name="feed", daemon=True)
+    feeder.start()
+    outcome = monitor.wait(lambda: failure[0] if failure else None)
+    # The workers' managers must live until the feeding tasks have seen their queues empty.
+    feeder.join(JOIN_SECONDS)
+    return outcome

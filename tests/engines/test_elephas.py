@@ -1,0 +1,163 @@
+"""The Elephas engine on a cluster: its update rules against references, strangers, failures."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+from strangers import approach, tells_nothing
+
+from pipelines.engines import engine
+from pipelines.engines.elephas.spark_model import GranuleModel
+from pipelines.errors import EngineError, EngineUnavailable
+from pipelines.training.checkpoint import load_checkpoint
+from pipelines.training.exchange import Alone
+from pipelines.training.feed import lane_feed
+from pipelines.training.rounds import checkpoint_of, round_ends, state_of
+from pipelines.training.run import TrainingRun, WorkerTask
+from pipelines.training.schedule import learning_rate
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def references():
+    """The loss curve of the reference, once it is known."""
+    return []
+
+
+@pytest.fixture
+def reference(spark, make_run, references):
+    if not references:
+        references.append(losses(spark, make_run(STEPS, "reference", workers=1), "local"))
+    return references[0]
+
+
+def losses(spark, run, name="elephas", on_metrics=lambda line: None):
+    return np.array(engine(name).train(spark, run, on_metrics).losses)
+
+
+def listening() -> set[int]:
+    connections = psutil.Process().net_connections("tcp")
+    return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "hogwild"])
+def test_one_worker_gives_the_curve_of_the_reference(spark, make_run, reference, mode):
+    run = make_run(STEPS, workers=1, mode=mode, round_steps=4, transport="socket")
+    np.testing.assert_allclose(losses(spark, run), reference, rtol=1e-4)
+
+
+@pytest.mark.parametrize("transport", ["http", "socket"])
+def test_in_step_the_curve_is_the_reference_even_among_strangers(
+    spark, make_run, reference, transport
+):
+    run = make_run(STEPS, mode="async", max_staleness=0, transport=transport, checkpoint_every=5)
+    before, answers, staying = listening(), [], []
+
+    def let_strangers_come(line):
+        if line["step"] in (3, 7):
+            for port in listening() - before:
+                answered, half = approach(("127.0.0.1", port), transport)
+                answers.extend(answered)
+                staying.append(half)
+
+    ours = losses(spark, run, on_metrics=let_strangers_come)
+    np.testing.assert_allclose(ours, reference, rtol=1e-4)
+    assert answers
+    assert all(map(tells_nothing, answers)), answers
+    assert listening() == before
+    for half in staying:
+        half.close()
+
+
+def test_rounds_average_weights_and_optimiser(spark, make_run):
+    settings = {"workers": 2, "round_steps": 4, "checkpoint_every": 6, "dropout": 0.1}
+    expected, mean = averaged_by_hand(make_run(STEPS, "expected", **settings))
+    run = make_run(STEPS, **settings)
+    np.testing.assert_allclose(losses(spark, run), expected, rtol=1e-4)
+    result = load_checkpoint(run.run_folder, STEPS)
+    for name, value in mean.weights.items():
+        np.testing.assert_allclose(result.weights[name], value, atol=2e-5, err_msg=name)
+
+
+def averaged_by_hand(run: TrainingRun):
+    """The mean losses of the steps, and the last state, of two workers in this process."""
+    from pipelines.training.tensorflow import TensorFlowStepper
+
+    first = load_checkpoint(run.run_folder, 0)
+    tasks = [WorkerTask(run=run, rank=r, workers=2, monitor=("", 0), token="") for r in (0, 1)]
+    steppers = [TensorFlowStepper(task, first, Alone()) for task in tasks]
+    feeds = [lane_feed(task) for task in tasks]
+    curve, begin, mean = [], 0, first
+    for end in round_ends(run):
+        for step in range(begin, end):
+            rate = learning_rate(step, run.last_step, run.config.training)
+            pairs = zip(steppers, feeds, strict=True)
+            curve.append(np.mean([stepper.step(next(feed), rate) for stepper, feed in pairs]))
+        states = [state_of(stepper.checkpoint(end)) for stepper in steppers]
+        mean = checkpoint_of({k: (v + states[1][k]) / 2 for k, v in states[0].items()}, end, first)
+        for stepper in steppers:
+            stepper.load(mean)
+        begin = end
+    return curve, mean
+
+
+def test_hogwild_trains_and_tells_how_old_its_gradients_were(spark, make_run):
+    lines = []
+    run = make_run(40, mode="hogwild", schedule="constant", max_staleness=3)
+    outcome = engine("elephas").train(spark, run, lines.append)
+    assert np.mean(outcome.losses[-5:]) < np.mean(outcome.losses[:5])
+    assert outcome.staleness is not None
+    assert 0 <= outcome.staleness.mean <= outcome.staleness.most
+    assert max(line["staleness_max"] for line in lines) == outcome.staleness.most
+
+
+@pytest.mark.parametrize("transport", ["http", "socket"])
+def test_a_failure_leaves_nothing_and_the_next_run_works(spark, make_run, transport):
+    ports, threads = listening(), set(threading.enumerate())
+
+    def fail(line):
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        losses(spark, make_run(100_000, mode="async", transport=transport), on_metrics=fail)
+    assert listening() == ports
+    left = {t.name for t in set(threading.enumerate()) - threads}
+    assert not {name for name in left if "elephas" in name or "parameter" in name}
+    assert len(losses(spark, make_run(2, "again", mode="async", transport=transport))) == 2
+
+
+def test_the_error_of_the_spark_job_is_told(spark, make_run, monkeypatch):
+    def lose_executors(model, rdd):
+        raise RuntimeError("all executors are lost")
+
+    monkeypatch.setattr(GranuleModel, "fit", lose_executors)
+    ports = listening()
+    with pytest.raises(EngineError, match=r"the Spark job failed \(all executors are lost\)"):
+        losses(spark, make_run(2))
+    assert listening() == ports
+
+
+def test_the_master_network_holds_the_result(spark, make_run, monkeypatch):
+    models, fit = [], GranuleModel.fit
+    monkeypatch.setattr(
+        GranuleModel, "fit", lambda model, rdd: (models.append(model), fit(model, rdd))
+    )
+    run = make_run(3, mode="async")
+    losses(spark, run)
+    network = models[0].master_network
+    result = load_checkpoint(run.run_folder, 3).weights
+    for variable, value in zip(network.weights, network.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, result[variable.name])
+
+
+def test_too_few_slots_and_speculation_are_refused(spark, make_run):
+    run = make_run(2, mode="async", workers=50, start_seconds=1)
+    with pytest.raises(EngineUnavailable, match=r"training\.workers: .* 50 tasks at once"):
+        engine("elephas").check(spark, run.config)
+    engine("elephas").check(spark, make_run(2).config)
+    speculating = SimpleNamespace(getConf=lambda: {"spark.speculation": "true"})
+    with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
+        engine("elephas").check(SimpleNamespace(sparkContext=speculating), run.config)

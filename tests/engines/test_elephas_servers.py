@@ -1,0 +1,320 @@
+"""The parameter servers of the Elephas engine and their clients, without Spark."""
+
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+from elephas.utils import bytes_to_weights, weights_to_bytes
+from elephas.utils.serialization import model_to_dict
+from strangers import approach, tells_nothing
+
+from pipelines.encoder.spec import EncoderSpec
+from pipelines.encoder.tensorflow import forward
+from pipelines.encoder.weights import random_weights, weight_shapes
+from pipelines.engines.elephas import doors
+from pipelines.engines.elephas.exchanges import ServedParameters, ServedRounds
+from pipelines.engines.elephas.keepers import KEEPERS
+from pipelines.engines.elephas.model import encoder_model
+from pipelines.engines.elephas.spark_model import _MODES, ClientServerFactory
+from pipelines.engines.elephas.wire import ASKED, LENGTH, Asked, Layout, forms
+from pipelines.lanes.plan import BatchPlan
+from pipelines.settings import Config, TrainingSettings
+from pipelines.training.adamw import AdamW
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.run import TrainingRun, WorkerTask
+
+TOKEN = "5" * 64
+SPEC = EncoderSpec(vocabulary=50, layers=1, hidden=8, heads=2, intermediate=16, positions=16)
+START = Checkpoint(0, SPEC, random_weights(SPEC, 1), {})
+
+
+def make_run(mode: str) -> TrainingRun:
+    training = TrainingSettings(mode=mode, engine="elephas", round_steps=4, stall_seconds=5)
+    plan = BatchPlan(lanes=4, rows=8, granules_per_step=2, seed=1)
+    return TrainingRun(
+        config=Config(training=training),
+        plan=plan,
+        manifest=None,
+        lanes_folder=Path(),
+        run_folder=Path(),
+        first_step=0,
+        last_step=12,
+    )
+
+
+class Served:
+    """A server that runs, with its clients."""
+
+    def __init__(self, transport: str, mode: str) -> None:
+        self.run, self.transport = make_run(mode), transport
+        model = encoder_model(SPEC, START.weights, self.run.config.training)
+        self.factory = ClientServerFactory.get_factory(f"granules-{transport}")
+        self.server = self.factory.create_server(model_to_dict(model), 0, _MODES[mode])
+        self.keeper = KEEPERS[mode](self.run, START)
+        self.server.hold(self.keeper, "127.0.0.1", TOKEN)
+        self.address = ("127.0.0.1", self.server.port)
+        self.server.start()
+
+    def client(self, token: str = TOKEN):
+        client = self.factory.create_client(0)
+        client.reach(self.address, token, self.keeper.forms, 5.0)
+        return client
+
+    def way(self, kind, rank: int = 0):
+        task = WorkerTask(run=self.run, rank=rank, workers=2, monitor=("", 0), token="")
+        return kind(self.client(), task)
+
+    def raw(self, body: bytes, name: str = "update", length: int | None = None) -> None:
+        """Sends a body with the right token, and waits for the end of the connection."""
+        length = len(body) if length is None else length
+        heads = {
+            "http": f"POST /{name} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+            f"Content-Length: {length}\r\n\r\n".encode(),
+            "socket": TOKEN.encode() + self.keeper.forms[name].letter + LENGTH.pack(length),
+        }
+        with socket.create_connection(self.address, timeout=5) as connection:
+            try:
+                connection.sendall(heads[self.transport] + body)
+                received = connection.recv(1000)
+            except ConnectionError:
+                received = b""
+        assert received in (b"", b"-") or tells_nothing(received), received
+
+
+@pytest.fixture(params=["http", "socket"])
+def transport(request):
+    return request.param
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(transport: str, mode: str) -> Served:
+        servers.append(Served(transport, mode))
+        return servers[-1]
+
+    yield start
+    for served in servers:
+        served.server.stop()
+
+
+def listening() -> set[int]:
+    connections = psutil.Process().net_connections("tcp")
+    return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def gradients(seed: int) -> dict[str, np.ndarray]:
+    return random_weights(SPEC, seed)
+
+
+def assert_equal(ours, expected, **tolerance) -> None:
+    assert set(ours) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, err_msg=name, **tolerance)
+
+
+def test_arrays_travel_in_the_binary_form_of_elephas():
+    layout, arrays = Layout(weight_shapes(SPEC)), gradients(3)
+    data = b"".join(layout.chunks(arrays))
+    assert data == weights_to_bytes([arrays[name] for name in weight_shapes(SPEC)])
+    assert len(data) == layout.size
+    read = dict(zip(weight_shapes(SPEC), bytes_to_weights(data), strict=True))
+    assert_equal(read, arrays, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["async", "hogwild"])
+def test_a_gradient_makes_an_update_of_adamw(serve, transport, mode):
+    way = serve(transport, mode).way(ServedParameters)
+    expected = AdamW(START.weights, {}, 0.01)
+    assert_equal(way.pull()[0], START.weights, rtol=0)
+    for step in (0, 1, 2):
+        assert way.push(step, gradients(step), 1e-2) == step + 1
+        expected.update(gradients(step), 1e-2, step + 1)
+    weights, updates = way.pull()
+    assert updates == 3
+    assert_equal(weights, expected.weights, rtol=1e-6)
+    kept, moments = way.state()
+    assert_equal(kept, expected.weights, rtol=1e-6)
+    assert_equal(moments, expected.moments, rtol=1e-6)
+    assert list(kept) == list(weight_shapes(SPEC))
+
+
+def test_progress_counts_what_is_applied_without_a_gap(serve, transport):
+    way = serve(transport, "async").way(ServedParameters)
+    seen = []
+    for step in (1, 0, 3):
+        way.push(step, gradients(step), 1e-3)
+        seen.append((way.progress().applied, way.progress().saved))
+    assert seen == [(0, 0), (2, 0), (2, 0)]
+    way.mark_saved(2)
+    assert way.progress().saved == 2
+    with pytest.raises(OSError, match=r"refused|ended"):
+        way.mark_saved(3)
+
+
+def test_a_step_is_applied_once_and_the_lock_is_let_go(serve, transport):
+    served = serve(transport, "async")
+    served.way(ServedParameters).push(0, gradients(0), 1e-3)
+    for step in (0, -1, 12):
+        with pytest.raises(OSError, match=r"refused|ended"):
+            served.way(ServedParameters).push(step, gradients(0), 1e-3)
+    assert served.way(ServedParameters).push(1, gradients(1), 1e-3) == 2
+
+
+def test_many_workers_at_once_lose_no_update(serve, transport):
+    served = serve(transport, "async")
+
+    def work(rank: int) -> None:
+        way = served.way(ServedParameters, rank)
+        for step in range(rank, 12, 4):
+            way.push(step, gradients(0), 1e-3)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    expected = AdamW(START.weights, {}, 0.01)
+    for number in range(1, 13):
+        expected.update(gradients(0), 1e-3, number)
+    weights, updates = served.way(ServedParameters).pull()
+    assert updates == 12
+    assert_equal(weights, expected.weights, rtol=1e-5, atol=1e-7)
+
+
+def test_a_round_takes_the_mean_by_granules(serve, transport):
+    served = serve(transport, "sync")
+    first, second = served.way(ServedRounds, 0), served.way(ServedRounds, 1)
+    state = first.pull(0)
+    assert_equal(
+        {k: v for k, v in state.items() if k.startswith("w")},
+        {f"weights/{name}": value for name, value in START.weights.items()},
+        rtol=0,
+    )
+    ours = {name: np.full_like(value, 4.0) for name, value in state.items()}
+    theirs = {name: np.full_like(value, 1.0) for name, value in state.items()}
+    second.push(4, theirs, 1)
+    assert first._client.get_parameters(Asked(step=4))[1] is None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.pull, 4)
+        first.push(4, ours, 2)
+        after = waiting.result(5)
+    assert_equal(after, {name: value - 3.0 for name, value in state.items()}, atol=1e-6)
+    assert_equal(first.pull(4), after, rtol=0)
+
+
+def test_a_round_that_the_others_do_not_finish_ends_in_an_error(serve, transport):
+    served = serve(transport, "sync")
+    way = served.way(ServedRounds)
+    way._seconds = 0.2
+    way.push(4, way.pull(0), 2)
+    with pytest.raises(TimeoutError, match=r"training\.stall_seconds"):
+        way.pull(4)
+    with pytest.raises(OSError, match=r"refused|ended"):
+        served.way(ServedRounds).push(4, served.way(ServedRounds).pull(0), 2)
+
+
+def test_strangers_learn_and_change_nothing(serve, transport):
+    served = serve(transport, "async")
+    way = served.way(ServedParameters)
+    before = way.pull()[0]
+    answers, staying = approach(served.address, transport)
+    assert all(map(tells_nothing, answers)), answers
+    with pytest.raises(OSError, match=r"refused|ended|reset|[Bb]roken"):
+        served.client("6" * 64).update_parameters(gradients(0), Asked(amount=1.0))
+    after, updates = way.pull()
+    assert updates == 0
+    assert_equal(after, before, rtol=0)
+    staying.close()
+
+
+def test_a_malformed_message_changes_nothing(serve, transport):
+    served = serve(transport, "async")
+    way = served.way(ServedParameters)
+    before = way.pull()[0]
+    numbers, ours = ASKED.pack(0, 0, 1e-3), [gradients(0)[name] for name in weight_shapes(SPEC)]
+    whole = weights_to_bytes(ours)
+    double = weights_to_bytes([value.astype(np.float64) for value in ours])
+    integers = weights_to_bytes([value.astype(np.uint32) for value in ours])
+    turned = weights_to_bytes([value.T for value in ours])
+    assert len(turned) == len(whole) == served.keeper.forms["update"].sends.size
+    for body in (
+        numbers + whole[:-4],
+        numbers + whole + b"\x00" * 4,
+        numbers + double,
+        numbers + integers,
+        numbers + turned,
+        numbers + struct.pack("<I", 2**31) + whole[4:],
+        ASKED.pack(0, 0, float("nan")) + whole,
+        b"",
+    ):
+        served.raw(body)
+    served.raw(numbers + whole, length=2**62)
+    after, updates = way.pull()
+    assert updates == 0
+    assert_equal(after, before, rtol=0)
+    assert way.push(0, gradients(0), 1e-3) == 1
+
+
+def test_silent_strangers_have_to_go_and_keep_nobody_out(serve, transport, monkeypatch):
+    monkeypatch.setattr(doors, "HELLO_SECONDS", 1.0)
+    served = serve(transport, "async")
+    way = served.way(ServedParameters)
+    way.pull()
+    silent = [socket.create_connection(served.address, 5) for _ in range(doors.MOST_STRANGERS + 9)]
+    assert served.way(ServedParameters).pull()[1] == 0
+    for stranger in silent:
+        stranger.settimeout(10)
+        assert stranger.recv(1) == b""
+        stranger.close()
+    time.sleep(1.0)
+    assert way.pull()[1] == 0, "who has shown the token may be silent"
+
+
+def test_a_server_that_was_stopped_is_gone(transport):
+    threads, ports = set(threading.enumerate()), listening()
+    served = Served(transport, "async")
+    way = served.way(ServedParameters)
+    way.pull()
+    silent = socket.create_connection(served.address, 5)
+    began = time.monotonic()
+    served.server.stop()
+    served.server.stop()
+    assert time.monotonic() - began < 3
+    assert listening() == ports
+    assert set(threading.enumerate()) <= threads
+    with pytest.raises(OSError, match=r".*"):
+        way.pull()
+    silent.close()
+
+
+def test_a_server_that_never_started_is_gone(transport):
+    ports = listening()
+    served = make_run("async")
+    model = encoder_model(SPEC, START.weights, served.config.training)
+    factory = ClientServerFactory.get_factory(f"granules-{transport}")
+    server = factory.create_server(model_to_dict(model), 0, _MODES["async"])
+    server.hold(KEEPERS["async"](served, START), "127.0.0.1", TOKEN)
+    assert len(listening() - ports) == 1
+    server.stop()
+    assert listening() == ports
+
+
+def test_the_keras_model_is_the_encoder():
+    model = encoder_model(SPEC, START.weights, TrainingSettings())
+    again = tf.keras.models.model_from_json(model.to_json())
+    again.set_weights(model.get_weights())
+    token_ids, lengths = tf.constant([[2, 5, 9], [2, 7, 0]]), tf.constant([3, 2])
+    ours = tf.function(again)(token_ids, lengths)
+    expected = tf.function(forward)(SPEC, START.weights, token_ids, lengths)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    assert [v.shape for v in model.get_weights()] == list(weight_shapes(SPEC).values())
+
+
+def test_a_synchronous_run_knows_no_other_requests():
+    assert set(forms("sync", SPEC)) == {"parameters", "update"}
