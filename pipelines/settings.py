@@ -269,7 +269,12 @@ class TrainingSettings(Settings):
     keep_checkpoints: int = Field(default=2, ge=1, description="Older ones are deleted.")
     resume: bool = Field(default=False, description="Go on from the newest checkpoint, if any.")
     start_seconds: int = Field(
-        default=60, ge=5, description="Deadline for all workers to be ready to train."
+        default=60,
+        ge=5,
+        description=(
+            "Deadline for the executors to be there, for the engine to start its processes on "
+            "them, and for all workers to be ready to train; for each of these."
+        ),
     )
     stall_seconds: int = Field(
         default=300,

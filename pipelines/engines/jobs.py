@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipelines.errors import EngineUnavailable
@@ -20,6 +22,25 @@ def driver_addresses(context: SparkContext) -> tuple[str, str]:
     host = conf.get("spark.driver.host", "127.0.0.1")
     assert host is not None
     return host, conf.get("spark.driver.bindAddress", host) or host
+
+
+@contextmanager
+def workers_of_their_own(context: SparkContext, role: str) -> Iterator[None]:
+    """Has Spark start Python workers for a role that jobs of other roles have not used.
+
+    An evaluation before, in the same session, computes with TensorFlow in Spark's Python
+    workers: one that is forked from such a process can no longer join a cluster, and the number
+    of threads stays what it was. PySpark keeps workers apart by their environment.
+
+    Args:
+        context: Where the jobs are started, inside this context.
+        role: Told apart from others.
+    """
+    context.environment["SENTENCE_PIPELINES_ROLE"] = role
+    try:
+        yield
+    finally:
+        del context.environment["SENTENCE_PIPELINES_ROLE"]
 
 
 def await_slots(session: SparkSession, engine: str, training: TrainingSettings) -> None:
@@ -47,8 +68,15 @@ def task_slots(context: SparkContext) -> int:
     return int(spark.maxNumConcurrentTasks(profile))
 
 
-def spark_cause(error: Exception) -> str:
-    """What a Spark error says of the executor's Python exception: the last line of its trace."""
+def spark_cause(error: Exception | str) -> str:
+    """What a Spark error says in one line.
+
+    That is the last line of the executor's Python traceback, or the first that names a Java
+    exception, since the text begins with the call that failed.
+    """
     lines = str(error).splitlines()
     python = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
-    return (python or lines or [repr(error)])[-1 if python else 0]
+    java = [line for line in lines if re.search(r"\w(Error|Exception): ", line)]
+    if python:
+        return python[-1]
+    return (java or lines or [repr(error)])[0].removeprefix(": ")

@@ -27,10 +27,13 @@ class AdamW:
     """
 
     def __init__(self, weights: Weights, moments: Weights, weight_decay: float) -> None:
-        self.weights = {name: np.array(value, np.float32) for name, value in weights.items()}
+        # In the order of C, so that what is flat is a view.
+        self.weights = {
+            name: np.array(value, np.float32, order="C") for name, value in weights.items()
+        }
         self.moments = {
             f"{kind}/{name}": np.array(
-                moments.get(f"{kind}/{name}", np.zeros_like(value)), np.float32
+                moments.get(f"{kind}/{name}", np.zeros_like(value)), np.float32, order="C"
             )
             for kind in ("m", "v")
             for name, value in weights.items()

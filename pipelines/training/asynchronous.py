@@ -88,7 +88,7 @@ def train_asynchronously(
     run, training = task.run, task.run.config.training
     checkpoint = load_checkpoint(run.run_folder, run.first_step)
     stepper = stepper_factory(task, checkpoint, Alone())
-    gate = _Gate(task, parameters, checkpoint)
+    gate = _Gate(task, parameters, checkpoint, reporter)
     reporter.ready()
     meter = Meter(reporter)
     for work in meter.timed(feed):
@@ -127,8 +127,15 @@ class _Gate:
     Rank 0 saves the checkpoints, when it comes to the first of its steps behind one.
     """
 
-    def __init__(self, task: WorkerTask, parameters: Parameters, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        task: WorkerTask,
+        parameters: Parameters,
+        checkpoint: Checkpoint,
+        reporter: Reporter,
+    ) -> None:
         self._task = task
+        self._reporter = reporter
         self._parameters = parameters
         self._spec = checkpoint.spec
         self._known = Progress(applied=task.run.first_step, saved=task.run.first_step)
@@ -167,17 +174,20 @@ class _Gate:
         """Asks the servers until the run is so far.
 
         Raises:
-            TimeoutError: It was not within ``training.stall_seconds``.
+            TimeoutError: It did not move within ``training.stall_seconds``.
         """
         seconds = self._task.run.config.training.stall_seconds
-        deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        moved, pause = time.monotonic(), _FIRST_PAUSE
         while self._known.saved < saved or self._known.applied < applied:
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"waited {seconds} s (training.stall_seconds) for the steps before {applied}"
-                    f" and the checkpoint before step {saved}, and is at {self._known}"
-                )
-            self._known = self._parameters.progress()
-            if self._known.saved < saved or self._known.applied < applied:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+            with self._reporter.waiting():
+                before, self._known = self._known, self._parameters.progress()
+                if self._known != before:
+                    moved, pause = time.monotonic(), _FIRST_PAUSE
+                elif time.monotonic() - moved > seconds:
+                    raise TimeoutError(
+                        f"no step was made within {seconds} s (training.stall_seconds), waiting"
+                        f" for the steps before {applied} and the checkpoint before step {saved}"
+                    )
+                else:
+                    time.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)

@@ -31,7 +31,22 @@ MAX_LINE_BYTES = 64 * 2**20
 
 @dataclass
 class _Worker:
-    """What the monitor knows of a worker."""
+    """What the monitor knows of a worker.
+
+    Attributes:
+        rank: Its number.
+        host: Where it is.
+        lane: The first lane that it reads.
+        connection: The line to it.
+        heard: When it last said anything.
+        moved: When it last finished a step, or waited for others.
+        step: The last step that it finished.
+        behind: Seconds that it was ready later than the first.
+        ready: Whether it could begin.
+        done: Whether it has finished its part.
+        failure: What went wrong, in its words.
+        gone: Whether the line has ended.
+    """
 
     rank: int
     host: str
@@ -40,6 +55,7 @@ class _Worker:
     heard: float
     moved: float
     step: int = -1
+    behind: float = 0.0
     ready: bool = False
     done: bool = False
     failure: str | None = None
@@ -95,6 +111,7 @@ class Monitor:
         self._shared = _Shared()
         self._closing = False
         self._all_ready: float | None = None
+        self._began: float | None = None
         self._server = socket.create_server((bind or host, 0))
         self.address: tuple[str, int] = (host, self._server.getsockname()[1])
 
@@ -191,8 +208,13 @@ class Monitor:
                 )
 
     def _error(self, worker: _Worker, cause: str) -> EngineError:
+        server = worker.rank - self._workers
         return EngineError(
-            self._engine, cause, rank=worker.rank, host=worker.host, lane=worker.lane
+            self._engine,
+            cause if server < 0 else f"parameter server {server}: {cause}",
+            rank=worker.rank,
+            host=worker.host,
+            lane=worker.lane if server < 0 else None,
         )
 
     def _accept(self) -> None:
@@ -245,18 +267,23 @@ class Monitor:
 
     def _take(self, worker: _Worker, message: dict[str, Any]) -> None:
         if message["kind"] == "steps":
-            self._enter(message["records"])
+            self._enter(worker, message["records"])
         with self._shared.changed:
             worker.heard = time.monotonic()
+            if message["kind"] == "ready":
+                self._began = self._began or worker.heard
+                worker.behind = worker.heard - self._began
             _HANDLERS[message["kind"]](worker, message)
             self._shared.changed.notify_all()
 
-    def _enter(self, records: list[dict[str, Any]]) -> None:
+    def _enter(self, worker: _Worker, records: list[dict[str, Any]]) -> None:
         """Enters records into the ledger, whose listener may be slow or fail."""
         try:
             with self._entering:
                 for record in records:
-                    self._ledger.add(StepRecord(**record))
+                    # A worker counts from its own beginning, the ledger from the first worker's.
+                    seconds = record["seconds"] + worker.behind
+                    self._ledger.add(StepRecord(**record | {"seconds": seconds}))
         except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             self._shared.broken = error
 
@@ -289,6 +316,7 @@ def _on_ready(worker: _Worker, _: dict[str, Any]) -> None:
 def _on_steps(worker: _Worker, message: dict[str, Any]) -> None:
     if message["records"]:
         worker.step = message["records"][-1]["step"]
+    if message["records"] or message["waiting"]:
         worker.moved = worker.heard
 
 

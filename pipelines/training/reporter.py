@@ -14,6 +14,8 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -52,6 +54,7 @@ class Reporter:
         self._closed = threading.Event()
         self._records: list[dict[str, Any]] = []
         self._sent = 0.0
+        self._is_waiting = False
 
     def __enter__(self) -> Reporter:
         self._send(
@@ -87,6 +90,15 @@ class Reporter:
         if time.monotonic() - self._sent > RECORDS_SECONDS:
             self._send_records()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the worker waits for others it is not held to the deadline of a step."""
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+
     def done(self) -> None:
         """The worker has finished all that it had to do."""
         self._send_records()
@@ -97,10 +109,11 @@ class Reporter:
         self._leave.wait()
 
     def _send_records(self) -> None:
+        # Held while they are sent, so that no later word of another thread arrives before them.
         with self._recording:
             records, self._records = self._records, []
             self._sent = time.monotonic()
-        self._send("steps", records=records)
+            self._send("steps", records=records, waiting=self._is_waiting)
 
     def _send(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"kind": kind} | fields).encode() + b"\n"

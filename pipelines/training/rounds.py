@@ -81,7 +81,8 @@ def train_in_rounds(
                 break
         after = state_of(stepper.checkpoint(end))
         rounds.push(end, {name: before[name] - after[name] for name in after}, granules)
-        before = rounds.pull(end)
+        with reporter.waiting():
+            before = rounds.pull(end)
         mean = checkpoint_of(before, end, first)
         stepper.load(mean)
         if task.rank == 0 and run.is_checkpointed(end):

@@ -23,7 +23,18 @@ from pipelines.training.run import TrainingRun
 # What a folder must hold to be taken for a run, and all else that a run writes.
 _OF_A_RUN = ("config.yaml", "environment.json", "checkpoints")
 _LATER_OF_A_RUN = ("metrics.jsonl", "metrics.json", "report.html", "start", "model")
-_LIBRARIES = ("pyspark", "tensorflow", "tensorflowonspark", "torch", "numpy", "pyarrow")
+_LIBRARIES = (
+    "pyspark",
+    "tensorflow",
+    "tensorflowonspark",
+    "elephas",
+    "keras",
+    "flask",
+    "werkzeug",
+    "torch",
+    "numpy",
+    "pyarrow",
+)
 
 
 def open_run_folder(

@@ -79,7 +79,7 @@ CONTESTANTS = [
     contestant("tensorflowonspark-spark", feed="spark"),
     contestant("tensorflowonspark-async", mode="async", repeats=False),
     contestant("tensorflowonspark-async-spark", mode="async", feed="spark", repeats=False),
-    contestant("elephas-sync", mode="sync", round_steps=4),
+    contestant("elephas-sync", round_steps=4, transport="socket"),
     contestant("elephas-async", mode="async", repeats=False),
     contestant("elephas-hogwild", mode="hogwild", transport="socket", repeats=False),
 ]

@@ -1,5 +1,6 @@
 """The parameter servers of the Elephas engine and their clients, without Spark."""
 
+import dataclasses
 import socket
 import struct
 import threading
@@ -145,6 +146,25 @@ def test_a_gradient_makes_an_update_of_adamw(serve, transport, mode):
     assert_equal(kept, expected.weights, rtol=1e-6)
     assert_equal(moments, expected.moments, rtol=1e-6)
     assert list(kept) == list(weight_shapes(SPEC))
+
+
+def test_a_resumed_server_counts_on_and_keeps_the_moments():
+    run = dataclasses.replace(make_run("async"), first_step=3)
+    expected = AdamW(START.weights, {}, 0.01)
+    for step in range(3):
+        expected.update(gradients(step), 1e-2, step + 1)
+    state = Checkpoint(3, SPEC, expected.weights, expected.moments)
+    keeper = KEEPERS["async"](run, state)
+    assert keeper.reading["progress"](Asked(), {}).numbers == (3, 3)
+    for step in (3, 4):
+        answer = keeper.writing["update"](Asked(step=step, amount=1e-2), gradients(step))
+        assert answer.numbers.updates == step + 1
+        expected.update(gradients(step), 1e-2, step + 1)
+    held = keeper.reading["state"](Asked(), {}).arrays
+    assert_equal({name: held[f"weights/{name}"] for name in expected.weights}, expected.weights)
+    assert_equal({name: held[name] for name in expected.moments}, expected.moments)
+    with pytest.raises(ValueError, match="no gradient of step 2 is due"):
+        keeper.writing["update"](Asked(step=2, amount=1e-2), gradients(2))
 
 
 def test_progress_counts_what_is_applied_without_a_gap(serve, transport):

@@ -141,6 +141,8 @@ def test_servers_make_the_updates_of_adamw(tmp_path):
         {"workers": 1, "parameter_servers": 2},
         {"workers": 2, "max_staleness": 0},
         {"workers": 2, "max_staleness": 0, "feed": "spark"},
+        # An executor more than are needed.
+        {"workers": 1, "feed": "spark"},
     ],
     ids=str,
 )

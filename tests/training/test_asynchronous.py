@@ -1,5 +1,8 @@
 """Who may begin which step, and what a checkpoint holds, with parameters in this process."""
 
+import contextlib
+import dataclasses
+import itertools
 import threading
 import time
 
@@ -71,6 +74,8 @@ class Slow:
 
 
 class Silent:
+    waiting = staticmethod(contextlib.nullcontext)
+
     def __init__(self):
         self.records = []
 
@@ -81,8 +86,13 @@ class Silent:
         self.records.append(record)
 
 
-def train(run):
-    """All workers of a run, each on a thread."""
+def train(run, order=None):
+    """All workers of a run, each on a thread.
+
+    Args:
+        run: The run.
+        order: Whose steps each of them makes: Spark feeds a partition to any worker.
+    """
     shared, reporters = Shared(run), []
     start = Checkpoint(run.first_step, SPEC, {"w": np.zeros(3, np.float32)}, {})
     save_checkpoint(run.run_folder, start, 99)
@@ -90,7 +100,8 @@ def train(run):
     def work(rank):
         task, reporter = make_task(run, rank), Silent()
         reporters.append(reporter)
-        feed = (StepWork(step.index, step.epoch, []) for step, _ in task.steps())
+        fed = dataclasses.replace(task, rank=order[rank]) if order else task
+        feed = (StepWork(step.index, step.epoch, []) for step, _ in fed.steps())
         train_asynchronously(task, lambda *_: Slow(shared, rank), shared, feed, reporter)
 
     workers = run.config.training.workers
@@ -134,6 +145,17 @@ def with_kept(config):
     return config.model_copy(update={"training": training})
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize(("every", "first", "last"), [(1, 0, 8), (2, 5, 12), (7, 0, 20), (5, 0, 2)])
+def test_whoever_makes_a_step_nobody_waits_for_ever(tmp_path, order, every, first, last):
+    run = make_run(last, first, tmp_path, workers=3, mode="async", checkpoint_every=every)
+    run = type(run)(**(vars(run) | {"config": with_kept(run.config)}))
+    _, records = train(run, order)
+    assert sorted(record.step for record in records) == list(range(first, last))
+    fences = {step for step in range(first, last) if step % every == 0}
+    assert checkpoint_steps(tmp_path) == sorted({first, last} | fences)
+
+
 def test_more_checkpoints_than_steps_of_a_worker(tmp_path):
     run = make_run(9, 0, tmp_path, workers=4, mode="async", checkpoint_every=1)
     run = type(run)(**(vars(run) | {"config": with_kept(run.config)}))
@@ -142,7 +164,7 @@ def test_more_checkpoints_than_steps_of_a_worker(tmp_path):
 
 
 @given(st.integers(0, 200), st.integers(0, 50), st.integers(1, 60), st.none() | st.integers(0, 70))
-def test_what_a_step_waits_for_never_deadlocks(step, first, every, bound):
+def test_a_step_waits_for_earlier_ones_alone(step, first, every, bound):
     step += first
     run = make_run(step + 1, first, mode="async", checkpoint_every=every, max_staleness=bound)
     assert first <= oldest_needed(run, step) <= step
@@ -158,6 +180,17 @@ def test_the_workers_granules_are_those_of_the_plan(mode, workers):
             made.setdefault(step.index, []).extend(granules)
     plan = {step.index: list(step.granules) for step in run.plan.steps(4, 30)}
     assert made == plan
+
+
+def test_a_worker_that_waits_for_a_slow_one_is_no_failure(tmp_path, monkeypatch):
+    run = make_run(8, 0, tmp_path, mode="async", stall_seconds=5)
+    training = run.config.training.model_copy(update={"stall_seconds": 0.3})
+    config = run.config.model_copy(update={"training": training})
+    # The second worker takes 0.2 s a step, so the first waits for it more than 0.3 s at the end.
+    monkeypatch.setattr(Slow, "gradients", lambda slow, *_: (time.sleep(0.2 * slow.rank), {}))
+    monkeypatch.setattr("pipelines.training.asynchronous.check_finite", lambda *_: None)
+    _, records = train(type(run)(**(vars(run) | {"config": config})))
+    assert len(records) == 8
 
 
 def test_a_wait_has_a_deadline(tmp_path):

@@ -65,7 +65,7 @@ def test_two_workers_finish_and_are_told_to_leave(make_monitor):
         peers = [Peer(monitor, rank) for rank in (0, 1)]
         for peer in peers:
             peer.send("ready")
-            peer.send("steps", records=[RECORD])
+            peer.send("steps", records=[RECORD], waiting=False)
             peer.send("done")
         assert monitor.wait().losses == (1.0,)
         heard = []
@@ -126,6 +126,42 @@ def test_no_wait_is_without_a_deadline(make_monitor, step_is_made):
         monitor.wait()
 
 
+def test_a_worker_that_waits_for_others_is_not_given_up(make_monitor):
+    with make_monitor(2, 20, 2) as monitor:
+        peers = [Peer(monitor, rank) for rank in (0, 1)]
+        for peer in peers:
+            peer.send("ready")
+
+        def work():
+            for step in range(3):
+                time.sleep(1)
+                peers[0].send("steps", records=[], waiting=True)
+                peers[1].send(
+                    "steps", records=[RECORD | {"step": step, "granules": 2}], waiting=False
+                )
+            for peer in peers:
+                peer.send("done")
+
+        threading.Thread(target=work, daemon=True).start()
+        assert monitor.wait().steps == 3
+        for peer in peers:
+            threading.Thread(target=end, args=(peer,), daemon=True).start()
+
+
+def test_seconds_are_those_since_the_first_worker_was_ready(make_monitor):
+    with make_monitor(2) as monitor:
+        peers = [Peer(monitor, rank) for rank in (0, 1)]
+        for peer in peers:
+            peer.send("ready")
+            time.sleep(0.5)
+        for peer in peers:
+            peer.send("steps", records=[RECORD], waiting=False)
+            peer.send("done")
+        assert 1.4 < monitor.wait().seconds < 3
+        for peer in peers:
+            threading.Thread(target=end, args=(peer,), daemon=True).start()
+
+
 def test_silence_is_given_up(make_monitor, monkeypatch):
     monkeypatch.setattr("pipelines.training.monitor.SILENCE_SECONDS", 0.5)
     with pytest.raises(EngineError, match="nothing was heard"), make_monitor(1) as monitor:
@@ -156,7 +192,7 @@ def test_a_stranger_learns_and_changes_nothing(make_monitor, line):
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
         peer = Peer(monitor, 0)
-        peer.send("steps", records=[RECORD | {"granules": 2}])
+        peer.send("steps", records=[RECORD | {"granules": 2}], waiting=False)
         peer.send("done")
         assert monitor.wait().steps == 1
         peer.socket.close()
@@ -186,7 +222,9 @@ def test_a_server_is_waited_for_at_the_start_alone(make_monitor):
 
 def test_the_death_of_a_server_ends_the_run(make_monitor):
     with (
-        pytest.raises(EngineError, match=r"rank 1, host host-1.*process died"),
+        pytest.raises(
+            EngineError, match=r"rank 1, host host-1: parameter server 0: .*process died"
+        ),
         make_monitor(1, servers=1) as monitor,
     ):
         worker, server = Peer(monitor, 0), Peer(monitor, 1)
@@ -205,6 +243,6 @@ def test_what_the_listener_raises_reaches_the_caller(make_monitor):
     with pytest.raises(OSError, match="no space left"), make_monitor(1) as monitor:
         monitor._ledger._on_line = Full().append
         peer = Peer(monitor, 0)
-        peer.send("steps", records=[RECORD | {"granules": 2}])
+        peer.send("steps", records=[RECORD | {"granules": 2}], waiting=False)
         threading.Thread(target=end, args=(peer,), daemon=True).start()
         monitor.wait()

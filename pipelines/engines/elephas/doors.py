@@ -25,8 +25,8 @@ MOST_STRANGERS = 64
 class Door(socketserver.TCPServer):
     """Serves each connection on a thread of its own, in the driver; to be mixed into a server.
 
-    When there are too many strangers the one that has waited longest has to go, so that they
-    cannot keep a worker out, which shows its token at once.
+    When there are too many strangers the one that has waited longest has to go, and not the one
+    that has just come: a worker shows its token at once.
 
     Args:
         arguments: Of the server.

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
 from pipelines.engines.elephas.spark_model import GranuleModel
-from pipelines.engines.jobs import await_slots, driver_addresses, spark_cause
+from pipelines.engines.jobs import (
+    await_slots,
+    driver_addresses,
+    spark_cause,
+    workers_of_their_own,
+)
 from pipelines.engines.local import check_installed
 from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.settings import Config
@@ -40,15 +45,13 @@ class ElephasEngine:
     modes: ClassVar = {
         "sync": Mode(
             guarantee="With one worker the loss curve of `local`. With more, that of averaging "
-            "weights and optimiser every `training.round_steps` steps; a run repeats exactly. "
-            "With `objective.negatives: step` a worker sees the negatives of its part alone.",
+            "weights and optimiser every `training.round_steps` steps; a run repeats exactly.",
             choose_when="The network is slow: arrays travel once in `training.round_steps` steps.",
             needs=_AVERAGED,
         ),
         "async": Mode(
-            guarantee="Every step is applied once, whole, at its own learning rate. Gradients may "
-            "be of older weights, by `training.max_staleness` updates at most; with 0 the loss "
-            "curve is that of `local`.",
+            guarantee="The updates of `local`, each from gradients at parameters that may lack "
+            "the newest ones; with `training.max_staleness` 0 its loss curve.",
             choose_when="Executors are unlike, so that waiting for the slowest costs much.",
             needs=_SHARED,
         ),
@@ -75,6 +78,7 @@ class ElephasEngine:
             raise EngineUnavailable(
                 "spark.speculation", f"engine {NAME} cannot run a worker twice", "set false"
             )
+        _check_negatives(config)
         await_slots(session, NAME, config.training)
 
     def train(
@@ -97,8 +101,25 @@ class ElephasEngine:
                 token=monitor.token,
             )
             afterwards.callback(model.close)
+            role = f"{NAME}, {run.config.training.threads} threads"
+            afterwards.enter_context(workers_of_their_own(context, role))
             afterwards.enter_context(_Job(context, model, run.config.training.workers, failures))
             return monitor.wait(lambda: failures[0] if failures else None)
+
+
+def _check_negatives(config: Config) -> None:
+    """Refuses negatives of a step that no worker sees as a whole.
+
+    Raises:
+        EngineUnavailable: With what would be right.
+    """
+    training, objective = config.training, config.objective
+    if training.mode == "sync" and training.workers > 1 and objective.negatives == "step":
+        raise EngineUnavailable(
+            "objective.negatives",
+            f"the workers of engine {NAME} do not meet inside a step, so it cannot be `step`",
+            "set it to granule, or training.mode to async",
+        )
 
 
 class _Job(threading.Thread):
@@ -120,9 +141,9 @@ class _Job(threading.Thread):
 
     def run(self) -> None:
         """Runs the job; its error is left for the thread that watches."""
-        self._context.setJobGroup(self._group, "workers of Elephas", interruptOnCancel=True)
-        ranks = self._context.parallelize(range(self._workers), self._workers)
         try:
+            self._context.setJobGroup(self._group, "workers of Elephas", interruptOnCancel=True)
+            ranks = self._context.parallelize(range(self._workers), self._workers)
             self._model.fit(ranks)
         except Exception as error:  # noqa: BLE001 - carried to the waiting thread
             self._failures.append(EngineError(NAME, f"the Spark job failed ({spark_cause(error)})"))

@@ -59,13 +59,15 @@ class ServedRounds:
     def __init__(self, client: GranuleClient, task: WorkerTask) -> None:
         self._client = client
         self._rank = task.rank
-        self._seconds = task.run.config.training.stall_seconds
+        training = task.run.config.training
+        # A step of the slowest may take so long, and a round has so many.
+        self._seconds = training.stall_seconds * training.round_steps
 
     def pull(self, step: int) -> Weights:
         """The state before a step that begins a round.
 
         Raises:
-            TimeoutError: Not all workers have added to it within ``training.stall_seconds``.
+            TimeoutError: Not all workers have added to it in the time that a round may take.
         """
         deadline, pause = time.monotonic() + self._seconds, _FIRST_PAUSE
         while True:
@@ -74,8 +76,8 @@ class ServedRounds:
                 return state
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"waited {self._seconds} s (training.stall_seconds) for the other workers to"
-                    f" finish the round before step {step}"
+                    f"waited {self._seconds} s (training.stall_seconds for each of"
+                    f" training.round_steps) for the round before step {step}"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -102,7 +102,7 @@ class SharedParameters:
         if not math.isfinite(asked.amount):
             raise ValueError(f"{asked.amount} is no learning rate")
         with self._counting:
-            known = asked.step in self._begun_steps or asked.step < self._run.first_step
+            known = asked.step in self._begun_steps or asked.step < self._applied
             if known or asked.step >= self._run.last_step:
                 raise ValueError(f"no gradient of step {asked.step} is due")
             self._begun_steps.add(asked.step)
@@ -113,6 +113,8 @@ class SharedParameters:
             self._made += 1
             self._made_steps.add(asked.step)
             while self._applied in self._made_steps:
+                self._made_steps.discard(self._applied)
+                self._begun_steps.discard(self._applied)
                 self._applied += 1
             return Answer(Answered(self._made))
 

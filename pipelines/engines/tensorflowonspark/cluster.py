@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,21 +27,6 @@ if TYPE_CHECKING:
 NAME = "tensorflowonspark"
 STOP_SECONDS = 5.0
 JOIN_SECONDS = 20.0
-
-
-@contextmanager
-def workers_of_their_own(context: SparkContext) -> Iterator[None]:
-    """Has Spark start Python workers for the nodes that no other job has used.
-
-    An evaluation before, in the same session, computes with TensorFlow in Spark's Python
-    workers, and a node that is forked from such a one can no longer join a cluster. PySpark
-    keeps workers apart by their environment.
-    """
-    context.environment["SENTENCE_PIPELINES_ROLE"] = "node"
-    try:
-        yield
-    finally:
-        del context.environment["SENTENCE_PIPELINES_ROLE"]
 
 
 class SparedContext:
@@ -119,8 +103,8 @@ def start_nodes(context: SparedContext, arguments: NodeArguments) -> TFCluster.T
             release_port=False,
         )
     except SystemExit:
-        cause = str(TFCluster.tf_status.get("error", "the nodes' Spark job failed"))
-        raise EngineError(NAME, cause) from None
+        cause = spark_cause(TFCluster.tf_status.get("error", "without a word"))
+        raise EngineError(NAME, f"the nodes' Spark job failed ({cause})") from None
     except Exception as error:
         # The library raises nothing more specific.
         within = f"within training.start_seconds ({training.start_seconds} s)"
@@ -128,32 +112,41 @@ def start_nodes(context: SparedContext, arguments: NodeArguments) -> TFCluster.T
 
 
 @contextmanager
-def reservations(host: str) -> Iterator[None]:
-    """Lets the library's reservation server listen at a known address, and stops it at the end.
+def reservations(host: str, bind: str) -> Iterator[None]:
+    """Lets the library's reservation server listen where executors reach the driver, and stops it.
 
     Its thread would listen for another minute after every run, and for ever after a failed
     start. Nodes ask it until all have registered, so it lives as long as the run.
+
+    Args:
+        host: Address by which the executors reach the driver.
+        bind: Address to listen at.
     """
-    # On all addresses, as the library binds it: a port may be taken on one of them alone.
-    with socket.create_server(("", 0)) as probe:
-        port = probe.getsockname()[1]
-    names = {reservation.TFOS_SERVER_HOST: host, reservation.TFOS_SERVER_PORT: str(port)}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        # The library raises a bare Exception where its server has ended by itself.
-        with suppress(Exception):
-            client = reservation.Client((host, port))
-            client.sock.settimeout(STOP_SECONDS)
-            client.request_stop()
-            client.close()
+    with socket.create_server((bind, 0)) as held:
+        here = held.getsockname()
+
+        class Server(reservation.Server):  # type: ignore[misc] # the library has no types
+            """Listens at the held port, where the library would at all addresses."""
+
+            def start_listening_socket(self) -> socket.socket:
+                made.append(self)
+                return held
+
+            def get_server_ip(self) -> str:
+                return host
+
+        made: list[Server] = []
+        library = reservation.Server
+        reservation.Server = Server
+        try:
+            yield
+        finally:
+            reservation.Server = library
+            for server in made:
+                server.stop()
+                # It looks whether it is stopped when somebody comes.
+                with suppress(OSError):
+                    socket.create_connection(here[:2], timeout=STOP_SECONDS).close()
 
 
 def wait_feeding(
@@ -171,16 +164,20 @@ def wait_feeding(
     feed = partial(feed_partition, run=run, workers=workers, nodes=cluster.cluster_info)
 
     def feed_all() -> None:
-        context.setJobGroup(group, "granules for TensorFlowOnSpark", interruptOnCancel=True)
-        granules = context.parallelize(range(workers), workers).mapPartitionsWithIndex(feed)
         try:
+            context.setJobGroup(group, "granules for TensorFlowOnSpark", interruptOnCancel=True)
+            granules = context.parallelize(range(workers), workers).mapPartitionsWithIndex(feed)
             cluster.train(granules, num_epochs=1, feed_timeout=timeout)
         except Exception as error:  # noqa: BLE001 - carried to the waiting thread
             failure.append(EngineError(NAME, f"the feed failed ({spark_cause(error)})"))
 
     feeder = threading.Thread(target=feed_all, name="feed", daemon=True)
     feeder.start()
-    outcome = monitor.wait(lambda: failure[0] if failure else None)
-    # The workers' managers must live until the feeding tasks have seen their queues empty.
-    feeder.join(JOIN_SECONDS)
-    return outcome
+    try:
+        return monitor.wait(lambda: failure[0] if failure else None)
+    except BaseException:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        # The workers' managers must live until the feeding tasks have seen their queues empty.
+        feeder.join(JOIN_SECONDS)

@@ -8,12 +8,13 @@ its manager processes, which it leaves behind, are ended with the run.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
-from pipelines.engines.jobs import driver_addresses
+from pipelines.engines.jobs import driver_addresses, workers_of_their_own
 from pipelines.engines.local import check_installed
 from pipelines.engines.tensorflowonspark.cluster import (
     NAME,
@@ -21,7 +22,6 @@ from pipelines.engines.tensorflowonspark.cluster import (
     reservations,
     start_nodes,
     wait_feeding,
-    workers_of_their_own,
 )
 from pipelines.engines.tensorflowonspark.nodes import NodeArguments
 from pipelines.errors import EngineUnavailable
@@ -32,7 +32,14 @@ from pipelines.training.run import TrainingOutcome, TrainingRun
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
 NODE_EXIT_SECONDS = 20.0
+_OPEN = (
+    " TensorFlow's servers and the library's own, on the executors and for registration on the"
+    " driver, ask nobody who they are, as Spark does without `spark.authenticate`: a network that"
+    " only the cluster can reach."
+)
 
 
 class TensorFlowOnSparkEngine:
@@ -44,15 +51,14 @@ class TensorFlowOnSparkEngine:
             guarantee="The loss curve of `local`, on any number of workers.",
             choose_when="The result must not depend on the cluster, and executors are alike.",
             needs="An executor per worker with one task at a time (`spark.task.cpus` = "
-            "`spark.executor.cores`), `spark.python.worker.reuse` true, `spark.speculation` false.",
+            "`spark.executor.cores`), `spark.python.worker.reuse` true, `spark.speculation` false."
+            + _OPEN,
         ),
         "async": Mode(
             guarantee="The updates of `local`, each from gradients at parameters that may lack "
             "the newest ones; with `training.max_staleness` 0 its loss curve.",
             choose_when="Executors differ in speed, or the slowest must not hold up the others.",
-            needs="As `sync`, and `training.parameter_servers` executors more. TensorFlow's "
-            "servers listen on all addresses of an executor and ask nobody who they are, as Spark "
-            "does without `spark.authenticate`: a network that only the cluster can reach.",
+            needs="As `sync`, and `training.parameter_servers` executors more.",
         ),
     }
     frameworks = ("tensorflow",)
@@ -86,7 +92,7 @@ class TensorFlowOnSparkEngine:
         group = f"{NAME}-{uuid.uuid4().hex[:8]}"
         spared = SparedContext(context, group)
         try:
-            with workers_of_their_own(context), reservations(host), monitor:
+            with workers_of_their_own(context, NAME), reservations(host, bind), monitor:
                 cluster = start_nodes(spared, arguments)
                 if fed:
                     return wait_feeding(context, group, cluster, run, monitor)
@@ -96,7 +102,9 @@ class TensorFlowOnSparkEngine:
             raise
         finally:
             # The nodes have left; their Spark job ends a moment later, before the session may.
-            spared.job_ended.wait(NODE_EXIT_SECONDS)
+            if not spared.job_ended.wait(NODE_EXIT_SECONDS):
+                logger.warning("the Spark job of the nodes goes on; it is called off")
+                context.cancelJobGroup(group)
 
 
 def _parameter_servers(config: Config) -> int:

@@ -65,7 +65,7 @@ def served_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> Serv
     session = tf.compat.v1.Session(
         start_server(node, training.threads),
         graph=calls.graph,
-        config=_session_config(own, training.stall_seconds),
+        config=_session_config(own, training.parameter_servers, training.stall_seconds),
     )
     _FOR_LIFE.append(session)
     parameters = ServedParameters(task, layout, calls, session)
@@ -76,10 +76,12 @@ def served_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> Serv
     return parameters
 
 
-def _session_config(own: str, seconds: int) -> Any:
+def _session_config(own: str, servers: int, seconds: int) -> Any:
     """A session that sees the servers and its own node, and gives up a call in time."""
+    # Each by its number, since spare nodes are among them and serve nothing.
+    seen = [f"/job:ps/task:{number}" for number in range(servers)]
     config = tf.compat.v1.ConfigProto(
-        device_filters=["/job:ps", own], operation_timeout_in_ms=1000 * seconds
+        device_filters=[*seen, own], operation_timeout_in_ms=1000 * seconds
     )
     # The graph is small and as it should be; optimising it would only delay the first calls.
     config.graph_options.rewrite_options.disable_meta_optimizer = True
