@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,6 +25,8 @@ with quiet_import():
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
+
+logger = logging.getLogger(__name__)
 
 NAME = "tensorflowonspark"
 STOP_SECONDS = 5.0
@@ -122,31 +126,43 @@ def reservations(host: str, bind: str) -> Iterator[None]:
         host: Address by which the executors reach the driver.
         bind: Address to listen at.
     """
-    with socket.create_server((bind, 0)) as held:
-        here = held.getsockname()
+    held = socket.create_server((bind, 0))
 
-        class Server(reservation.Server):  # type: ignore[misc] # the library has no types
-            """Listens at the held port, where the library would at all addresses."""
+    class Server(reservation.Server):  # type: ignore[misc] # the library has no types
+        """Listens at the held port, where the library would at all addresses."""
 
-            def start_listening_socket(self) -> socket.socket:
-                made.append(self)
-                return held
+        def start_listening_socket(self) -> socket.socket:
+            made.append(self)
+            return held
 
-            def get_server_ip(self) -> str:
-                return host
+        def get_server_ip(self) -> str:
+            return host
 
-        made: list[Server] = []
-        library = reservation.Server
-        reservation.Server = Server
-        try:
-            yield
-        finally:
-            reservation.Server = library
-            for server in made:
-                server.stop()
-                # It looks whether it is stopped when somebody comes.
-                with suppress(OSError):
-                    socket.create_connection(here[:2], timeout=STOP_SECONDS).close()
+    made: list[Server] = []
+    library = reservation.Server
+    reservation.Server = Server
+    try:
+        yield
+    finally:
+        reservation.Server = library
+        if made:
+            _stop_listening(made[0], held)
+        else:
+            held.close()
+
+
+def _stop_listening(server: reservation.Server, held: socket.socket) -> None:
+    """Ends the thread of a reservation server, which closes its socket itself."""
+    address = held.getsockname()[:2]
+    server.stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    while held.fileno() >= 0 and time.monotonic() < deadline:
+        # It looks whether it is stopped when somebody comes.
+        with suppress(OSError):
+            socket.create_connection(address, timeout=STOP_SECONDS).close()
+        time.sleep(0.05)
+    if held.fileno() >= 0:
+        logger.warning("the reservation server goes on listening at %s", address)
 
 
 def wait_feeding(
