@@ -14,6 +14,7 @@ import pytest
 from contestants import resumed
 from hypothesis import given
 from hypothesis import strategies as st
+from strangers import MESSAGES, approach
 from test_contract import connections, listening, started, wait_until_gone
 
 from pipelines.config import parse
@@ -197,3 +198,22 @@ def test_a_parameter_server_that_is_killed_ends_the_run(spark, make_run, monitor
     assert time.monotonic() - killed[0] < 30
     wait_until_gone(before, ports)
     assert train(spark, make_run(2, "next", mode="async", feed=feed)).steps == 2
+
+
+def test_strangers_that_do_not_speak_its_protocol_change_nothing(spark, make_run):
+    expected = train(spark, make_run(STEPS, "reference", workers=1), "local")
+    before, told = listening(), []
+
+    def let_strangers_come(line):
+        if line["step"] == 3:
+            for port in listening() - before:
+                for transport in MESSAGES:
+                    answers, staying = approach(("127.0.0.1", port), transport)
+                    told.extend(answers)
+                    staying.close()
+
+    run = make_run(STEPS, mode="async", workers=2, max_staleness=0)
+    outcome = train(spark, run, on_metrics=let_strangers_come)
+    np.testing.assert_allclose(outcome.losses, expected.losses, rtol=1e-4)
+    assert told
+    assert max(map(len, told)) < 500, "a word of refusal, and no weights"
