@@ -6,11 +6,6 @@ import pytest
 from pipelines.engines import engine
 
 STEPS = 50
-BOUNDED = [
-    {"engine": "tensorflowonspark", "mode": "async"},
-    {"engine": "elephas", "mode": "async"},
-    {"engine": "elephas", "mode": "hogwild", "transport": "socket"},
-]
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +38,3 @@ def test_with_dropout_and_negatives_of_the_whole_step(spark, make_run):
     expected = curve(spark, with_step_negatives(alone), "local")
     ours = curve(spark, with_step_negatives(together), "tensorflowonspark")
     np.testing.assert_allclose(ours, expected, rtol=1e-3)
-
-
-@pytest.mark.parametrize("settings", BOUNDED, ids=lambda value: "-".join(map(str, value.values())))
-def test_a_bound_of_zero_gives_the_curve_of_one_process(spark, make_run, reference, settings):
-    if "plain" not in reference:
-        reference["plain"] = curve(spark, make_run(STEPS, "reference", workers=1), "local")
-    training = {"workers": 2, "max_staleness": 0} | settings
-    name = training.pop("engine")
-    ours = curve(spark, make_run(STEPS, **training), name)
-    np.testing.assert_allclose(ours, reference["plain"], rtol=1e-3)

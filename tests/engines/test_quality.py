@@ -5,7 +5,7 @@ from small import small_config
 
 from pipelines import workflow
 
-STEPS = 200
+STEPS = 120
 POINTS = 6
 """Runs that differ by their seed alone are up to two points apart on so small a corpus."""
 

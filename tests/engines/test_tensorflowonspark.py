@@ -32,6 +32,20 @@ STEPS = 20
 SPEC = EncoderSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=8)
 
 
+@pytest.fixture(scope="module")
+def references():
+    """The loss curve of the reference, once it is known."""
+    return []
+
+
+@pytest.fixture
+def expected(spark, make_run, references):
+    """The loss curve of the reference."""
+    if not references:
+        references.append(train(spark, make_run(STEPS, "reference", workers=1), "local").losses)
+    return references[0]
+
+
 def train(spark, run, name="tensorflowonspark", on_metrics=lambda line: None):
     return engine(name).train(spark, run, on_metrics)
 
@@ -147,10 +161,11 @@ def test_servers_make_the_updates_of_adamw(tmp_path):
     ],
     ids=str,
 )
-def test_gradients_that_are_never_old_give_the_curve_of_one_process(spark, make_run, settings):
-    expected = train(spark, make_run(STEPS, "reference", workers=1), "local")
+def test_gradients_that_are_never_old_give_the_curve_of_one_process(
+    spark, make_run, expected, settings
+):
     outcome = train(spark, make_run(STEPS, mode="async", checkpoint_every=6, **settings))
-    np.testing.assert_allclose(outcome.losses, expected.losses, rtol=1e-4)
+    np.testing.assert_allclose(outcome.losses, expected, rtol=1e-4)
     assert outcome.staleness.most == 0
 
 
@@ -200,8 +215,7 @@ def test_a_parameter_server_that_is_killed_ends_the_run(spark, make_run, monitor
     assert train(spark, make_run(2, "next", mode="async", feed=feed)).steps == 2
 
 
-def test_strangers_that_do_not_speak_its_protocol_change_nothing(spark, make_run):
-    expected = train(spark, make_run(STEPS, "reference", workers=1), "local")
+def test_strangers_that_do_not_speak_its_protocol_change_nothing(spark, make_run, expected):
     before, told = listening(), []
 
     def let_strangers_come(line):
@@ -214,6 +228,6 @@ def test_strangers_that_do_not_speak_its_protocol_change_nothing(spark, make_run
 
     run = make_run(STEPS, mode="async", workers=2, max_staleness=0)
     outcome = train(spark, run, on_metrics=let_strangers_come)
-    np.testing.assert_allclose(outcome.losses, expected.losses, rtol=1e-4)
+    np.testing.assert_allclose(outcome.losses, expected, rtol=1e-4)
     assert told
     assert max(map(len, told)) < 500, "a word of refusal, and no weights"
