@@ -219,10 +219,11 @@ def test_memory_is_of_the_command_and_its_children_alone() -> None:
 
 
 def test_cpu_time_of_a_child_that_has_ended_counts() -> None:
-    work = "import time\nwhile time.process_time() < 1: pass"
+    work = "import time\nwhile time.process_time() < 2: pass"
     child = f"subprocess.run([sys.executable, '-c', {work!r}])"
     code = f"import subprocess, sys, time; {child}; time.sleep(3)"
-    assert 0.9 < run(code).cpu_seconds < 3
+    # What is spent between the last look and the end is not seen.
+    assert 1.2 < run(code).cpu_seconds < 3
 
 
 def test_a_command_that_fails_or_lasts_is_an_error_and_leaves_nothing(tmp_path) -> None:
