@@ -105,9 +105,14 @@ def oldest_needed(run: TrainingRun, step: int) -> int:
     That is what bounds the staleness; and a step behind a checkpoint waits for all before that
     checkpoint, so that the state which is saved holds exactly them.
     """
-    every, bound = run.config.training.checkpoint_every, run.config.training.max_staleness
-    fence = max(run.first_step, step // every * every)
+    fence, bound = _fence(run, step), run.config.training.max_staleness
     return fence if bound is None else max(fence, step - bound)
+
+
+def _fence(run: TrainingRun, step: int) -> int:
+    """The newest checkpoint that a step is not before."""
+    every = run.config.training.checkpoint_every
+    return max(run.first_step, step // every * every)
 
 
 def _update(
@@ -143,27 +148,20 @@ class _Gate:
     def wait_for(self, step: int) -> None:
         """Returns when a step may begin."""
         run = self._task.run
-        fence = max(run.first_step, self._fence(step))
         if self._task.rank == 0:
-            self._save_up_to(fence)
-        self._await(saved=fence, applied=oldest_needed(run, step))
+            self._save_up_to(_fence(run, step))
+        self._await(saved=_fence(run, step), applied=oldest_needed(run, step))
 
     def finish(self) -> None:
         """Rank 0 saves what is left to be saved, when all steps have been applied."""
         if self._task.rank == 0:
             self._save_up_to(self._task.run.last_step)
 
-    def _fence(self, step: int) -> int:
-        every = self._task.run.config.training.checkpoint_every
-        return step // every * every
-
     def _save_up_to(self, last: int) -> None:
         """Saves the checkpoints up to one; none behind it can have begun."""
         run = self._task.run
-        every = run.config.training.checkpoint_every
-        for step in (*range(self._fence(self._known.saved) + every, last, every), last):
-            if step <= self._known.saved:
-                continue
+        between = filter(run.is_checkpointed, range(self._known.saved + 1, last))
+        for step in (*between, last) if last > self._known.saved else ():
             self._await(applied=step)
             weights, moments = self._parameters.state()
             saved = Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)

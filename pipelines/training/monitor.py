@@ -270,7 +270,7 @@ class Monitor:
             self._enter(worker, message["records"])
         with self._shared.changed:
             worker.heard = time.monotonic()
-            if message["kind"] == "ready":
+            if message["kind"] == "ready" and worker.rank < self._workers:
                 self._began = self._began or worker.heard
                 worker.behind = worker.heard - self._began
             _HANDLERS[message["kind"]](worker, message)

@@ -149,8 +149,11 @@ def test_a_worker_that_waits_for_others_is_not_given_up(make_monitor):
 
 
 def test_seconds_are_those_since_the_first_worker_was_ready(make_monitor):
-    with make_monitor(2) as monitor:
-        peers = [Peer(monitor, rank) for rank in (0, 1)]
+    with make_monitor(2, servers=1) as monitor:
+        *peers, server = [Peer(monitor, rank) for rank in (0, 1, 2)]
+        # A server that is ready long before is no worker, and starts no clock.
+        server.send("ready")
+        time.sleep(2)
         for peer in peers:
             peer.send("ready")
             time.sleep(0.5)
@@ -158,7 +161,7 @@ def test_seconds_are_those_since_the_first_worker_was_ready(make_monitor):
             peer.send("steps", records=[RECORD], waiting=False)
             peer.send("done")
         assert 1.4 < monitor.wait().seconds < 3
-        for peer in peers:
+        for peer in (*peers, server):
             threading.Thread(target=end, args=(peer,), daemon=True).start()
 
 

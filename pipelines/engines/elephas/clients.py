@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,11 +88,11 @@ class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library ha
         form.brings.read(readinto, brought)
         return numbers, brought
 
+    @abstractmethod
     def converse(
         self, name: str, size: int, chunks: Iterator[bytes | memoryview]
     ) -> tuple[int, ReadInto]:
         """Sends the bytes of a request; gives the size of the answer and the way to read it."""
-        raise NotImplementedError
 
     def _chunks(
         self, form: Form, asked: Asked, arrays: Weights | None

@@ -13,6 +13,7 @@ import logging
 import socket
 import socketserver
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any
@@ -77,9 +78,9 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
         self.door = self.make_door(bind)
         self.port = self.door.server_address[1]
 
+    @abstractmethod
     def make_door(self, bind: str) -> Door:
         """The transport's way to take connections."""
-        raise NotImplementedError
 
     def make_threadsafe_if_necessary(
         self, func: Handler, lock_aquire_callable: Callable[[], None]
