@@ -5,24 +5,22 @@ Every wait of a run is here, and every wait has a deadline.
 
 from __future__ import annotations
 
-import hmac
 import json
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from pipelines.errors import EngineError
+from pipelines.training.doors import TOKEN_BYTES, SocketDoor
 from pipelines.training.ledger import Ledger, StepRecord
 from pipelines.training.run import TrainingOutcome
 
 SILENCE_SECONDS = 30.0
-HELLO_SECONDS = 10.0
 GRACE_SECONDS = 2.0
 LEAVE_SECONDS = 15.0
 ABORT_SECONDS = 5.0
@@ -100,7 +98,7 @@ class Monitor:
         stall_seconds: float,
         servers: int = 0,
     ) -> None:
-        self.token = secrets.token_hex(16)
+        self.token = secrets.token_hex(TOKEN_BYTES // 2)
         self._engine = engine
         self._workers = workers
         self._expected = workers + servers
@@ -112,11 +110,11 @@ class Monitor:
         self._closing = False
         self._all_ready: float | None = None
         self._began: float | None = None
-        self._server = socket.create_server((bind or host, 0))
-        self.address: tuple[str, int] = (host, self._server.getsockname()[1])
+        self._door = SocketDoor((bind or host, 0), self._attend, token=self.token)
+        self.address: tuple[str, int] = (host, self._door.server_address[1])
 
     def __enter__(self) -> Monitor:
-        threading.Thread(target=self._accept, name="monitor", daemon=True).start()
+        self._door.open()
         return self
 
     def __exit__(
@@ -126,14 +124,11 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         self._closing = True
-        # A blocked accept() does not notice close(); shutdown() wakes it.
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
         if error is None:
             self._dismiss(b"leave\n", LEAVE_SECONDS)
         else:
             self._dismiss(b"abort\n", ABORT_SECONDS)
+        self._door.close()
 
     def wait(self, should_stop: Callable[[], EngineError | None] = lambda: None) -> TrainingOutcome:
         """Waits until all workers are done.
@@ -217,24 +212,14 @@ class Monitor:
             lane=worker.lane if server < 0 else None,
         )
 
-    def _accept(self) -> None:
-        while not self._closing:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
-
-    def _read(self, connection: socket.socket) -> None:
+    def _attend(self, connection: socket.socket) -> None:
         """Reads one worker's lines until the connection ends."""
         worker: _Worker | None = None
         try:
-            connection.settimeout(HELLO_SECONDS)
-            with connection, connection.makefile("rb") as lines:
+            with connection.makefile("rb") as lines:
                 worker = self._greet(connection, lines.readline(4096))
                 if worker is None:
                     return
-                connection.settimeout(None)
                 while line := lines.readline(MAX_LINE_BYTES):
                     self._take(worker, json.loads(line))
         except (OSError, ValueError, KeyError) as error:
@@ -254,7 +239,7 @@ class Monitor:
             host, lane = str(hello["host"]), int(hello["lane"])
         except (ValueError, KeyError, TypeError):
             return None
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
+        if not self._door.belongs(connection, token.encode("utf-8", "replace")):
             return None
         with self._shared.changed:
             known = self._shared.workers

@@ -19,16 +19,16 @@ from strangers import approach, tells_nothing
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.tensorflow import forward
 from pipelines.encoder.weights import random_weights, weight_shapes
-from pipelines.engines.elephas import doors
-from pipelines.engines.elephas.exchanges import ServedParameters, ServedRounds
-from pipelines.engines.elephas.keepers import KEEPERS
 from pipelines.engines.elephas.model import encoder_model
 from pipelines.engines.elephas.spark_model import _MODES, ClientServerFactory
-from pipelines.engines.elephas.wire import ASKED, LENGTH, Asked, Layout, forms
 from pipelines.lanes.plan import BatchPlan
 from pipelines.settings import Config, TrainingSettings
+from pipelines.training import doors
 from pipelines.training.adamw import AdamW
 from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.parameter_server.exchanges import ServedParameters, ServedRounds
+from pipelines.training.parameter_server.keepers import KEEPERS
+from pipelines.training.parameter_server.wire import ASKED, LENGTH, Asked, Layout, forms
 from pipelines.training.run import TrainingRun, WorkerTask
 
 TOKEN = "5" * 64
@@ -70,7 +70,7 @@ class Served:
 
     def way(self, kind, rank: int = 0):
         task = WorkerTask(run=self.run, rank=rank, workers=2, monitor=("", 0), token="")
-        return kind(self.client(), task)
+        return kind(self.client().line, task)
 
     def raw(self, body: bytes, name: str = "update", length: int | None = None) -> None:
         """Sends a body with the right token, and waits for the end of the connection."""
@@ -219,7 +219,7 @@ def test_a_round_takes_the_mean_by_granules(serve, transport):
     ours = {name: np.full_like(value, 4.0) for name, value in state.items()}
     theirs = {name: np.full_like(value, 1.0) for name, value in state.items()}
     second.push(4, theirs, 1)
-    assert first._client.get_parameters(Asked(step=4))[1] is None
+    assert first._line.ask("parameters", Asked(step=4))[1] is None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(second.pull, 4)
         first.push(4, ours, 2)
@@ -337,4 +337,4 @@ def test_the_keras_model_is_the_encoder():
 
 
 def test_a_synchronous_run_knows_no_other_requests():
-    assert set(forms("sync", SPEC)) == {"parameters", "update"}
+    assert set(forms("sync", weight_shapes(SPEC))) == {"parameters", "update"}

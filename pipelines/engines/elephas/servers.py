@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import logging
 import socket
-import socketserver
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
@@ -28,20 +26,10 @@ with quiet_import():
     from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler
 
 from pipelines.encoder.weights import Weights
-from pipelines.engines.elephas.doors import Door
-from pipelines.engines.elephas.keepers import Answer, Handler, Keeper
-from pipelines.engines.elephas.wire import (
-    ACCEPTED,
-    ANSWERED,
-    ASKED,
-    LENGTH,
-    REFUSED,
-    TOKEN_BYTES,
-    Asked,
-    Form,
-    ReadInto,
-    read_exactly,
-)
+from pipelines.training.doors import Door, SocketDoor
+from pipelines.training.parameter_server.desk import Desk, answer_connection
+from pipelines.training.parameter_server.keepers import Answer, Handler, Keeper
+from pipelines.training.parameter_server.wire import Asked
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +37,7 @@ logger = logging.getLogger(__name__)
 class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library has no types
     """What both servers share; mixed into those of Elephas. Runs on the driver."""
 
-    keeper: Keeper
+    desk: Desk
     token: str
     door: Door | None = None
 
@@ -64,17 +52,16 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
         Raises:
             OSError: There is no such address here.
         """
-        self.keeper = keeper
         self.token = token
         # The library's copies of the weights are of no use any more.
         self.master_network = None
         self.weights = None
-        self._handlers: dict[str, Handler] = {}
+        handlers: dict[str, Handler] = {}
         for name, handler in keeper.reading.items():
-            self._handlers[name] = self.make_read_threadsafe_if_necessary(handler)
+            handlers[name] = self.make_read_threadsafe_if_necessary(handler)
         for name, handler in keeper.writing.items():
-            self._handlers[name] = self.make_write_threadsafe_if_necessary(handler)
-        self._received = threading.local()
+            handlers[name] = self.make_write_threadsafe_if_necessary(handler)
+        self.desk = Desk(keeper.forms, handlers)
         self.door = self.make_door(bind)
         self.port = self.door.server_address[1]
 
@@ -110,33 +97,6 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
         if door is not None:
             door.close()
 
-    def take(self, name: str, readinto: ReadInto) -> Answer:
-        """Reads a request of the size that is due, and does what it asks for.
-
-        Raises:
-            ValueError: It has another form, or is not due; nothing has changed.
-            ConnectionError: It ends too early; nothing has changed.
-        """
-        asked = Asked(*ASKED.unpack(read_exactly(readinto, ASKED.size)))
-        sends = self.keeper.forms[name].sends
-        # A connection has a thread of its own, so these are the connection's arrays.
-        arrays: Weights | None = getattr(self._received, name, None)
-        if arrays is None:
-            arrays = sends.new()
-            setattr(self._received, name, arrays)
-        sends.read(readinto, arrays)
-        return self._handlers[name](asked, arrays)
-
-
-def _size(answer: Answer, form: Form) -> int:
-    return ANSWERED.size + (form.brings.size if answer.arrays is not None else 0)
-
-
-def _chunks(answer: Answer, form: Form) -> Iterator[bytes | memoryview]:
-    yield ANSWERED.pack(*answer.numbers)
-    if answer.arrays is not None:
-        yield from form.brings.chunks(answer.arrays)
-
 
 class GranuleHttpServer(GranuleServer, HttpServer):  # type: ignore[misc] # the library has no types
     """Requests are POSTed to their names, with the token of the run as a bearer's."""
@@ -159,22 +119,25 @@ class GranuleHttpServer(GranuleServer, HttpServer):  # type: ignore[misc] # the 
         """The application, with a route for every request."""
         app = Flask("elephas", static_folder=None)
         app.config["PROPAGATE_EXCEPTIONS"] = True
-        for name in self.keeper.forms:
+        for name in self.desk.forms:
             app.add_url_rule(f"/{name}", name, partial(self._respond, name), methods=["POST"])
         return app
 
     def _respond(self, name: str) -> Response:
-        environ, form = request.environ, self.keeper.forms[name]
-        if request.content_length != form.size or "HTTP_TRANSFER_ENCODING" in environ:
+        environ = request.environ
+        if (
+            request.content_length != self.desk.forms[name].size
+            or "HTTP_TRANSFER_ENCODING" in environ
+        ):
             return Response(status=400)
         try:
-            answer = self.take(name, environ["wsgi.input"].readinto)
+            answer = self.desk.take(name, environ["wsgi.input"].readinto)
         except ValueError as error:
             logger.warning("refused %s: %s", name, error)
             return Response(status=400)
         # Werkzeug would rather have bytes, and passes on what it gets.
-        response = Response(_chunks(answer, form))  # type: ignore[arg-type]
-        response.content_length = _size(answer, form)
+        response = Response(self.desk.chunks(name, answer))  # type: ignore[arg-type]
+        response.content_length = self.desk.size(name, answer)
         return response
 
 
@@ -227,48 +190,14 @@ class _HttpConnection(WSGIRequestHandler):
 
 
 class GranuleSocketServer(GranuleServer, SocketServer):  # type: ignore[misc] # the library has no types
-    """Requests are a letter, a length of eight bytes and a body, once the token has been sent."""
+    """Requests come one after the other on a connection, once the token has been sent."""
 
     def make_door(self, bind: str) -> Door:
         """See :class:`GranuleServer`."""
-        door = _SocketDoor((bind, 0), _SocketConnection, token=self.token.encode())
-        door.listener = self.action_listener
-        return door
+        return SocketDoor((bind, 0), self.action_listener, token=self.token)
 
     def action_listener(self, conn: socket.socket) -> None:
         """Answers the requests of one connection until it ends."""
-        names = {form.letter: name for name, form in self.keeper.forms.items()}
         door = self.door
-        with conn.makefile("rb") as lines:
-            if door is None or not door.belongs(conn, lines.read(TOKEN_BYTES)):
-                return
-            while letter := lines.read(1):
-                (size,) = LENGTH.unpack(read_exactly(lines.readinto, LENGTH.size))
-                name = names.get(letter)
-                if name is None or size != self.keeper.forms[name].size:
-                    conn.sendall(REFUSED)
-                    return
-                try:
-                    answer = self.take(name, lines.readinto)
-                except ValueError as error:
-                    logger.warning("refused %s: %s", name, error)
-                    conn.sendall(REFUSED)
-                    return
-                form = self.keeper.forms[name]
-                conn.sendall(ACCEPTED + LENGTH.pack(_size(answer, form)))
-                for chunk in _chunks(answer, form):
-                    conn.sendall(chunk)
-
-
-class _SocketDoor(Door):
-    allow_reuse_address = True
-    request_queue_size = 128
-    listener: Callable[[socket.socket], None]
-
-
-class _SocketConnection(socketserver.BaseRequestHandler):
-    server: _SocketDoor
-
-    def handle(self) -> None:
-        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.server.listener(self.request)
+        if door is not None:
+            answer_connection(conn, door, self.desk)

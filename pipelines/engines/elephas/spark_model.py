@@ -7,7 +7,6 @@ send their arrays to the parameter server.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,12 +21,11 @@ with quiet_import():
     from elephas.spark_model import AsynchronousSparkModel
 
 from pipelines.engines.elephas.clients import GranuleHttpClient, GranuleSocketClient
-from pipelines.engines.elephas.keepers import KEEPERS
 from pipelines.engines.elephas.model import encoder_model
 from pipelines.engines.elephas.servers import GranuleHttpServer, GranuleSocketServer
-from pipelines.engines.elephas.wire import TOKEN_BYTES
 from pipelines.engines.elephas.worker import GranuleWorker
 from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.parameter_server.keepers import KEEPERS
 from pipelines.training.run import TrainingRun
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         host: Address by which the executors reach the driver.
         bind: Address to listen at.
         monitor: Host and port of the driver's monitor.
-        token: Shows the monitor that a worker belongs to the run.
+        token: Shows the monitor and the parameter server that a worker belongs to the run.
     """
 
     def __init__(
@@ -102,12 +100,11 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         self._monitor = monitor
         self._token = token
         self._keeper = KEEPERS[training.mode](run, checkpoint)
-        server_token = secrets.token_hex(TOKEN_BYTES // 2)
-        self.parameter_server.hold(self._keeper, bind, server_token)
+        self.parameter_server.hold(self._keeper, bind, token)
         self.client.reach(
             (host, self.parameter_server.port),
-            server_token,
-            dict(self._keeper.forms),
+            token,
+            self._keeper.forms,
             float(training.stall_seconds),
         )
 

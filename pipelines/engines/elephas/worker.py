@@ -20,14 +20,15 @@ with quiet_import():
     from elephas.worker import AsynchronousSparkWorker
 
 from pipelines.engines.elephas.clients import GranuleClient
-from pipelines.engines.elephas.exchanges import ServedParameters, ServedRounds
 from pipelines.errors import PipelineError
 from pipelines.training.asynchronous import train_asynchronously
+from pipelines.training.parameter_server.exchanges import ServedParameters, ServedRounds
+from pipelines.training.parameter_server.lines import Line
 from pipelines.training.rounds import train_in_rounds
 from pipelines.training.run import TrainingRun, WorkerTask
 from pipelines.training.worker import Loop, run_worker
 
-_LOOPS: Mapping[str, tuple[Loop, Callable[[GranuleClient, WorkerTask], Any]]] = {
+_LOOPS: Mapping[str, tuple[Loop, Callable[[Line, WorkerTask], Any]]] = {
     "sync": (train_in_rounds, ServedRounds),
     "async": (train_asynchronously, ServedParameters),
     "hogwild": (train_asynchronously, ServedParameters),
@@ -93,5 +94,5 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
             token=self._token,
         )
         loop, exchange = _LOOPS[self._run.config.training.mode]
-        run_worker(task, partial(exchange, self.client, task), loop=loop)
+        run_worker(task, partial(exchange, self.client.line, task), loop=loop)
         return iter(())

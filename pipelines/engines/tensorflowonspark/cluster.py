@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +17,13 @@ from pipelines.training.run import TrainingOutcome, TrainingRun
 
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
 with quiet_import():
-    from tensorflowonspark import TFCluster, reservation
+    from tensorflowonspark import TFCluster
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
-logger = logging.getLogger(__name__)
 
 NAME = "tensorflowonspark"
-STOP_SECONDS = 5.0
 JOIN_SECONDS = 20.0
 
 
@@ -113,56 +107,6 @@ def start_nodes(context: SparedContext, arguments: NodeArguments) -> TFCluster.T
         # The library raises nothing more specific.
         within = f"within training.start_seconds ({training.start_seconds} s)"
         raise EngineError(NAME, f"the nodes did not start {within}: {error}") from error
-
-
-@contextmanager
-def reservations(host: str, bind: str) -> Iterator[None]:
-    """Lets the library's reservation server listen where executors reach the driver, and stops it.
-
-    Its thread would listen for another minute after every run, and for ever after a failed
-    start. Nodes ask it until all have registered, so it lives as long as the run.
-
-    Args:
-        host: Address by which the executors reach the driver.
-        bind: Address to listen at.
-    """
-    held = socket.create_server((bind, 0))
-
-    class Server(reservation.Server):  # type: ignore[misc] # the library has no types
-        """Listens at the held port, where the library would at all addresses."""
-
-        def start_listening_socket(self) -> socket.socket:
-            made.append(self)
-            return held
-
-        def get_server_ip(self) -> str:
-            return host
-
-    made: list[Server] = []
-    library = reservation.Server
-    reservation.Server = Server
-    try:
-        yield
-    finally:
-        reservation.Server = library
-        if made:
-            _stop_listening(made[0], held)
-        else:
-            held.close()
-
-
-def _stop_listening(server: reservation.Server, held: socket.socket) -> None:
-    """Ends the thread of a reservation server, which closes its socket itself."""
-    address = held.getsockname()[:2]
-    server.stop()
-    deadline = time.monotonic() + STOP_SECONDS
-    while held.fileno() >= 0 and time.monotonic() < deadline:
-        # It looks whether it is stopped when somebody comes.
-        with suppress(OSError):
-            socket.create_connection(address, timeout=STOP_SECONDS).close()
-        time.sleep(0.05)
-    if held.fileno() >= 0:
-        logger.warning("the reservation server goes on listening at %s", address)
 
 
 def wait_feeding(

@@ -19,11 +19,11 @@ from pipelines.engines.local import check_installed
 from pipelines.engines.tensorflowonspark.cluster import (
     NAME,
     SparedContext,
-    reservations,
     start_nodes,
     wait_feeding,
 )
 from pipelines.engines.tensorflowonspark.nodes import NodeArguments
+from pipelines.engines.tensorflowonspark.registration import registration
 from pipelines.errors import EngineUnavailable
 from pipelines.session import executor_count, in_one_process
 from pipelines.settings import Config
@@ -35,10 +35,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NODE_EXIT_SECONDS = 20.0
+_NEEDS = (
+    "An executor per worker with one task at a time (`spark.task.cpus` = `spark.executor.cores`),"
+    " `spark.python.worker.reuse` true, `spark.speculation` false."
+)
 _OPEN = (
-    " TensorFlow's servers and the library's own, on the executors and for registration on the"
-    " driver, ask nobody who they are, as Spark does without `spark.authenticate`: a network that"
-    " only the cluster can reach."
+    " A network that only the cluster can reach: the servers with which TensorFlow's workers"
+    " exchange gradients ask nobody who they are."
+)
+_SERVED = (
+    " `training.parameter_servers` executors more, each with four times the size of its share of"
+    " the weights, and twice more for each worker, in `spark.executor.memoryOverhead`."
 )
 
 
@@ -50,15 +57,13 @@ class TensorFlowOnSparkEngine:
         "sync": Mode(
             guarantee="The loss curve of `local`, on any number of workers.",
             choose_when="The result must not depend on the cluster, and executors are alike.",
-            needs="An executor per worker with one task at a time (`spark.task.cpus` = "
-            "`spark.executor.cores`), `spark.python.worker.reuse` true, `spark.speculation` false."
-            + _OPEN,
+            needs=_NEEDS + _OPEN,
         ),
         "async": Mode(
             guarantee="The updates of `local`, each from gradients at parameters that may lack "
             "the newest ones; with `training.max_staleness` 0 its loss curve.",
             choose_when="Executors differ in speed, or the slowest must not hold up the others.",
-            needs="As `sync`, and `training.parameter_servers` executors more.",
+            needs=_NEEDS + _SERVED,
         ),
     }
     frameworks = ("tensorflow",)
@@ -92,7 +97,11 @@ class TensorFlowOnSparkEngine:
         group = f"{NAME}-{uuid.uuid4().hex[:8]}"
         spared = SparedContext(context, group)
         try:
-            with workers_of_their_own(context, NAME), reservations(host, bind), monitor:
+            with (
+                workers_of_their_own(context, NAME),
+                registration(host, bind, monitor.token),
+                monitor,
+            ):
                 cluster = start_nodes(spared, arguments)
                 if fed:
                     return wait_feeding(context, group, cluster, run, monitor)

@@ -10,12 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from pipelines.engines.tensorflowonspark.feeding import spark_feed
 from pipelines.engines.tensorflowonspark.mirrored import mirrored_exchange
-from pipelines.engines.tensorflowonspark.servers import served_parameters, start_server
+from pipelines.engines.tensorflowonspark.registration import join_run
+from pipelines.engines.tensorflowonspark.servers import parameter_server, sharded_parameters
 from pipelines.quiet import quiet_import
 from pipelines.training.asynchronous import train_asynchronously
 from pipelines.training.loop import train_worker
@@ -39,7 +40,7 @@ class NodeArguments(argparse.Namespace):
     Attributes:
         run: The run.
         monitor: Host and port of the driver's monitor.
-        token: Shows the monitor that a node belongs to the run.
+        token: Shows that a node belongs to the run.
         servers: Nodes that hold parameters.
         spares: Nodes that only keep Spark from feeding an executor that has no worker.
     """
@@ -51,9 +52,10 @@ class NodeArguments(argparse.Namespace):
     spares: int
 
     def __contains__(self, key: str) -> bool:
-        # The library asks for `num_gpus` first thing on a node, before it looks at the manager
-        # that an earlier run left in this Python worker; one that has ended must be forgotten,
-        # or the look fails.
+        # The library asks for `num_gpus` first thing on a node, before it registers, and before
+        # it looks at the manager that an earlier run left in this Python worker; one that has
+        # ended must be forgotten, or the look fails.
+        join_run(self.token)
         manager = TFSparkNode.TFSparkNode.mgr
         if manager is not None:
             try:
@@ -96,7 +98,7 @@ def _train(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     fed = arguments.run.config.training.feed == "spark"
     feed = (lambda: spark_feed(task, node.get_data_feed())) if fed else None
     if arguments.servers:
-        run_worker(task, partial(served_parameters, task, node), feed, train_asynchronously)
+        run_worker(task, partial(sharded_parameters, task, node), feed, train_asynchronously)
     else:
         run_worker(task, partial(mirrored_exchange, task, node), feed, train_worker)
 
@@ -132,10 +134,12 @@ def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     _after_this_process(partial(_let_go, node))
     with Reporter(_task(arguments, node, node.num_workers + node.task_index)) as reporter:
         try:
-            if node.task_index < arguments.servers:
-                start_server(node, arguments.run.config.training.threads)
-            reporter.ready()
-            reporter.serve()
+            with ExitStack() as serving:
+                if node.task_index < arguments.servers:
+                    server = parameter_server(arguments.run, node, arguments.token)
+                    serving.enter_context(server)
+                reporter.ready()
+                reporter.serve()
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it
             reporter.failed(error)
 

@@ -1,7 +1,7 @@
-"""Connections of the parameter server: who is let in, for how long, and how all of them end.
+"""Connections of a server of the run: who is let in, for how long, and how all of them end.
 
-The server stands in the driver's process, on an address that others may reach. A connection
-that has not shown the token of the run is a stranger's: it may wait for a moment, among few.
+The server listens at an address that others may reach. A connection that has not shown the
+token of the run is a stranger's: it may wait for a moment, among few.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
+TOKEN_BYTES = 64
 HELLO_SECONDS = 10.0
 STOP_SECONDS = 10.0
 MOST_STRANGERS = 64
 
 
 class Door(socketserver.TCPServer):
-    """Serves each connection on a thread of its own, in the driver; to be mixed into a server.
+    """Serves each connection on a thread of its own; to be mixed into a server.
 
     When there are too many strangers the one that has waited longest has to go, and not the one
     that has just come: a worker shows its token at once.
@@ -43,7 +45,7 @@ class Door(socketserver.TCPServer):
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._ending = False
         super().__init__(*arguments, **settings)
-        self._loop = threading.Thread(target=self._serve, name="parameter-server", daemon=True)
+        self._loop = threading.Thread(target=self._serve, name="door", daemon=True)
 
     def open(self) -> None:
         """Begins to serve."""
@@ -65,7 +67,7 @@ class Door(socketserver.TCPServer):
             thread.join(max(deadline - time.monotonic(), 0.0))
         if any(thread.is_alive() for thread in threads):
             # Its connection is closed, and the error that ended the run is worth more.
-            logger.warning("a thread of the parameter server goes on after %s s", STOP_SECONDS)
+            logger.warning("a thread of a server goes on after %s s", STOP_SECONDS)
 
     def belongs(self, connection: socket.socket, token: bytes) -> bool:
         """Whether a connection may stay: it has shown the token of the run."""
@@ -115,6 +117,37 @@ class Door(socketserver.TCPServer):
     def _send_away(self, connection: socket.socket) -> None:
         del self._strangers[connection]
         _hang_up(connection)
+
+
+class SocketDoor(Door):
+    """Lets connections in that speak for themselves.
+
+    Args:
+        address: Address and port to listen at; port 0 is the system's choice.
+        attend: Serves a connection until it ends.
+        token: Of the run.
+    """
+
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        attend: Callable[[socket.socket], None],
+        *,
+        token: str,
+    ) -> None:
+        self.attend = attend
+        super().__init__(address, _Connection, token=token.encode())
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: SocketDoor
+
+    def handle(self) -> None:
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.server.attend(self.request)
 
 
 def _hang_up(connection: socket.socket) -> None:

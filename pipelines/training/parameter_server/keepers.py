@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipelines.encoder.weights import Weights
-from pipelines.engines.elephas.wire import Answered, Asked, Form, forms
 from pipelines.training.adamw import AdamW
 from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.parameter_server.wire import Answered, Asked, Form, forms
 from pipelines.training.rounds import round_ends, state_of
 from pipelines.training.run import TrainingRun
 
@@ -67,7 +67,7 @@ class SharedParameters:
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
-        self.forms: Mapping[str, Form] = forms(run.config.training.mode, checkpoint.spec)
+        self.forms: Mapping[str, Form] = forms(run.config.training.mode, _shapes(checkpoint))
         self.reading: Mapping[str, Handler] = {
             "parameters": self._parameters,
             "state": self._state,
@@ -143,7 +143,7 @@ class AveragedState:
     """
 
     def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
-        self.forms: Mapping[str, Form] = forms(run.config.training.mode, checkpoint.spec)
+        self.forms: Mapping[str, Form] = forms(run.config.training.mode, _shapes(checkpoint))
         self.reading: Mapping[str, Handler] = {"parameters": self._parameters}
         self.writing: Mapping[str, Handler] = {"update": self._update}
         self._workers = run.config.training.workers
@@ -200,6 +200,10 @@ class AveragedState:
         self._begin_round()
         # Last, since readers look at it without the lock.
         self._round = (end, next(self._ends, end))
+
+
+def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    return {name: value.shape for name, value in checkpoint.weights.items()}
 
 
 KEEPERS: Mapping[str, Callable[[TrainingRun, Checkpoint], Keeper]] = {

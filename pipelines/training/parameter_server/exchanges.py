@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from pipelines.encoder.weights import Weights
-from pipelines.engines.elephas.clients import GranuleClient
-from pipelines.engines.elephas.wire import Asked
 from pipelines.training.asynchronous import Progress
+from pipelines.training.parameter_server.lines import Line
+from pipelines.training.parameter_server.wire import Asked
 from pipelines.training.run import WorkerTask
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
@@ -16,29 +16,29 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 class ServedParameters:
     """See :class:`pipelines.training.asynchronous.Parameters`."""
 
-    def __init__(self, client: GranuleClient, task: WorkerTask) -> None:
-        self._client = client
+    def __init__(self, line: Line, task: WorkerTask) -> None:
+        self._line = line
         self._rank = task.rank
 
     def pull(self) -> tuple[Weights, int]:
         """The weights as they are now, and how many updates they have had."""
-        numbers, weights = self._client.get_parameters(Asked())
+        numbers, weights = self._line.ask("parameters", Asked())
         assert weights is not None, "the server has them from the start"
         return weights, numbers.updates
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
         """Has an update made; returns how many the weights have had with it."""
         asked = Asked(step=step, rank=self._rank, amount=learning_rate)
-        return self._client.update_parameters(gradients, asked).updates
+        return self._line.ask("update", asked, gradients)[0].updates
 
     def progress(self) -> Progress:
         """How far the run is."""
-        numbers, _ = self._client.ask("progress", Asked())
+        numbers, _ = self._line.ask("progress", Asked())
         return Progress(applied=numbers.updates, saved=numbers.saved)
 
     def state(self) -> tuple[Weights, Weights]:
         """Weights, and the optimiser's arrays as a checkpoint holds them."""
-        _, state = self._client.ask("state", Asked())
+        _, state = self._line.ask("state", Asked())
         assert state is not None, "the server has it from the start"
         weights = {
             name.removeprefix("weights/"): value
@@ -50,14 +50,14 @@ class ServedParameters:
 
     def mark_saved(self, step: int) -> None:
         """Lets the others go on from a step whose state has been saved."""
-        self._client.ask("saved", Asked(step=step))
+        self._line.ask("saved", Asked(step=step))
 
 
 class ServedRounds:
     """See :class:`pipelines.training.rounds.Rounds`."""
 
-    def __init__(self, client: GranuleClient, task: WorkerTask) -> None:
-        self._client = client
+    def __init__(self, line: Line, task: WorkerTask) -> None:
+        self._line = line
         self._rank = task.rank
         training = task.run.config.training
         # A step of the slowest may take so long, and a round has so many.
@@ -71,7 +71,7 @@ class ServedRounds:
         """
         deadline, pause = time.monotonic() + self._seconds, _FIRST_PAUSE
         while True:
-            _, state = self._client.get_parameters(Asked(step=step, rank=self._rank))
+            _, state = self._line.ask("parameters", Asked(step=step, rank=self._rank))
             if state is not None:
                 return state
             if time.monotonic() > deadline:
@@ -84,6 +84,5 @@ class ServedRounds:
 
     def push(self, step: int, deltas: Weights, granules: int) -> None:
         """Adds what was subtracted from the state up to a step, by how many granules."""
-        self._client.update_parameters(
-            deltas, Asked(step=step, rank=self._rank, amount=float(granules))
-        )
+        asked = Asked(step=step, rank=self._rank, amount=float(granules))
+        self._line.ask("update", asked, deltas)

@@ -1,7 +1,7 @@
 """What workers and the parameter server say to each other, whatever carries it.
 
-A request is a few numbers and a list of arrays, and so is its answer. Arrays travel in
-Elephas's typed binary form, which tells their types and shapes. Both sides know these
+A request is a few numbers and a list of arrays, and so is its answer. Arrays travel in the
+typed binary form of Elephas, which tells their types and shapes. Both sides know these
 beforehand, so what arrives is compared with what must come before any of it is kept, and goes
 into arrays that are there already.
 """
@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import Weights, weight_shapes
+from pipelines.encoder.weights import Weights
 
 ReadInto = Callable[[memoryview], int]
 
@@ -51,8 +50,7 @@ class Answered(NamedTuple):
 ASKED = struct.Struct("!qqd")
 ANSWERED = struct.Struct("!qq")
 
-# Of the socket protocol: what is sent once, what stands before a body, and before an answer.
-TOKEN_BYTES = 64
+# Of the socket protocol: what stands before a body, and before an answer.
 LENGTH = struct.Struct("!Q")
 ACCEPTED, REFUSED = b"+", b"-"
 
@@ -128,9 +126,14 @@ class Form:
         return ASKED.size + self.sends.size
 
 
-def forms(mode: str, spec: EncoderSpec) -> dict[str, Form]:
-    """The requests that are known in a mode, by name; the first two are those of Elephas."""
-    weights, state = Layout(weight_shapes(spec)), Layout(_state_shapes(spec))
+def forms(mode: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Form]:
+    """The requests that are known in a mode, by name; the first two are those of Elephas.
+
+    Args:
+        mode: The update rule.
+        shapes: Of the weights, by name.
+    """
+    weights, state = Layout(shapes), Layout(_state_shapes(shapes))
     nothing = Layout({})
     if mode == "sync":
         return {
@@ -171,9 +174,8 @@ def fill(readinto: ReadInto, memory: memoryview) -> None:
         filled += count
 
 
-def _state_shapes(spec: EncoderSpec) -> dict[str, tuple[int, ...]]:
+def _state_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """As :func:`pipelines.training.rounds.state_of` names the arrays."""
-    shapes = weight_shapes(spec)
     return {
         f"{kind}/{name}": shape for kind in ("weights", "m", "v") for name, shape in shapes.items()
     }

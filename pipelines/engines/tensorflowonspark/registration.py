@@ -1,0 +1,151 @@
+"""How the nodes of a run find one another: the library's registration, for this run alone.
+
+The library listens at every address of the driver, unpickles whatever is sent, and tells anybody
+who asks where the nodes are and by what key their queues are reached. Here a connection shows the
+token of the run first, and messages are Python literals.
+"""
+
+from __future__ import annotations
+
+import ast
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pipelines.quiet import quiet_import
+from pipelines.training.doors import TOKEN_BYTES, SocketDoor
+from pipelines.training.parameter_server.wire import ReadInto, read_exactly
+
+# The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
+with quiet_import():
+    from tensorflowonspark import TFManager, reservation
+
+CONNECT_SECONDS = 20.0
+MAX_MESSAGE_BYTES = 1 << 24
+_LENGTH = struct.Struct("!I")
+
+
+@contextmanager
+def registration(host: str, bind: str, token: str) -> Iterator[None]:
+    """Lets the library's clusters register here, and ends the server. Runs on the driver.
+
+    Nodes ask it until all have registered, so it lives as long as the run.
+
+    Args:
+        host: Address by which the executors reach the driver.
+        bind: Address to listen at.
+        token: Of the run.
+    """
+    made: list[RegistrationServer] = []
+
+    def make(count: int) -> RegistrationServer:
+        made.append(RegistrationServer(count, host, bind, token))
+        return made[-1]
+
+    library = reservation.Server
+    reservation.Server = make
+    try:
+        yield
+    finally:
+        reservation.Server = library
+        for server in made:
+            server.stop()
+
+
+class RegistrationServer(reservation.Server):  # type: ignore[misc] # the library has no types
+    """Takes the nodes' registrations. Runs on the driver.
+
+    Args:
+        count: How many nodes there will be.
+        host: Address by which the executors reach the driver.
+        bind: Address to listen at.
+        token: Of the run.
+    """
+
+    def __init__(self, count: int, host: str, bind: str, token: str) -> None:
+        super().__init__(count)
+        self._host = host
+        self._door = SocketDoor((bind, 0), self._attend, token=token)
+        self._answers: dict[str, Callable[[Any], Any]] = {
+            "REG": self.reservations.add,
+            "QUERY": lambda _: self.reservations.done(),
+            "QINFO": lambda _: self.reservations.get(),
+        }
+
+    def start(self) -> tuple[str, int]:
+        """Begins to listen; returns where nodes find it."""
+        self._door.open()
+        return self._host, self._door.server_address[1]
+
+    def stop(self) -> None:
+        """Ends all connections; nothing listens when it returns."""
+        self._door.close()
+
+    def _attend(self, connection: socket.socket) -> None:
+        with connection.makefile("rb") as lines:
+            if not self._door.belongs(connection, lines.read(TOKEN_BYTES)):
+                return
+            while True:
+                kind, data = _receive(lines.readinto)
+                _send(connection, self._answers[kind](data))
+
+
+class RegistrationClient(reservation.Client):  # type: ignore[misc] # the library has no types
+    """A node's line to the registration. Runs on an executor.
+
+    Args:
+        server_addr: Host and port of the server.
+        token: Of the run.
+    """
+
+    def __init__(self, server_addr: tuple[str, int], token: str) -> None:
+        self.server_addr = server_addr
+        self.sock = socket.create_connection(server_addr, CONNECT_SECONDS)
+        self.sock.sendall(token.encode())
+
+    def _request(self, msg_type: str, msg_data: Any = None) -> Any:
+        _send(self.sock, (msg_type, msg_data))
+        return _receive(self.sock.recv_into)
+
+
+_start_manager = TFManager.start
+
+
+def join_run(token: str) -> None:
+    """Has the library of this process register with a run. Runs on an executor.
+
+    Args:
+        token: Of the run.
+    """
+    reservation.Client = lambda address: RegistrationClient(address, token)
+    TFManager.start = _start_local_manager
+
+
+def _start_local_manager(authkey: bytes, queues: list[str], mode: str = "local") -> Any:
+    """Starts a node's manager for this host alone.
+
+    The library lets those of parameter servers listen at every address, so that the driver can
+    end them; here the nodes end them.
+    """
+    return _start_manager(authkey, queues)
+
+
+def _send(connection: socket.socket, message: Any) -> None:
+    """Sends plain values: numbers, strings, bytes, and tuples, lists and dicts of them."""
+    data = repr(message).encode()
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive(readinto: ReadInto) -> Any:
+    """The values of the next message.
+
+    Raises:
+        ConnectionError: There is none.
+        ValueError: It is too long, or none of :func:`_send`.
+    """
+    (size,) = _LENGTH.unpack(read_exactly(readinto, _LENGTH.size))
+    if size > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes")
+    return ast.literal_eval(read_exactly(readinto, size).decode())
