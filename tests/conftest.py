@@ -20,6 +20,21 @@ settings.load_profile("pipelines")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--matrix", action="store_true", help="every combination of engine, mode, feed and fault"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the slow matrix out, unless it is asked for."""
+    if config.getoption("--matrix"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("matrix")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator:
     """A session on a real local cluster: executors of one core for two workers and a server."""

@@ -45,3 +45,15 @@ def contestant(request, monkeypatch) -> Contestant:
     """Every engine in turn."""
     monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
     return request.param
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(one, marks=() if one.faults else pytest.mark.matrix, id=str(one))
+        for one in CONTESTANTS
+    ]
+)
+def faulty(request, monkeypatch) -> Contestant:
+    """Every engine in turn, to see it fail; in the matrix with every feed."""
+    monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
+    return request.param

@@ -48,6 +48,8 @@ class Contestant:
         training: Settings of its runs.
         falls_to: Share of the loss without learning that the last steps' must be below.
         repeats: Whether a run gives the same losses each time.
+        faults: Whether its failures are tried outside of the matrix too: another contestant's
+            take the same way if not.
     """
 
     name: str
@@ -55,18 +57,20 @@ class Contestant:
     training: dict
     falls_to: float = 0.95
     repeats: bool = True
+    faults: bool = True
 
     def __str__(self) -> str:
         return self.name
 
 
-def contestant(name: str, *, repeats: bool = True, **training) -> Contestant:
+def contestant(name: str, *, repeats: bool = True, faults: bool = True, **training) -> Contestant:
     """An engine of the registry: what stands before the first dash of the name."""
     return Contestant(
         name,
         lambda: engine(name.split("-", maxsplit=1)[0]),
         {"workers": 2} | training,
         repeats=repeats,
+        faults=faults,
     )
 
 
@@ -78,10 +82,12 @@ CONTESTANTS = [
     contestant("tensorflowonspark-lanes"),
     contestant("tensorflowonspark-spark", feed="spark"),
     contestant("tensorflowonspark-async", mode="async", repeats=False),
-    contestant("tensorflowonspark-async-spark", mode="async", feed="spark", repeats=False),
+    contestant(
+        "tensorflowonspark-async-spark", mode="async", feed="spark", repeats=False, faults=False
+    ),
     contestant("elephas-sync", round_steps=4, transport="socket"),
     contestant("elephas-async", mode="async", repeats=False),
-    contestant("elephas-hogwild", mode="hogwild", transport="socket", repeats=False),
+    contestant("elephas-hogwild", mode="hogwild", transport="socket", repeats=False, faults=False),
 ]
 
 

@@ -160,8 +160,8 @@ def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, name
     assert outcome.steps == 2
 
 
-def test_a_worker_that_fails_is_named(contestant, make_run, spark, tmp_path):
-    run = make_run(STEPS, **contestant.training)
+def test_a_worker_that_fails_is_named(faulty, make_run, spark, tmp_path):
+    run = make_run(STEPS, **faulty.training)
     # The worker that owns the last lane finds it missing when it gets there.
     lanes = tmp_path / "lanes"
     shutil.copytree(run.lanes_folder, lanes)
@@ -170,9 +170,9 @@ def test_a_worker_that_fails_is_named(contestant, make_run, spark, tmp_path):
     broken = type(run)(**(vars(run) | {"lanes_folder": lanes}))
     before, ports, began = started(), listening(), time.monotonic()
     with pytest.raises(EngineError) as caught:
-        contestant.make().train(spark, broken, lambda line: None)
+        faulty.make().train(spark, broken, lambda line: None)
     assert time.monotonic() - began < 60
-    rank, lane = place_of_the_last_lane(contestant)
+    rank, lane = place_of_the_last_lane(faulty)
     where = rf"rank {rank}, host {socket.gethostname()}, lane {lane}: "
     assert re.search(where, str(caught.value))
     assert missing in str(caught.value)
@@ -190,17 +190,15 @@ def place_of_the_last_lane(contestant):
     return (r"\d", r"\d") if contestant.training.get("feed") == "spark" else ("1", "1")
 
 
-def test_an_objective_that_fails_on_an_executor_ends_the_run(contestant, make_run, spark):
-    if contestant.training.get("feed") == "spark":
+def test_an_objective_that_fails_on_an_executor_ends_the_run(faulty, make_run, spark):
+    if faulty.training.get("feed") == "spark":
         pytest.skip("the same loop as when it is fed by lane files")
-    run = make_run(STEPS, **contestant.training)
+    run = make_run(STEPS, **faulty.training)
     objective = run.config.objective.model_copy(update={"temperature": 1e-45})
     config = run.config.model_copy(update={"objective": objective})
     before, ports = started(), listening()
     with pytest.raises(EngineError, match=r"rank \d, host .*lower training\.learning_rate"):
-        contestant.make().train(
-            spark, type(run)(**(vars(run) | {"config": config})), lambda line: None
-        )
+        faulty.make().train(spark, type(run)(**(vars(run) | {"config": config})), lambda line: None)
     assert checkpoint_steps(run.run_folder) == [0]
     wait_until_gone(before, ports)
 
@@ -219,8 +217,8 @@ def monitors(monkeypatch):
     return made
 
 
-def test_a_worker_that_is_killed_ends_the_run(contestant, make_run, spark, monitors):
-    run = make_run(100_000, **contestant.training)
+def test_a_worker_that_is_killed_ends_the_run(faulty, make_run, spark, monitors):
+    run = make_run(100_000, **faulty.training)
     before, ports, killed = started(), listening(), []
 
     def kill_once(line):
@@ -235,7 +233,7 @@ def test_a_worker_that_is_killed_ends_the_run(contestant, make_run, spark, monit
 
     began = time.monotonic()
     with pytest.raises(EngineError) as caught:
-        contestant.make().train(spark, run, kill_once)
+        faulty.make().train(spark, run, kill_once)
     assert re.search(rf"rank {killed[0]}, host .*the worker's process died", str(caught.value))
     wait_until_gone(before, ports)
     assert time.monotonic() - began < 60

@@ -43,7 +43,14 @@ def listening() -> set[int]:
     return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "hogwild"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "sync",
+        pytest.param("async", marks=pytest.mark.matrix),
+        pytest.param("hogwild", marks=pytest.mark.matrix),
+    ],
+)
 def test_one_worker_gives_the_curve_of_the_reference(spark, make_run, reference, mode):
     run = make_run(STEPS, workers=1, mode=mode, round_steps=4, transport="socket")
     np.testing.assert_allclose(losses(spark, run), reference, rtol=1e-4)

@@ -5,7 +5,7 @@ import pytest
 
 from pipelines.engines import engine
 
-STEPS = 50
+STEPS = 30
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,11 @@ def test_a_stranger_who_knows_the_library_learns_and_changes_nothing(server):
         wrong.get_reservations()
 
 
-@pytest.mark.parametrize("body", [pickle.dumps(NODE), b"open('/dev/null')", b"('REG',)", b"\xff"])
+@pytest.mark.parametrize(
+    "body",
+    [pickle.dumps(NODE), b"open('/dev/null')", b"('REG',)", b"\xff"],
+    ids=["pickle", "call", "short", "no text"],
+)
 def test_only_plain_values_are_read(server, body):
     with socket.create_connection(server.address, 5) as connection:
         connection.sendall(TOKEN.encode() + struct.pack(">I", len(body)) + body)

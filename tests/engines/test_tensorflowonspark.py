@@ -42,12 +42,12 @@ def train(spark, run, name="tensorflowonspark", on_metrics=lambda line: None):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"workers": 1},
         {"workers": 1, "parameter_servers": 2},
-        {"workers": 2, "max_staleness": 0},
-        {"workers": 2, "max_staleness": 0, "feed": "spark"},
         # An executor more than are needed.
         {"workers": 1, "feed": "spark"},
+        pytest.param({"workers": 1}, marks=pytest.mark.matrix),
+        pytest.param({"workers": 2, "max_staleness": 0}, marks=pytest.mark.matrix),
+        pytest.param({"workers": 2, "max_staleness": 0, "feed": "spark"}, marks=pytest.mark.matrix),
     ],
     ids=str,
 )
@@ -84,7 +84,7 @@ def monitors(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("feed", ["lanes", "spark"])
+@pytest.mark.parametrize("feed", ["lanes", pytest.param("spark", marks=pytest.mark.matrix)])
 def test_a_parameter_server_that_is_killed_ends_the_run(spark, make_run, monitors, feed):
     run = make_run(100_000, mode="async", feed=feed)
     before, ports, killed = started(), listening(), []
