@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipelines.errors import EngineUnavailable
+from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+JOB_END_SECONDS = 20.0
 
 
 def driver_addresses(context: SparkContext) -> tuple[str, str]:
@@ -66,6 +73,54 @@ def task_slots(context: SparkContext) -> int:
     spark = context._jsc.sc()
     profile = spark.resourceProfileManager().defaultResourceProfile()
     return int(spark.maxNumConcurrentTasks(profile))
+
+
+class SparkJob(threading.Thread):
+    """A Spark job on a thread beside the one that watches; a context manager.
+
+    Args:
+        context: Where it runs.
+        engine: Name of the engine.
+        description: What the job is, for Spark's pages.
+        act: Starts the job, and returns when it has ended.
+    """
+
+    def __init__(
+        self, context: SparkContext, engine: str, description: str, act: Callable[[], object]
+    ) -> None:
+        super().__init__(name=engine, daemon=True)
+        self._context = context
+        self._engine = engine
+        self._description = description
+        self._act = act
+        self._group = f"{engine}-{uuid.uuid4().hex[:8]}"
+        self._failure: EngineError | None = None
+
+    def run(self) -> None:
+        """Runs the job; its error is left for the thread that watches."""
+        try:
+            self._context.setJobGroup(self._group, self._description, interruptOnCancel=True)
+            self._act()
+        except Exception as error:  # noqa: BLE001 - carried to the waiting thread
+            cause = f"the Spark job failed ({spark_cause(error)})"
+            self._failure = EngineError(self._engine, cause)
+
+    def failure(self) -> EngineError | None:
+        """The error that the job has ended with, if it has."""
+        return self._failure
+
+    def __enter__(self) -> SparkJob:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Waits for the end of the job, which is called off after an error."""
+        if kind is not None:
+            self._context.cancelJobGroup(self._group)
+        self.join(JOB_END_SECONDS)
+        if self.is_alive():
+            logger.warning("the Spark job of engine %s goes on; it is called off", self._engine)
+            self._context.cancelJobGroup(self._group)
 
 
 def spark_cause(error: Exception | str) -> str:

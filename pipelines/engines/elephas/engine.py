@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-import uuid
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
 from pipelines.engines.elephas.spark_model import GranuleModel
 from pipelines.engines.jobs import (
+    SparkJob,
     await_slots,
     driver_addresses,
-    spark_cause,
     workers_of_their_own,
 )
 from pipelines.engines.local import check_installed
-from pipelines.errors import EngineError, EngineUnavailable
+from pipelines.errors import EngineUnavailable
 from pipelines.settings import Config
 from pipelines.training.checkpoint import load_checkpoint
 from pipelines.training.run import TrainingOutcome, TrainingRun
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger(__name__)
-
 NAME = "elephas"
-JOB_END_SECONDS = 20.0
 _NEEDS = (
     "As many task slots at once as workers (cores of the executors / `spark.task.cpus`), and"
     " `spark.speculation` false. In the driver (`spark.driver.memoryOverhead`), "
@@ -89,7 +82,7 @@ class ElephasEngine:
         context = session.sparkContext
         host, bind = driver_addresses(context)
         monitor = monitor_for(self.name, run, on_metrics, host, bind)
-        failures: list[EngineError] = []
+        workers = run.config.training.workers
         # Entered first: the job ends after the monitor has told the workers to leave.
         with ExitStack() as afterwards, monitor:
             model = GranuleModel(
@@ -103,8 +96,10 @@ class ElephasEngine:
             afterwards.callback(model.close)
             role = f"{NAME}, {run.config.training.threads} threads"
             afterwards.enter_context(workers_of_their_own(context, role))
-            afterwards.enter_context(_Job(context, model, run.config.training.workers, failures))
-            return monitor.wait(lambda: failures[0] if failures else None)
+            ranks = context.parallelize(range(workers), workers)
+            job = SparkJob(context, NAME, "workers of Elephas", lambda: model.fit(ranks))
+            afterwards.enter_context(job)
+            return monitor.wait(job.failure)
 
 
 def _check_negatives(config: Config) -> None:
@@ -120,43 +115,3 @@ def _check_negatives(config: Config) -> None:
             f"the workers of engine {NAME} do not meet inside a step, so it cannot be `step`",
             "set it to granule, or training.mode to async",
         )
-
-
-class _Job(threading.Thread):
-    """The Spark job, on a thread beside the one that watches; ended with its context."""
-
-    def __init__(
-        self,
-        context: SparkContext,
-        model: GranuleModel,
-        workers: int,
-        failures: list[EngineError],
-    ) -> None:
-        super().__init__(name=NAME, daemon=True)
-        self._context = context
-        self._model = model
-        self._workers = workers
-        self._failures = failures
-        self._group = f"{NAME}-{uuid.uuid4().hex[:8]}"
-
-    def run(self) -> None:
-        """Runs the job; its error is left for the thread that watches."""
-        try:
-            self._context.setJobGroup(self._group, "workers of Elephas", interruptOnCancel=True)
-            ranks = self._context.parallelize(range(self._workers), self._workers)
-            self._model.fit(ranks)
-        except Exception as error:  # noqa: BLE001 - carried to the waiting thread
-            self._failures.append(EngineError(NAME, f"the Spark job failed ({spark_cause(error)})"))
-
-    def __enter__(self) -> _Job:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Waits for the end of the job, which is called off after an error."""
-        if kind is not None:
-            self._context.cancelJobGroup(self._group)
-        self.join(JOB_END_SECONDS)
-        if self.is_alive():
-            logger.warning("the Spark job of the workers goes on; it is called off")
-            self._context.cancelJobGroup(self._group)
