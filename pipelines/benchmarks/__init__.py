@@ -14,6 +14,7 @@ BENCHMARKS: Mapping[str, str] = {
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",
     "tokenise": "pipelines.benchmarks.tokenise",
+    "train": "pipelines.benchmarks.train",
 }
 
 Benchmark = Callable[[Config, str | None], dict[str, Any]]

@@ -9,15 +9,13 @@ each round gives its own ratios, of which the median counts.
 from __future__ import annotations
 
 import statistics
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pipelines import storage, workflow
 from pipelines.benchmarks.data import prepared
+from pipelines.benchmarks.rates import training_rate
 from pipelines.settings import Config
 
 FEEDS = ("memory", "lanes", "spark")
@@ -41,7 +39,8 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     for round_number in range(ROUNDS):
         # Another order each round, so that none always runs on a warm or a tired machine.
         for feed in FEEDS[round_number:] + FEEDS[:round_number]:
-            rates[feed].append(_rate(config, feed))
+            rate = training_rate(config, STEPS, engine="tensorflowonspark", feed=feed)
+            rates[feed].append(rate)
     ratios = {
         feed: statistics.median(
             fed / memory for fed, memory in zip(rates[feed], rates["memory"], strict=True)
@@ -57,24 +56,6 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
             feed: [round(rate, 1) for rate in values] for feed, values in rates.items()
         },
     }
-
-
-def _rate(config: Config, feed: str) -> float:
-    """Examples per second of one run, start-up left out."""
-    training = config.training.model_copy(
-        update={
-            "engine": "tensorflowonspark",
-            "feed": feed,
-            "max_steps": STEPS,
-            "epochs": 1000,
-            "checkpoint_every": STEPS,
-        }
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        run = config.run.model_copy(update={"folder": f"{folder}/run"})
-        workflow.train(config.model_copy(update={"training": training, "run": run}))
-        figures = storage.read_json(Path(run.folder) / "metrics.json")
-    return float(figures["training"]["examples_per_second"])
 
 
 def _print(rates: dict[str, list[float]], ratios: dict[str, float]) -> None:

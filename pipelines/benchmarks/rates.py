@@ -1,0 +1,28 @@
+"""Rates of whole training runs, as a user would make them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pipelines import storage, workflow
+from pipelines.settings import Config
+
+
+def training_rate(config: Config, steps: int, **training: Any) -> float:
+    """Examples per second of a run, start-up left out.
+
+    Args:
+        config: The configuration, of prepared lanes.
+        steps: How many it makes.
+        training: Settings of its training.
+    """
+    settings = config.training.model_copy(
+        update={"max_steps": steps, "epochs": 1000, "checkpoint_every": steps} | training
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = config.run.model_copy(update={"folder": f"{folder}/run"})
+        workflow.train(config.model_copy(update={"training": settings, "run": run}))
+        figures = storage.read_json(Path(run.folder) / "metrics.json")
+    return float(figures["training"]["examples_per_second"])

@@ -1,0 +1,232 @@
+"""What a step costs: torch and TensorFlow here, sentence-transformers' trainer, and Horovod.
+
+All make the same kind of step from the same weights on the same pairs: forward, back, AdamW, on as
+many pairs as a granule has, on one thread. Each trainer is a process of its own. They make some
+steps in turn while the others wait, for several rounds, and each round gives its own ratios, of
+which the median counts; so a machine that is slow for a while is slow for all. Time is CPU time of
+the process: on one thread that is the time it takes, less what others take of the core.
+
+sentence-transformers' trainer is taken as it comes, with MultipleNegativesRankingLoss: random
+batches, tokenised as they are made, with the dropout of the checkpoint.
+
+Horovod's rate per core is compared with that of as many single processes that train side by side,
+each for itself: cores share caches and memory whatever runs on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipelines import config as configuration
+from pipelines.benchmarks.data import prepared
+from pipelines.benchmarks.rates import training_rate
+from pipelines.errors import PipelineError
+from pipelines.lanes.files import LaneManifest
+from pipelines.settings import Config
+
+ROUNDS = 5
+STEPS = 8
+WARM_UP_STEPS = 3
+HOROVOD_WORKERS = 2
+HOROVOD_STEPS = 60
+DEADLINE_SECONDS = 600.0
+LEARNING_RATE = 2e-5
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A trainer with its settings.
+
+    Attributes:
+        trainer: A name of :data:`pipelines.benchmarks.trainers.TRAINERS`.
+        framework: Who computes.
+        precision: Of the matrix products.
+    """
+
+    trainer: str
+    framework: str
+    precision: str
+
+
+CONTENDERS = {
+    "torch bf16": Contender("here", "torch", "bf16"),
+    "torch fp32": Contender("here", "torch", "fp32"),
+    "tensorflow bf16": Contender("here", "tensorflow", "bf16"),
+    "tensorflow fp32": Contender("here", "tensorflow", "fp32"),
+    "sentence-transformers bf16": Contender("sentence-transformers", "torch", "bf16"),
+    "sentence-transformers fp32": Contender("sentence-transformers", "torch", "fp32"),
+}
+
+
+def measure(config: Config, data: str | None) -> dict[str, Any]:
+    """Runs the comparison.
+
+    Args:
+        config: The configuration; its training settings are set here.
+        data: See :func:`pipelines.benchmarks.data.prepared`.
+
+    Returns:
+        ``torch_bf16_vs_st_fp32_ratio`` and ``torch_bf16_vs_st_bf16_ratio``: pairs per CPU second
+        over those of sentence-transformers' trainer; ``tensorflow_vs_torch_time_ratio``: CPU time
+        of the faster TensorFlow step over that of the faster torch step;
+        ``horovod_per_core_ratio``: Horovod's rate over that of as many processes for themselves;
+        and the rates.
+    """
+    config = prepared(config, data)
+    granule = LaneManifest.load(Path(config.prepared.folder) / "lanes").granule
+    rates = _step_rates(config, granule)
+    per_core = _horovod_per_core(config, granule)
+    _print(rates)
+    torch, tensorflow = (
+        max(statistics.median(rates[f"{framework} {precision}"]) for precision in ("bf16", "fp32"))
+        for framework in ("torch", "tensorflow")
+    )
+    return {
+        "torch_bf16_vs_st_fp32_ratio": _ratio(rates, "torch bf16", "sentence-transformers fp32"),
+        "torch_bf16_vs_st_bf16_ratio": _ratio(rates, "torch bf16", "sentence-transformers bf16"),
+        "torch_fp32_vs_st_fp32_ratio": _ratio(rates, "torch fp32", "sentence-transformers fp32"),
+        "tensorflow_vs_torch_time_ratio": round(torch / tensorflow, 4),
+        "horovod_per_core_ratio": round(per_core, 4),
+        "pairs_per_cpu_second": {
+            name: [round(rate, 2) for rate in values] for name, values in rates.items()
+        },
+    }
+
+
+def _step_rates(config: Config, granule: int) -> dict[str, list[float]]:
+    """Pairs per CPU second of each contender, round by round."""
+    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    with ExitStack() as stack:
+        trainers = {
+            name: stack.enter_context(_trainer(config, contender))
+            for name, contender in CONTENDERS.items()
+        }
+        for trainer in trainers.values():
+            trainer.order(WARM_UP_STEPS)
+            trainer.answer()
+        for round_number in range(ROUNDS):
+            # Another order each round, so that none always follows the same one.
+            names = [*CONTENDERS][round_number:] + [*CONTENDERS][:round_number]
+            for name in names:
+                trainers[name].order(STEPS)
+                rates[name].append(granule * STEPS / trainers[name].answer()["cpu_seconds"])
+    return rates
+
+
+def _horovod_per_core(config: Config, granule: int) -> float:
+    """Horovod's pairs per second over those of as many processes, each for itself."""
+    contender, ratios = CONTENDERS["torch fp32"], []
+    settings: dict[str, Any] = {
+        "framework": contender.framework,
+        "precision": contender.precision,
+        "granules_per_step": HOROVOD_WORKERS,
+        "workers": HOROVOD_WORKERS,
+    }
+    with ExitStack() as stack:
+        alone = [stack.enter_context(_trainer(config, contender)) for _ in range(HOROVOD_WORKERS)]
+        _together(alone, WARM_UP_STEPS)
+        for _ in range(ROUNDS // 2 + 1):
+            answers = _together(alone, HOROVOD_STEPS)
+            single = sum(granule * HOROVOD_STEPS / answer["seconds"] for answer in answers)
+            together = training_rate(config, HOROVOD_STEPS, engine="horovod", **settings)
+            ratios.append(together / single)
+    return statistics.median(ratios)
+
+
+def _together(trainers: Sequence[_Trainer], steps: int) -> list[Mapping[str, float]]:
+    for trainer in trainers:
+        trainer.order(steps)
+    return [trainer.answer() for trainer in trainers]
+
+
+class _Trainer:
+    """A process of :mod:`pipelines.benchmarks.trainers`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self._name = name
+        self._process = process
+
+    def order(self, steps: int) -> None:
+        """Has it make so many steps."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Mapping[str, float]:
+        """What the steps took.
+
+        Raises:
+            PipelineError: It has ended, or does not answer in time.
+        """
+        lines = self._process.stdout
+        assert lines is not None
+        ready, _, _ = select.select([lines], [], [], DEADLINE_SECONDS)
+        line = lines.readline() if ready else ""
+        if not line:
+            raise PipelineError(
+                f"the trainer {self._name} has not made its steps within {DEADLINE_SECONDS:.0f} s,"
+                " or has ended; what it said is above"
+            )
+        answer: Mapping[str, float] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def _trainer(config: Config, contender: Contender) -> Iterator[_Trainer]:
+    """Starts a trainer on one thread, and ends it."""
+    training = config.training.model_copy(
+        update={
+            "framework": contender.framework,
+            "precision": contender.precision,
+            "threads": 1,
+            "learning_rate": LEARNING_RATE,
+        }
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(configuration.dump(config.model_copy(update={"training": training})))
+        command = [sys.executable, "-m", "pipelines.benchmarks.trainers", contender.trainer]
+        with subprocess.Popen(
+            [*command, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process:
+            try:
+                yield _Trainer(contender.trainer, process)
+            finally:
+                process.kill()
+
+
+def _ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> float:
+    pairs = zip(rates[ours], rates[theirs], strict=True)
+    return round(statistics.median(our / their for our, their in pairs), 4)
+
+
+def _print(rates: Mapping[str, Sequence[float]]) -> None:
+    table = Table("trainer", "pairs per CPU second (median)", "all rounds", "over the last")
+    base = [*rates][-1]
+    for name, values in rates.items():
+        table.add_row(
+            name,
+            f"{statistics.median(values):.1f}",
+            ", ".join(f"{value:.1f}" for value in values),
+            f"{_ratio(rates, name, base):.2f}",
+        )
+    Console().print(table)

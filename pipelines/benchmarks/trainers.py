@@ -1,0 +1,153 @@
+"""One trainer in a process of its own, which makes as many steps as it is told, when it is told.
+
+Several of them can be measured in turn, while the others wait: each order is a number of steps on
+standard input, each answer a line of JSON on standard output with what they took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipelines.config import load
+from pipelines.encoder.folder import start_encoder
+from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.plan import BatchPlan
+from pipelines.quiet import quiet_import
+from pipelines.settings import Config
+from pipelines.tokens.start import default_start, start_folder
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.exchange import Alone
+from pipelines.training.feed import lane_feed
+from pipelines.training.run import TrainingRun, WorkerTask
+from pipelines.training.worker import stepper_factory
+
+ENDLESS = 10**6
+
+
+class Orders:
+    """Steps that were ordered, and what they took.
+
+    What libraries print goes to standard error, so that the answers stand alone.
+    """
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._steps = self._left = 0
+        self._cpu = self._wall = 0.0
+
+    def next(self) -> bool:
+        """Waits for an order; whether there is one."""
+        line = sys.stdin.readline()
+        if not line:
+            return False
+        self._steps = self._left = int(line)
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+        return True
+
+    def step_done(self) -> bool:
+        """Answers an order whose last step was made, and waits for the next; whether to go on."""
+        self._left -= 1
+        if self._left:
+            return True
+        cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
+        answer = {"steps": self._steps, "cpu_seconds": cpu, "seconds": wall}
+        print(json.dumps(answer), file=self._answers, flush=True)
+        return self.next()
+
+
+def train_here(config: Config, orders: Orders) -> None:
+    """This package's step of a framework, on granules read from lane files."""
+    training = config.training
+    with quiet_import():
+        factory = stepper_factory(training.framework)
+    factory.prepare_process(training)
+    lanes = Path(config.prepared.folder) / "lanes"
+    manifest = LaneManifest.load(lanes)
+    run = TrainingRun(
+        config=config,
+        plan=BatchPlan(
+            lanes=manifest.lanes, rows=manifest.rows, granules_per_step=1, seed=training.seed
+        ),
+        manifest=manifest,
+        lanes_folder=lanes,
+        run_folder=Path(),
+        first_step=0,
+        last_step=ENDLESS,
+    )
+    task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
+    spec, weights = start_encoder(config, manifest.vocabulary)
+    stepper = factory(task, Checkpoint(0, spec, weights, {}), Alone())
+    if orders.next():
+        for work in lane_feed(task):
+            stepper.step(work, training.learning_rate)
+            if not orders.step_done():
+                return
+
+
+def train_sentence_transformers(config: Config, orders: Orders) -> None:
+    """The trainer of sentence-transformers as it comes, on random batches of the same pairs."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from transformers import TrainerCallback
+
+    class Paced(TrainerCallback):  # type: ignore[misc] # the library has no types
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = not orders.step_done()
+
+    prepared, training = Path(config.prepared.folder), config.training
+    pairs = pq.read_table(prepared / "corpus" / "pairs.parquet", columns=["left", "right"])
+    model = SentenceTransformer(str(start_folder(config) or default_start()), device="cpu")
+    model.max_seq_length = config.tokens.max_length
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = SentenceTransformerTrainer(
+            model=model,
+            args=SentenceTransformerTrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=LaneManifest.load(prepared / "lanes").granule,
+                max_steps=ENDLESS,
+                learning_rate=training.learning_rate,
+                bf16=training.precision == "bf16",
+                use_cpu=True,
+                seed=training.seed,
+                disable_tqdm=True,
+                logging_strategy="no",
+                save_strategy="no",
+                report_to="none",
+            ),
+            train_dataset=Dataset(pairs),
+            loss=MultipleNegativesRankingLoss(model),
+            callbacks=[Paced()],
+        )
+        if orders.next():
+            trainer.train()
+
+
+TRAINERS: Mapping[str, Callable[[Config, Orders], None]] = {
+    "here": train_here,
+    "sentence-transformers": train_sentence_transformers,
+}
+
+
+def main() -> None:
+    """Runs the trainer that is named first, with the configuration file that is named second."""
+    name, path = sys.argv[1:]
+    TRAINERS[name](load(path, ()), Orders())
+
+
+if __name__ == "__main__":
+    main()
