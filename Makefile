@@ -1,4 +1,4 @@
-# `make run` trains the embedded default job, `make test` runs all tests; both first make `.venv`.
+# `make run` trains the embedded default job, `make test` runs the tests (all of them with ARGS=--matrix); both first make `.venv`.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 CXX ?= c++

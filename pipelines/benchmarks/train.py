@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ WARM_UP_STEPS = 3
 HOROVOD_WORKERS = 2
 HOROVOD_STEPS = 60
 DEADLINE_SECONDS = 600.0
+END_SECONDS = 20.0
 LEARNING_RATE = 2e-5
 
 
@@ -84,7 +85,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         over those of sentence-transformers' trainer; ``tensorflow_vs_torch_time_ratio``: CPU time
         of the faster TensorFlow step over that of the faster torch step;
         ``horovod_per_core_ratio``: Horovod's rate over that of as many processes for themselves;
-        and the rates.
+        beside them ``torch_fp32_vs_st_fp32_ratio``, and the rates.
     """
     config = prepared(config, data)
     granule = LaneManifest.load(Path(config.prepared.folder) / "lanes").granule
@@ -135,6 +136,7 @@ def _horovod_per_core(config: Config, granule: int) -> float:
         "precision": contender.precision,
         "granules_per_step": HOROVOD_WORKERS,
         "workers": HOROVOD_WORKERS,
+        "threads": 1,
     }
     with ExitStack() as stack:
         alone = [stack.enter_context(_trainer(config, contender)) for _ in range(HOROVOD_WORKERS)]
@@ -161,10 +163,17 @@ class _Trainer:
         self._process = process
 
     def order(self, steps: int) -> None:
-        """Has it make so many steps."""
+        """Has it make so many steps.
+
+        Raises:
+            PipelineError: It has ended.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(f"{steps}\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._ended() from None
 
     def answer(self) -> Mapping[str, float]:
         """What the steps took.
@@ -177,12 +186,15 @@ class _Trainer:
         ready, _, _ = select.select([lines], [], [], DEADLINE_SECONDS)
         line = lines.readline() if ready else ""
         if not line:
-            raise PipelineError(
-                f"the trainer {self._name} has not made its steps within {DEADLINE_SECONDS:.0f} s,"
-                " or has ended; what it said is above"
-            )
+            raise self._ended()
         answer: Mapping[str, float] = json.loads(line)
         return answer
+
+    def _ended(self) -> PipelineError:
+        return PipelineError(
+            f"the trainer {self._name} has not made its steps within {DEADLINE_SECONDS:.0f} s,"
+            " or has ended; what it said is above"
+        )
 
 
 @contextmanager
@@ -211,7 +223,18 @@ def _trainer(config: Config, contender: Contender) -> Iterator[_Trainer]:
             try:
                 yield _Trainer(contender.trainer, process)
             finally:
-                process.kill()
+                _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a trainer: kindly at first, so that it removes its files."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> float:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, safe_open, save_file
 
 from pipelines.encoder.spec import EncoderSpec
 
 Weights: TypeAlias = dict[str, np.ndarray]
+Rows: TypeAlias = Callable[[int], slice]
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of fresh matrices; source: BERT's `initializer_range`."""
@@ -93,6 +94,21 @@ def save_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
     save_file(arrays, str(path), metadata={"format": "pt"})
 
 
-def load_weights(path: Path) -> Weights:
-    """Reads a safetensors file; the arrays keep their type."""
-    return dict(load_file(str(path)))
+def load_weights(path: Path, rows: Rows | None = None) -> Weights:
+    """Reads a safetensors file; the arrays keep their type.
+
+    Args:
+        path: The file.
+        rows: The rows that are wanted of an array, by how many it has; no others are read, and
+            arrays of which there are none are left out.
+    """
+    if rows is None:
+        return dict(load_file(str(path)))
+    weights = {}
+    with safe_open(str(path), framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118 - the file is no mapping
+            array = file.get_slice(name)
+            wanted = rows(array.get_shape()[0])
+            if wanted.start < wanted.stop:
+                weights[name] = array[wanted]
+    return weights

@@ -81,16 +81,23 @@ class SparkJob(threading.Thread):
     Args:
         context: Where it runs.
         engine: Name of the engine.
-        description: What the job is, for Spark's pages.
+        name: What the job is, for errors.
+        description: The same for Spark's pages.
         act: Starts the job, and returns when it has ended.
     """
 
     def __init__(
-        self, context: SparkContext, engine: str, description: str, act: Callable[[], object]
+        self,
+        context: SparkContext,
+        engine: str,
+        name: str,
+        description: str,
+        act: Callable[[], object],
     ) -> None:
         super().__init__(name=engine, daemon=True)
         self._context = context
         self._engine = engine
+        self._what = name
         self._description = description
         self._act = act
         self._group = f"{engine}-{uuid.uuid4().hex[:8]}"
@@ -102,7 +109,7 @@ class SparkJob(threading.Thread):
             self._context.setJobGroup(self._group, self._description, interruptOnCancel=True)
             self._act()
         except Exception as error:  # noqa: BLE001 - carried to the waiting thread
-            cause = f"the Spark job failed ({spark_cause(error)})"
+            cause = f"{self._what} failed ({spark_cause(error)})"
             self._failure = EngineError(self._engine, cause)
 
     def failure(self) -> EngineError | None:
@@ -119,8 +126,11 @@ class SparkJob(threading.Thread):
             self._context.cancelJobGroup(self._group)
         self.join(JOB_END_SECONDS)
         if self.is_alive():
-            logger.warning("the Spark job of engine %s goes on; it is called off", self._engine)
+            logger.warning("engine %s: %s goes on; it is called off", self._engine, self._what)
             self._context.cancelJobGroup(self._group)
+        elif kind is None and self._failure is not None:
+            # All workers have finished their part, so that the run itself is whole.
+            logger.warning("%s", self._failure)
 
 
 def spark_cause(error: Exception | str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipelines import storage
 from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import Weights, load_weights, save_weights
+from pipelines.encoder.weights import Rows, Weights, load_weights, save_weights, weight_shapes
 from pipelines.errors import InputError
 
 _PREFIX = "step-"
@@ -56,17 +56,30 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint, keep: int) -> Path
     return path
 
 
-def load_checkpoint(run_folder: Path, step: int) -> Checkpoint:
-    """Reads the checkpoint before a step."""
+def load_checkpoint(run_folder: Path, step: int, rows: Rows | None = None) -> Checkpoint:
+    """Reads the checkpoint before a step, its weights in canonical order.
+
+    Args:
+        run_folder: Folder of the run.
+        step: The step.
+        rows: See :func:`pipelines.encoder.weights.load_weights`.
+    """
     path = checkpoint_path(run_folder, step)
-    state = storage.read_json(path / "state.json")
+    spec = load_spec(run_folder, step)
+    weights = load_weights(path / "model.safetensors", rows)
     optimizer = path / "optimizer.safetensors"
     return Checkpoint(
-        step=state["step"],
-        spec=EncoderSpec.from_json(state["encoder"]),
-        weights=load_weights(path / "model.safetensors"),
-        moments=load_weights(optimizer) if optimizer.exists() else {},
+        step=step,
+        spec=spec,
+        weights={name: weights[name] for name in weight_shapes(spec) if name in weights},
+        moments=load_weights(optimizer, rows) if optimizer.exists() else {},
     )
+
+
+def load_spec(run_folder: Path, step: int) -> EncoderSpec:
+    """Reads the encoder's shape of the checkpoint before a step."""
+    state = storage.read_json(checkpoint_path(run_folder, step) / "state.json")
+    return EncoderSpec.from_json(state["encoder"])
 
 
 def checkpoint_steps(run_folder: Path) -> list[int]:

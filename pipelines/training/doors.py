@@ -79,13 +79,20 @@ class Door(socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serves a new connection on a thread."""
-        thread = threading.Thread(target=self._attend, args=(request, client_address), daemon=True)
+        thread = threading.Thread(
+            target=self._attend, args=(request, client_address), name="door-connection", daemon=True
+        )
         with self._guard:
             if len(self._strangers) >= MOST_STRANGERS:
                 self._send_away(next(iter(self._strangers)))
             self._strangers[request] = time.monotonic()
             self._connections[request] = thread
-        thread.start()
+            # Under the guard, so that nobody waits for a thread that could not be started.
+            try:
+                thread.start()
+            except RuntimeError:
+                del self._strangers[request], self._connections[request]
+                raise
 
     def service_actions(self) -> None:
         """Sends strangers away that have waited too long; called by the loop now and then."""

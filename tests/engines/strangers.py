@@ -1,4 +1,4 @@
-"""What somebody without the token of a run may send to its parameter server."""
+"""What somebody without the token of a run may send to its servers."""
 
 import socket
 from contextlib import suppress

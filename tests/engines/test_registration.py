@@ -14,7 +14,8 @@ from pipelines.engines.tensorflowonspark.registration import (
     RegistrationClient,
     RegistrationServer,
     join_run,
-    registration,
+    node_address,
+    registering_at,
 )
 
 TOKEN = "4" * 64
@@ -35,7 +36,9 @@ def test_nodes_find_one_another(server):
     first.register(NODE)
     assert not server.reservations.done()
     second.register(NODE | {"executor_id": 2})
-    assert first.await_reservations() == [NODE, NODE | {"executor_id": 2}]
+    known = [NODE | {"address": "127.0.0.1"}, NODE | {"address": "127.0.0.1", "executor_id": 2}]
+    assert first.await_reservations() == known
+    assert node_address(1) == node_address(2) == ("127.0.0.1", 7)
     assert server.await_reservations(None) == second.get_reservations()
     first.close()
     second.close()
@@ -48,7 +51,7 @@ def test_a_stranger_who_knows_the_library_learns_and_changes_nothing(server):
         assert answer(server.address, struct.pack(">I", len(message)) + message) == b""
     for message in MESSAGES["socket"] + MESSAGES["http"]:
         assert answer(server.address, message) == b""
-    assert server.reservations.get() == [NODE]
+    assert len(server.reservations.get()) == 1
     wrong = RegistrationClient(server.address, "5" * 64)
     with pytest.raises(OSError, match=r"ended|reset|[Bb]roken"):
         wrong.get_reservations()
@@ -74,15 +77,17 @@ def test_a_message_that_is_too_long_is_not_read(server):
             assert connection.recv(1) == b""
 
 
-def test_the_library_gets_its_server_back():
+def test_the_library_gets_its_server_back(server):
     library = reservation.Server
-    with registration("127.0.0.1", "127.0.0.1", TOKEN):
-        server = reservation.Server(1)
-        address = server.start()
-        RegistrationClient(address, TOKEN).register(NODE)
+    with registering_at(server, 5):
+        assert reservation.Server(2) is server
+        with pytest.raises(TimeoutError), registering_at(server, 0.1):
+            pass
+        assert reservation.Server(2) is server
     assert reservation.Server is library
+    server.stop()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address, 5)
+        socket.create_connection(server.address, 5)
 
 
 def test_managers_of_nodes_listen_for_their_host_alone(monkeypatch, server):

@@ -12,16 +12,17 @@ from pipelines.config import parse
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.weights import random_weights
 from pipelines.training.adamw import AdamW
-from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.training.parameter_server.desk import ParameterServer
 from pipelines.training.parameter_server.exchanges import ServedParameters
 from pipelines.training.parameter_server.keepers import SharedParameters
 from pipelines.training.parameter_server.lines import SocketLine
 from pipelines.training.parameter_server.shards import (
     ShardedParameters,
-    checkpoint_shard,
     join,
+    rows_of,
     shard,
+    shard_shapes,
 )
 from pipelines.training.run import TrainingRun, WorkerTask
 
@@ -48,6 +49,26 @@ def test_shards_of_all_servers_are_the_arrays(rows, servers):
         assert max(held) - min(held) <= 1
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A run folder with the checkpoint to start from."""
+    path = tmp_path_factory.mktemp("run")
+    save_checkpoint(path, START, 9)
+    return path
+
+
+@pytest.mark.parametrize("servers", [1, 2, 60])
+def test_a_server_reads_its_rows_alone(folder, servers):
+    for number in range(servers):
+        held = load_checkpoint(folder, 3, rows_of(number, servers))
+        expected = shard(WEIGHTS, number, servers)
+        assert list(held.weights) == list(expected) == list(shard_shapes(SPEC, number, servers))
+        for name, value in expected.items():
+            np.testing.assert_array_equal(held.weights[name], value)
+            assert shard_shapes(SPEC, number, servers)[name] == value.shape
+        assert set(held.moments) == {f"{kind}/{name}" for name in expected for kind in "mv"}
+
+
 def run_of(servers: int) -> TrainingRun:
     training = {
         "mode": "async",
@@ -68,14 +89,15 @@ def run_of(servers: int) -> TrainingRun:
 
 
 @pytest.fixture
-def connect():
+def connect(folder):
     """Starts servers; what is returned gives each worker its way to them."""
     with ExitStack() as servers:
 
         def start(count: int):
             run, keepers, addresses = run_of(count), [], []
             for number in range(count):
-                keepers.append(SharedParameters(run, checkpoint_shard(START, number, count)))
+                rows = rows_of(number, count)
+                keepers.append(SharedParameters(run, load_checkpoint(folder, 3, rows)))
                 server = ParameterServer(keepers[-1], ("127.0.0.1", 0), TOKEN)
                 servers.enter_context(server)
                 addresses.append(server.address)

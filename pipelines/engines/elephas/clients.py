@@ -35,6 +35,7 @@ class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library ha
         """Takes what the library's constructor does not know; see :class:`Line`."""
         self.line = self.make_line(address, token, forms, seconds)
 
+    # In place of the library's, which unpickle what arrives.
     def get_parameters(self, asked: Asked) -> tuple[Answered, Weights | None]:
         """The parameters, or None where they are not there yet."""
         return self.line.ask("parameters", asked)

@@ -97,7 +97,9 @@ class ElephasEngine:
             role = f"{NAME}, {run.config.training.threads} threads"
             afterwards.enter_context(workers_of_their_own(context, role))
             ranks = context.parallelize(range(workers), workers)
-            job = SparkJob(context, NAME, "workers of Elephas", lambda: model.fit(ranks))
+            job = SparkJob(
+                context, NAME, "the Spark job", "workers of Elephas", lambda: model.fit(ranks)
+            )
             afterwards.enter_context(job)
             return monitor.wait(job.failure)
 

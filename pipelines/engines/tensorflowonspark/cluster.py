@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipelines.engines.jobs import spark_cause
+from pipelines.engines.jobs import SparkJob, spark_cause
 from pipelines.engines.tensorflowonspark.feeding import QUEUE_BOUND, feed_partition
 from pipelines.engines.tensorflowonspark.nodes import NodeArguments, run_node
+from pipelines.engines.tensorflowonspark.registration import RegistrationServer, registering_at
 from pipelines.errors import EngineError
 from pipelines.quiet import quiet_import
 from pipelines.training.monitor import Monitor
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 
 NAME = "tensorflowonspark"
-JOIN_SECONDS = 20.0
 
 
 class SparedContext:
@@ -76,8 +76,10 @@ class _GroupedNodes:
             self._job_ended.set()
 
 
-def start_nodes(context: SparedContext, arguments: NodeArguments) -> TFCluster.TFCluster:
-    """Starts the cluster; returns when all nodes have registered.
+def start_nodes(
+    context: SparedContext, arguments: NodeArguments, server: RegistrationServer
+) -> TFCluster.TFCluster:
+    """Starts the cluster; returns when all nodes have registered at the server.
 
     Raises:
         EngineError: They have not within the deadline, or a node could not be started.
@@ -89,17 +91,18 @@ def start_nodes(context: SparedContext, arguments: NodeArguments) -> TFCluster.T
     beside = arguments.servers + arguments.spares
     modes = TFCluster.InputMode
     try:
-        return TFCluster.run(
-            context,
-            run_node,
-            arguments,
-            num_executors=training.workers + beside,
-            num_ps=beside,
-            input_mode=modes.SPARK if training.feed == "spark" else modes.TENSORFLOW,
-            master_node="chief",
-            reservation_timeout=training.start_seconds,
-            release_port=False,
-        )
+        with registering_at(server, training.start_seconds):
+            return TFCluster.run(
+                context,
+                run_node,
+                arguments,
+                num_executors=training.workers + beside,
+                num_ps=beside,
+                input_mode=modes.SPARK if training.feed == "spark" else modes.TENSORFLOW,
+                master_node="chief",
+                reservation_timeout=training.start_seconds,
+                release_port=False,
+            )
     except SystemExit:
         cause = spark_cause(TFCluster.tf_status.get("error", "without a word"))
         raise EngineError(NAME, f"the nodes' Spark job failed ({cause})") from None
@@ -110,34 +113,18 @@ def start_nodes(context: SparedContext, arguments: NodeArguments) -> TFCluster.T
 
 
 def wait_feeding(
-    context: SparkContext,
-    group: str,
-    cluster: TFCluster.TFCluster,
-    run: TrainingRun,
-    monitor: Monitor,
+    context: SparkContext, cluster: TFCluster.TFCluster, run: TrainingRun, monitor: Monitor
 ) -> TrainingOutcome:
     """Feeds the granules through Spark while the monitor watches."""
     workers = run.config.training.workers
     # The library's deadline is for the whole queue, the monitor's for a step.
     timeout = run.config.training.stall_seconds * (QUEUE_BOUND + 1)
-    failure: list[EngineError] = []
     feed = partial(feed_partition, run=run, workers=workers, nodes=cluster.cluster_info)
+    granules = context.parallelize(range(workers), workers).mapPartitionsWithIndex(feed)
 
     def feed_all() -> None:
-        try:
-            context.setJobGroup(group, "granules for TensorFlowOnSpark", interruptOnCancel=True)
-            granules = context.parallelize(range(workers), workers).mapPartitionsWithIndex(feed)
-            cluster.train(granules, num_epochs=1, feed_timeout=timeout)
-        except Exception as error:  # noqa: BLE001 - carried to the waiting thread
-            failure.append(EngineError(NAME, f"the feed failed ({spark_cause(error)})"))
+        cluster.train(granules, num_epochs=1, feed_timeout=timeout)
 
-    feeder = threading.Thread(target=feed_all, name="feed", daemon=True)
-    feeder.start()
-    try:
-        return monitor.wait(lambda: failure[0] if failure else None)
-    except BaseException:
-        context.cancelJobGroup(group)
-        raise
-    finally:
-        # The workers' managers must live until the feeding tasks have seen their queues empty.
-        feeder.join(JOIN_SECONDS)
+    # The workers' managers must live until the feeding tasks have seen their queues empty.
+    with SparkJob(context, NAME, "the feed", "granules for TensorFlowOnSpark", feed_all) as job:
+        return monitor.wait(job.failure)

@@ -1,9 +1,9 @@
 """The engine: what it offers, what it asks of the cluster, and a run from first to last. Driver.
 
-The cluster is the library's own: its reservations, its nodes, its queues and its feed. What it
-leaves open is closed here. The driver's monitor replaces its waits, which are long and poll;
-a node function that never raises keeps it from stopping the SparkContext and the driver; and
-its manager processes, which it leaves behind, are ended with the run.
+The cluster is the library's own: its nodes, its queues and its feed. What it leaves open is closed
+here. Nodes register with the token of the run. The driver's monitor replaces the library's waits,
+which are long and poll; a node function that never raises keeps it from stopping the SparkContext
+and the driver; and its manager processes, which it leaves behind, are ended with the run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pipelines.engines.tensorflowonspark.cluster import (
     wait_feeding,
 )
 from pipelines.engines.tensorflowonspark.nodes import NodeArguments
-from pipelines.engines.tensorflowonspark.registration import registration
-from pipelines.errors import EngineUnavailable
+from pipelines.engines.tensorflowonspark.registration import RegistrationServer
+from pipelines.errors import EngineUnavailable, InputError
 from pipelines.session import executor_count, in_one_process
 from pipelines.settings import Config
 from pipelines.training.run import TrainingOutcome, TrainingRun
@@ -88,23 +88,30 @@ class TensorFlowOnSparkEngine:
         context = session.sparkContext
         host, bind = driver_addresses(context)
         servers = _parameter_servers(run.config)
+        if servers > run.manifest.vocabulary:
+            raise InputError(
+                "training.parameter_servers",
+                f"{servers} servers cannot share {run.manifest.vocabulary} rows",
+                f"at most {run.manifest.vocabulary}",
+            )
         fed = run.config.training.feed == "spark"
         spares = max(executor_count(session) - self.executors(run.config), 0) if fed else 0
         monitor = monitor_for(self.name, run, on_metrics, host, bind, servers=servers + spares)
         arguments = NodeArguments(
             run=run, monitor=monitor.address, token=monitor.token, servers=servers, spares=spares
         )
+        nodes = run.config.training.workers + servers + spares
         group = f"{NAME}-{uuid.uuid4().hex[:8]}"
         spared = SparedContext(context, group)
         try:
             with (
                 workers_of_their_own(context, NAME),
-                registration(host, bind, monitor.token),
+                RegistrationServer(nodes, host, bind, monitor.token) as registration,
                 monitor,
             ):
-                cluster = start_nodes(spared, arguments)
+                cluster = start_nodes(spared, arguments, registration)
                 if fed:
-                    return wait_feeding(context, group, cluster, run, monitor)
+                    return wait_feeding(context, cluster, run, monitor)
                 return monitor.wait()
         except BaseException:
             context.cancelJobGroup(group)

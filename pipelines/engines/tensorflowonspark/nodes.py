@@ -6,12 +6,14 @@ import argparse
 import ctypes
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 
 from pipelines.engines.tensorflowonspark.feeding import spark_feed
 from pipelines.engines.tensorflowonspark.mirrored import mirrored_exchange
@@ -168,6 +170,8 @@ def _end_manager_with_this_process(node: TFSparkNode.TFNodeContext) -> None:
 def _end_manager(node: TFSparkNode.TFNodeContext) -> None:
     with suppress(ProcessLookupError):
         os.kill(node.mgr._process.pid, signal.SIGTERM)
+    # The folder of its socket, which it removes at an end of its own choice only.
+    shutil.rmtree(Path(node.mgr.address).parent, ignore_errors=True)
 
 
 def _after_this_process(act: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,35 +28,38 @@ MAX_MESSAGE_BYTES = 1 << 24
 _LENGTH = struct.Struct("!I")
 
 
-@contextmanager
-def registration(host: str, bind: str, token: str) -> Iterator[None]:
-    """Lets the library's clusters register here, and ends the server. Runs on the driver.
+_library_server = reservation.Server
+_library_manager = TFManager.start
+_patching = threading.Lock()
+# Of a node: host and port of every node, once all have registered.
+_addresses: dict[int, tuple[str, int]] = {}
 
-    Nodes ask it until all have registered, so it lives as long as the run.
+
+@contextmanager
+def registering_at(server: RegistrationServer, seconds: float) -> Iterator[None]:
+    """Has the cluster that the library starts register at a server. Runs on the driver.
 
     Args:
-        host: Address by which the executors reach the driver.
-        bind: Address to listen at.
-        token: Of the run.
+        server: The server.
+        seconds: The longest that another run may take to start its cluster.
+
+    Raises:
+        TimeoutError: It has taken longer.
     """
-    made: list[RegistrationServer] = []
-
-    def make(count: int) -> RegistrationServer:
-        made.append(RegistrationServer(count, host, bind, token))
-        return made[-1]
-
-    library = reservation.Server
-    reservation.Server = make
+    if not _patching.acquire(timeout=seconds):
+        raise TimeoutError(f"another run has been starting its nodes for {seconds:.0f} s")
+    reservation.Server = lambda count: server
     try:
         yield
     finally:
-        reservation.Server = library
-        for server in made:
-            server.stop()
+        reservation.Server = _library_server
+        _patching.release()
 
 
 class RegistrationServer(reservation.Server):  # type: ignore[misc] # the library has no types
-    """Takes the nodes' registrations. Runs on the driver.
+    """Takes the nodes' registrations; a context manager. Runs on the driver.
+
+    Nodes ask it until all have registered, so it lives as long as the run.
 
     Args:
         count: How many nodes there will be.
@@ -73,6 +77,12 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
             "QUERY": lambda _: self.reservations.done(),
             "QINFO": lambda _: self.reservations.get(),
         }
+
+    def __enter__(self) -> RegistrationServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> tuple[str, int]:
         """Begins to listen; returns where nodes find it."""
@@ -105,12 +115,19 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
         self.sock = socket.create_connection(server_addr, CONNECT_SECONDS)
         self.sock.sendall(token.encode())
 
+    def register(self, reservation: dict[str, Any]) -> Any:
+        """Registers a node, with the address by which it has reached the driver."""
+        return super().register(reservation | {"address": self.sock.getsockname()[0]})
+
+    def get_reservations(self) -> list[dict[str, Any]]:
+        """The nodes that have registered."""
+        nodes: list[dict[str, Any]] = super().get_reservations()
+        _addresses.update({one["executor_id"]: (one["address"], one["port"]) for one in nodes})
+        return nodes
+
     def _request(self, msg_type: str, msg_data: Any = None) -> Any:
         _send(self.sock, (msg_type, msg_data))
         return _receive(self.sock.recv_into)
-
-
-_start_manager = TFManager.start
 
 
 def join_run(token: str) -> None:
@@ -123,13 +140,21 @@ def join_run(token: str) -> None:
     TFManager.start = _start_local_manager
 
 
+def node_address(number: int) -> tuple[str, int]:
+    """Host and port of a node, for the others. Runs on an executor, when all have registered.
+
+    The host is not the library's, which is that of the route to the public internet.
+    """
+    return _addresses[number]
+
+
 def _start_local_manager(authkey: bytes, queues: list[str], mode: str = "local") -> Any:
     """Starts a node's manager for this host alone.
 
     The library lets those of parameter servers listen at every address, so that the driver can
     end them; here the nodes end them.
     """
-    return _start_manager(authkey, queues)
+    return _library_manager(authkey, queues)
 
 
 def _send(connection: socket.socket, message: Any) -> None:

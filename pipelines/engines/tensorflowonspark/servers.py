@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from pipelines.training.checkpoint import load_checkpoint
+from pipelines.engines.tensorflowonspark.registration import node_address
+from pipelines.training.checkpoint import load_checkpoint, load_spec
 from pipelines.training.parameter_server.desk import ParameterServer
 from pipelines.training.parameter_server.exchanges import ServedParameters
 from pipelines.training.parameter_server.keepers import SharedParameters
 from pipelines.training.parameter_server.lines import SocketLine
-from pipelines.training.parameter_server.shards import ShardedParameters, checkpoint_shard
+from pipelines.training.parameter_server.shards import ShardedParameters, rows_of, shard_shapes
 from pipelines.training.parameter_server.wire import forms
 from pipelines.training.run import TrainingRun, WorkerTask
 
@@ -36,14 +37,13 @@ def parameter_server(
         token: Of the run.
 
     Raises:
-        OSError: The port that the library has reserved is not to be had.
+        OSError: It cannot listen at the port that the library has reserved.
     """
-    checkpoint = load_checkpoint(run.run_folder, run.first_step)
-    servers = run.config.training.parameter_servers
-    keeper = SharedParameters(run, checkpoint_shard(checkpoint, node.task_index, servers))
+    rows = rows_of(node.task_index, run.config.training.parameter_servers)
+    keeper = SharedParameters(run, load_checkpoint(run.run_folder, run.first_step, rows))
     # At the port that the library still holds, which it does at every address: nobody else can
     # have taken it.
-    server = ParameterServer(keeper, _address(node, node.task_index), token)
+    server = ParameterServer(keeper, node_address(node.executor_id), token)
     if node.tmp_socket is not None:
         node.release_port()
     return server
@@ -59,26 +59,21 @@ def sharded_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> Sha
     if node.tmp_socket is not None:
         # A worker serves nobody.
         node.release_port()
-    checkpoint = load_checkpoint(run.run_folder, run.first_step)
+    spec = load_spec(run.run_folder, run.first_step)
     deadline = time.monotonic() + training.start_seconds
     parts = []
     for server in range(training.parameter_servers):
-        held = checkpoint_shard(checkpoint, server, training.parameter_servers).weights
+        shapes = shard_shapes(spec, server, training.parameter_servers)
         line = SocketLine(
-            _address(node, server),
+            # The library numbers what it takes for parameter servers first.
+            node_address(server),
             task.token,
-            forms(training.mode, {name: value.shape for name, value in held.items()}),
+            forms(training.mode, shapes),
             float(training.stall_seconds),
         )
         parts.append(ServedParameters(line, task))
         _await(parts[-1], line.address, deadline, training.start_seconds)
     return ShardedParameters(parts)
-
-
-def _address(node: TFSparkNode.TFNodeContext, server: int) -> tuple[str, int]:
-    """Where a server listens, which the library has told all nodes."""
-    host, port = node.cluster_spec["ps"][server].rsplit(":", 1)
-    return host, int(port)
 
 
 def _await(part: ServedParameters, address: tuple[str, int], deadline: float, seconds: int) -> None:

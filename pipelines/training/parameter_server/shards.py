@@ -7,27 +7,47 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pipelines.encoder.weights import Weights
+from pipelines.encoder.spec import EncoderSpec
+from pipelines.encoder.weights import Rows, Weights, weight_shapes
 from pipelines.training.asynchronous import Progress
-from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.parameter_server.exchanges import ServedParameters
+
+
+def rows_of(server: int, servers: int) -> Rows:
+    """The rows of an array that a server holds: as many as every other, up to one.
+
+    Args:
+        server: Number of the server.
+        servers: How many there are.
+    """
+
+    def rows(count: int) -> slice:
+        return slice(count * server // servers, count * (server + 1) // servers)
+
+    return rows
 
 
 def shard(arrays: Mapping[str, np.ndarray], server: int, servers: int) -> Weights:
     """The rows that a server holds, as views; arrays of which it holds none are left out.
-
-    Every server holds as many rows of an array as every other, up to one.
 
     Args:
         arrays: By name, of one axis at least.
         server: Number of the server.
         servers: How many there are.
     """
-    parts = {
-        name: array[len(array) * server // servers : len(array) * (server + 1) // servers]
-        for name, array in arrays.items()
-    }
+    rows = rows_of(server, servers)
+    parts = {name: array[rows(len(array))] for name, array in arrays.items()}
     return {name: part for name, part in parts.items() if len(part)}
+
+
+def shard_shapes(spec: EncoderSpec, server: int, servers: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of what :func:`shard` leaves of the weights of an encoder."""
+    rows = rows_of(server, servers)
+    held = {
+        name: (rows(count).stop - rows(count).start, *others)
+        for name, (count, *others) in weight_shapes(spec).items()
+    }
+    return {name: shape for name, shape in held.items() if shape[0]}
 
 
 def join(shards: Sequence[Mapping[str, np.ndarray]]) -> Weights:
@@ -38,16 +58,6 @@ def join(shards: Sequence[Mapping[str, np.ndarray]]) -> Weights:
     return {
         name: np.concatenate([part[name] for part in shards if name in part]) for name in shards[-1]
     }
-
-
-def checkpoint_shard(checkpoint: Checkpoint, server: int, servers: int) -> Checkpoint:
-    """What a server holds of a state."""
-    return Checkpoint(
-        step=checkpoint.step,
-        spec=checkpoint.spec,
-        weights=shard(checkpoint.weights, server, servers),
-        moments=shard(checkpoint.moments, server, servers),
-    )
 
 
 class ShardedParameters:
