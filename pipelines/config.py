@@ -195,12 +195,23 @@ def _check_together(config: Config) -> None:
             f"{encoder.heads} does not divide encoder.hidden",
             f"{encoder.hidden} is to be divided",
         )
+    if training.activation_checkpointing and training.framework != "torch":
+        raise InputError(
+            "training.activation_checkpointing",
+            f"`{training.framework}` keeps all activations",
+            "leave it out, or training.framework: torch",
+        )
     if training.mode == "sync" and training.granules_per_step % training.workers:
         raise InputError(
             "training.granules_per_step",
             f"{training.granules_per_step} granules cannot be shared by {training.workers} workers",
             f"a multiple of {training.workers}",
         )
+    _check_objective(config)
+
+
+def _check_objective(config: Config) -> None:
+    corpus, training = config.corpus, config.training
     if config.objective.name == "twins" and training.dropout == 0:
         raise InputError("training.dropout", "`twins` differ by dropout alone", "for example 0.1")
     if config.objective.name == "cosine_regression" and corpus.score_column is None:

@@ -263,6 +263,13 @@ class TrainingSettings(Settings):
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="Of the matrix products; weights stay fp32."
     )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description=(
+            "`torch`: keep the input of each layer only, and compute the layer once more for its "
+            "gradient: less memory, a third more time."
+        ),
+    )
     seed: int = Field(default=17, ge=0, description="Decides step order, noise, random weights.")
     log_every: int = Field(default=10, ge=1, description="Steps between two metrics lines.")
     checkpoint_every: int = Field(default=500, ge=1, description="Steps between two checkpoints.")

@@ -50,6 +50,7 @@ def load_text(text):
         ("corpus.sentences=true", r"^corpus\.sentences: `summary` does not ask for it"),
         ("corpus.pairs=single", r"^objective\.name: single texts"),
         ("corpus.min_characters=9999", r"^corpus\.min_characters: "),
+        ("training.activation_checkpointing=true", r"^training\.activation_.*framework: torch"),
         ("novalue", r"^--set: `novalue` is not KEY=VALUE"),
         ("training.seed=[", r"^training\.seed: `\[` is not a YAML value"),
         ("training=3", r"^training: "),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 10.0
+# The extra that installs each framework.
+EXTRAS = {"tensorflow": "local", "torch": "torch"}
 
 
 class LocalEngine:
@@ -38,7 +40,7 @@ class LocalEngine:
             needs="Nothing.",
         )
     }
-    frameworks = ("tensorflow",)
+    frameworks = tuple(EXTRAS)
     feeds = ("lanes", "memory")
     needs_spark = False
 
@@ -50,7 +52,8 @@ class LocalEngine:
         """See :class:`pipelines.engines.base.Engine`."""
         if config.training.workers != 1:
             logger.info("engine local trains in one process; training.workers counts for nothing")
-        check_installed("tensorflow", self.name)
+        framework = config.training.framework
+        check_installed(framework, EXTRAS[framework])
 
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics

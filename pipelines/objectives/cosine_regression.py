@@ -16,3 +16,11 @@ def tensorflow(sides: Sequence[Any], scores: Any, temperature: float) -> Any:
     left, right = (tf.math.l2_normalize(side, axis=-1) for side in sides)
     cosine = tf.reduce_sum(left * right, axis=-1)
     return tf.reduce_mean(tf.square(cosine - scores))
+
+
+def torch(sides: Sequence[Any], scores: Any, temperature: float) -> Any:
+    """The mean squared error; a scalar tensor."""
+    from torch.nn.functional import mse_loss, normalize
+
+    left, right = (normalize(side, dim=-1) for side in sides)
+    return mse_loss((left * right).sum(-1), scores)

@@ -24,3 +24,14 @@ def tensorflow(sides: Sequence[Any], scores: Any, temperature: float) -> Any:
     # The right texts come first, so that the diagonal is each left text's own.
     own = tf.linalg.diag_part(similarity)
     return tf.reduce_mean(tf.reduce_logsumexp(similarity, axis=-1) - own)
+
+
+def torch(sides: Sequence[Any], scores: Any, temperature: float) -> Any:
+    """The mean cross-entropy of picking the right text; a scalar tensor."""
+    import torch
+    from torch.nn.functional import cross_entropy, normalize
+
+    left, *candidates = (normalize(side, dim=-1) for side in sides)
+    similarity = left @ torch.cat(candidates).T / temperature
+    # The right texts come first.
+    return cross_entropy(similarity, torch.arange(len(left), device=left.device))

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipelines import storage
 from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import Rows, Weights, load_weights, save_weights, weight_shapes
+from pipelines.encoder.weights import Rows, Weights, load_weights, save_weights
 from pipelines.errors import InputError
 
 _PREFIX = "step-"
@@ -57,7 +57,7 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint, keep: int) -> Path
 
 
 def load_checkpoint(run_folder: Path, step: int, rows: Rows | None = None) -> Checkpoint:
-    """Reads the checkpoint before a step, its weights in canonical order.
+    """Reads the checkpoint before a step.
 
     Args:
         run_folder: Folder of the run.
@@ -65,13 +65,11 @@ def load_checkpoint(run_folder: Path, step: int, rows: Rows | None = None) -> Ch
         rows: See :func:`pipelines.encoder.weights.load_weights`.
     """
     path = checkpoint_path(run_folder, step)
-    spec = load_spec(run_folder, step)
-    weights = load_weights(path / "model.safetensors", rows)
     optimizer = path / "optimizer.safetensors"
     return Checkpoint(
         step=step,
-        spec=spec,
-        weights={name: weights[name] for name in weight_shapes(spec) if name in weights},
+        spec=load_spec(run_folder, step),
+        weights=load_weights(path / "model.safetensors", rows),
         moments=load_weights(optimizer, rows) if optimizer.exists() else {},
     )
 

@@ -14,8 +14,10 @@ from pipelines.training.reporter import Reporter
 from pipelines.training.run import WorkerTask
 
 # Where each framework's stepper is; imported only in a worker.
-STEPPERS = {"tensorflow": ("pipelines.training.tensorflow", "TensorFlowStepper")}
-
+STEPPERS = {
+    "tensorflow": ("pipelines.training.tensorflow", "TensorFlowStepper"),
+    "torch": ("pipelines.training.torch", "TorchStepper"),
+}
 
 Loop = Callable[[WorkerTask, StepperFactory, Any, Iterator[StepWork], Reporter], None]
 

@@ -18,9 +18,10 @@ def test_a_trainer_makes_the_steps_that_are_ordered(prepared):
 
 
 def test_a_trainer_that_has_ended_is_named(tmp_path):
-    with _trainer(small_config(tmp_path), Contender("nobody", "torch", "fp32")) as trainer:
-        with pytest.raises(PipelineError, match=r"the trainer nobody .* has ended"):
-            trainer.order(1)
-            trainer.answer()
-        with pytest.raises(PipelineError, match=r"the trainer nobody .* has ended"):
-            trainer.order(1)
+    nobody = Contender("nobody", "torch", "fp32")
+    with (
+        pytest.raises(PipelineError, match=r"the trainer nobody .* has ended"),
+        _trainer(small_config(tmp_path), nobody) as trainer,
+    ):
+        trainer.order(1)
+        trainer.answer()

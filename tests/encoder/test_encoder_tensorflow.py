@@ -3,30 +3,16 @@ from functools import partial
 
 import numpy as np
 import pytest
+from batches import LENGTHS, SPEC, WEIGHTS, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.encoder.folder import read_encoder
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import random_weights
 
 tf = pytest.importorskip("tensorflow")
 
 from pipelines.encoder import tensorflow_kernels as kernels  # noqa: E402
 from pipelines.encoder.tensorflow import forward  # noqa: E402
-
-SPEC = EncoderSpec(vocabulary=90, layers=2, hidden=24, heads=3, intermediate=40, positions=32)
-WEIGHTS = {
-    name: value * 5 if value.ndim == 2 else value for name, value in random_weights(SPEC, 2).items()
-}
-LENGTHS = np.array([3, 11, 7, 16], np.int32)
-
-
-def tokens(width=16, padding=0, lengths=LENGTHS):
-    ids = np.random.default_rng(1).integers(1, SPEC.vocabulary, (len(lengths), 32), np.int32)
-    ids = ids[:, :width].copy()
-    ids[np.arange(width) >= lengths[:, None]] = padding
-    return ids
 
 
 def run(ids, lengths=LENGTHS, spec=SPEC, weights=WEIGHTS, **options):

@@ -79,6 +79,7 @@ CONTESTANTS = [
         "test", ForkEngine, {"workers": 1, "framework": "numpy", "learning_rate": 1e-2}, 0.97
     ),
     contestant("local"),
+    contestant("local-torch", framework="torch"),
     contestant("tensorflowonspark-lanes"),
     contestant("tensorflowonspark-spark", feed="spark"),
     contestant("tensorflowonspark-async", mode="async", repeats=False),

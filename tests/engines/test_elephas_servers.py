@@ -145,7 +145,7 @@ def test_a_gradient_makes_an_update_of_adamw(serve, transport, mode):
     kept, moments = way.state()
     assert_equal(kept, expected.weights, rtol=1e-6)
     assert_equal(moments, expected.moments, rtol=1e-6)
-    assert list(kept) == list(weight_shapes(SPEC))
+    assert set(kept) == set(weight_shapes(SPEC))
 
 
 def test_a_resumed_server_counts_on_and_keeps_the_moments():
@@ -257,7 +257,10 @@ def test_a_malformed_message_changes_nothing(serve, transport):
     served = serve(transport, "async")
     way = served.way(ServedParameters)
     before = way.pull()[0]
-    numbers, ours = ASKED.pack(0, 0, 1e-3), [gradients(0)[name] for name in weight_shapes(SPEC)]
+    numbers, ours = (
+        ASKED.pack(0, 0, 1e-3),
+        [gradients(0)[name] for name in sorted(weight_shapes(SPEC))],
+    )
     whole = weights_to_bytes(ours)
     double = weights_to_bytes([value.astype(np.float64) for value in ours])
     integers = weights_to_bytes([value.astype(np.uint32) for value in ours])

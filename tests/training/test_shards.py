@@ -62,7 +62,7 @@ def test_a_server_reads_its_rows_alone(folder, servers):
     for number in range(servers):
         held = load_checkpoint(folder, 3, rows_of(number, servers))
         expected = shard(WEIGHTS, number, servers)
-        assert list(held.weights) == list(expected) == list(shard_shapes(SPEC, number, servers))
+        assert set(held.weights) == set(expected) == set(shard_shapes(SPEC, number, servers))
         for name, value in expected.items():
             np.testing.assert_array_equal(held.weights[name], value)
             assert shard_shapes(SPEC, number, servers)[name] == value.shape

@@ -129,10 +129,13 @@ class Form:
 def forms(mode: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Form]:
     """The requests that are known in a mode, by name; the first two are those of Elephas.
 
+    Arrays travel in the order of their names, so that both ends agree on it.
+
     Args:
         mode: The update rule.
         shapes: Of the weights, by name.
     """
+    shapes = dict(sorted(shapes.items()))
     weights, state = Layout(shapes), Layout(_state_shapes(shapes))
     nothing = Layout({})
     if mode == "sync":

@@ -1,0 +1,45 @@
+"""Which device a worker of PyTorch computes on. Runs on an executor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+
+def worker_device() -> torch.device:
+    """The GPU that this worker was given, or the CPU.
+
+    A GPU is used if Spark gave the task one (the resource ``gpu``), or ``CUDA_VISIBLE_DEVICES``
+    names some, of which the worker takes the one that ``LOCAL_RANK`` counts to. A GPU that nobody
+    gave the worker stays untouched, since others may be at work on it.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device(choose_device(_given_by_spark(), os.environ))
+
+
+def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
+    """The name of a worker's device where there are GPUs.
+
+    Args:
+        given: Address of the GPU that Spark gave the task.
+        environment: Of the process.
+    """
+    visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if given is not None:
+        # PyTorch counts the visible ones only.
+        return f"cuda:{visible.index(given) if given in visible else given}"
+    if visible:
+        return f"cuda:{int(environment.get('LOCAL_RANK', '0')) % len(visible)}"
+    return "cpu"
+
+
+def _given_by_spark() -> str | None:
+    """The first address of the task's resource ``gpu``; None outside of a task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    resource = context.resources().get("gpu") if context is not None else None
+    return resource.addresses[0] if resource is not None and resource.addresses else None

@@ -1,0 +1,67 @@
+"""Steppers of every framework on a small encoder, and granules for them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pipelines.config import parse
+from pipelines.encoder.spec import EncoderSpec
+from pipelines.encoder.weights import random_weights
+from pipelines.lanes.files import Granule, Side
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.exchange import Alone
+from pipelines.training.feed import StepWork
+from pipelines.training.worker import stepper_factory
+
+SPEC = EncoderSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
+
+PAIR, TRIPLET = ("left", "right"), ("left", "right", "negative")
+
+FRAMEWORKS = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"no {name}"))
+    for name in ("tensorflow", "torch")
+]
+
+# What the settings of an objective need elsewhere, to be accepted.
+CORPUS = {
+    "twins": {"pairs": "single"},
+    "cosine_regression": {"pairs": "columns", "score_column": "score"},
+}
+
+
+def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
+    generator = np.random.default_rng(number)
+
+    def side() -> Side:
+        lengths = generator.integers(2, 9, examples).astype(np.int32)
+        ids = generator.integers(1, 50, (examples, 8)).astype(np.int32)
+        return Side(ids * (np.arange(8) < lengths[:, None]), lengths)
+
+    scores = generator.random(examples).astype(np.float32)
+    return Granule(number=number, scores=scores, **{name: side() for name in sides})
+
+
+def work(index: int, *granules: Granule) -> StepWork:
+    return StepWork(index, 0, list(granules))
+
+
+def stepper(
+    framework, objective=None, training=None, checkpoint=None, exchange=None, sides=PAIR, spec=SPEC
+):
+    objective = objective or {}
+    training = {"framework": framework} | (training or {})
+    corpus = CORPUS.get(objective.get("name"), {})
+    config = parse({"objective": objective, "training": training, "corpus": corpus})
+    task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
+    checkpoint = checkpoint or Checkpoint(0, spec, random_weights(spec, 3), {})
+    return stepper_factory(framework)(task, checkpoint, exchange or Alone())
+
+
+def assert_close(gradients, expected, rtol=1e-4, atol=1e-5):
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(gradients[name], gradient, rtol=rtol, atol=atol, err_msg=name)

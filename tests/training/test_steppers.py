@@ -1,0 +1,208 @@
+"""What every framework's stepper promises: updates, clipping, checkpoints, negatives of a step."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from steppers import FRAMEWORKS, PAIR, SPEC, TRIPLET, assert_close, granule, work
+from steppers import stepper as make_stepper
+
+from pipelines.encoder.weights import random_weights
+from pipelines.lanes.files import Granule, Side
+from pipelines.lanes.plan import noise_seed
+from pipelines.training.adamw import AdamW
+from pipelines.training.checkpoint import (
+    Checkpoint,
+    checkpoint_steps,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+
+UNCLIPPED = {"clip_norm": 0.0}
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def stepper(request):
+    """Makes steppers of every framework in turn."""
+    return partial(make_stepper, request.param)
+
+
+@pytest.mark.parametrize("negatives", ["granule", "step"])
+def test_gradients_at_given_weights_are_those_of_a_step(stepper, negatives):
+    training = {"weight_decay": 0.1, "clip_norm": 0.5}
+    whole, worker = (stepper({"negatives": negatives}, training) for _ in range(2))
+    start = random_weights(SPEC, 3)
+    server = AdamW(start, {}, weight_decay=0.1)
+    for index in range(3):
+        part = work(index, granule(2 * index), granule(2 * index + 1))
+        expected = whole.step(part, 1e-2)
+        loss, gradients = worker.gradients(part, server.weights)
+        assert loss == pytest.approx(expected, rel=1e-5)
+        server.update(gradients, 1e-2, index + 1)
+    for name, value in whole.checkpoint(3).weights.items():
+        np.testing.assert_allclose(server.weights[name], value, atol=1e-5, err_msg=name)
+
+
+def test_another_state_is_taken_whole(stepper):
+    one, other = stepper(), stepper()
+    for index in range(2):
+        one.step(work(index, granule(index)), 1e-2)
+    other.load(one.checkpoint(2))
+    losses = [each.step(work(2, granule(2)), 1e-2) for each in (one, other)]
+    assert losses[0] == losses[1]
+    for name, value in one.checkpoint(3).moments.items():
+        np.testing.assert_array_equal(other.checkpoint(3).moments[name], value, err_msg=name)
+
+
+def test_a_checkpoint_stays_what_it_is(stepper):
+    each = stepper()
+    each.step(work(0, granule(0)), 1e-2)
+    taken = each.checkpoint(1)
+    before = {name: value.copy() for name, value in (taken.weights | taken.moments).items()}
+    each.step(work(1, granule(1)), 1e-2)
+    for name, value in (taken.weights | taken.moments).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_clipping_bounds_the_norm(stepper):
+    free, clipped = stepper(training=UNCLIPPED), stepper(training={"clip_norm": 1e-3})
+    for each in (free, clipped):
+        each.step(work(0, granule(1)), 1e-3)
+    norms = [
+        np.sqrt(sum((m**2).sum() for n, m in s.checkpoint(1).moments.items() if n[0] == "m"))
+        for s in (free, clipped)
+    ]
+    assert norms[1] == pytest.approx(0.1 * 1e-3, rel=1e-3)
+    assert norms[0] > 10 * norms[1]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_negatives_of_a_step_of_one_granule_are_the_granules(stepper, dropout):
+    curves = []
+    for negatives in ("granule", "step"):
+        each = stepper({"negatives": negatives}, {"dropout": dropout})
+        curves.append([each.step(work(i, granule(i)), 1e-3) for i in range(4)])
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("sides", [PAIR, TRIPLET])
+def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides):
+    parts = [granule(number, sides) for number in (1, 2, 3)]
+
+    def joined(name: str) -> Side:
+        sides = [getattr(part, name) for part in parts]
+        return Side(
+            np.concatenate([side.token_ids for side in sides]),
+            np.concatenate([side.lengths for side in sides]),
+        )
+
+    whole = Granule(number=9, **{name: joined(name) for name in sides})
+    start = random_weights(SPEC, 3)
+    by_step = stepper({"negatives": "step"}, UNCLIPPED, sides=sides)
+    by_granule = stepper({}, UNCLIPPED, sides=sides)
+    _, cached = by_step.gradients(work(0, *parts), start)
+    _, plain = by_granule.gradients(work(0, whole), start)
+    assert_close(cached, plain)
+    losses = [
+        (by_step.step(work(i, *parts), 1e-3), by_granule.step(work(i, whole), 1e-3))
+        for i in range(3)
+    ]
+    np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
+
+
+class Meeting:
+    """Two workers of one process, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.parts = {}
+        self.barrier = threading.Barrier(2, timeout=60)
+
+
+class OneOfTwo:
+    """The exchange of one of them."""
+
+    workers = 2
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank = rank
+        self._meeting = meeting
+
+    def gather(self, tensor):
+        meeting = self._meeting
+        meeting.parts[self.rank] = tensor
+        meeting.barrier.wait()
+        joined = np.concatenate([np.asarray(meeting.parts[rank]) for rank in (0, 1)])
+        meeting.barrier.wait()
+        return like(tensor, joined)
+
+
+def like(tensor, array):
+    """The array as a tensor of the same framework."""
+    if type(tensor).__module__.startswith("torch"):
+        return tensor.new_tensor(array)
+    import tensorflow as tf
+
+    return tf.constant(array)
+
+
+@pytest.mark.parametrize("sides", [PAIR, TRIPLET])
+def test_two_workers_share_the_gradient_of_a_step(stepper, sides):
+    objective, training = {"negatives": "step"}, {"dropout": 0.1, "clip_norm": 0.0}
+    granules, start = [granule(number, sides) for number in range(4)], random_weights(SPEC, 3)
+    meeting = Meeting()
+
+    def part(rank):
+        each = stepper(objective, training, exchange=OneOfTwo(rank, meeting), sides=sides)
+        return each.gradients(work(0, *granules[2 * rank : 2 * rank + 2]), start)
+
+    with ThreadPoolExecutor(2) as pool:
+        (loss, first), (other_loss, second) = pool.map(part, (0, 1))
+    alone = stepper(objective, training, sides=sides)
+    expected_loss, expected = alone.gradients(work(0, *granules), start)
+    assert [loss, other_loss] == pytest.approx([expected_loss] * 2, rel=1e-5)
+    assert_close({name: (first[name] + second[name]) / 2 for name in first}, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "dropout"),
+    [
+        ("twins", ("left", "left"), 0.1),
+        ("in_batch_negatives", PAIR, 0.0),
+        ("in_batch_negatives", TRIPLET, 0.0),
+        ("cosine_regression", PAIR, 0.0),
+    ],
+)
+def test_every_objective_learns_its_granule(stepper, name, sides, dropout):
+    each = stepper({"name": name}, {"dropout": dropout}, sides=sides)
+    losses = [each.step(work(i, granule(1, TRIPLET)), 3e-3) for i in range(30)]
+    assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
+
+
+def test_every_side_has_noise_of_its_own(stepper):
+    each = stepper({}, {"dropout": 0.1}, sides=TRIPLET)
+    seeds = [tuple(texts.seed) for texts in each._inputs(granule(3, TRIPLET), 1)]
+    assert seeds == [noise_seed(17, 1, 3, site) for site in range(3)]
+
+
+def test_a_checkpoint_continues_as_if_nothing_had_happened(stepper, tmp_path: Path):
+    straight = stepper()
+    curve = [straight.step(work(i, granule(i)), 1e-3) for i in range(6)]
+    first = stepper()
+    for index in range(3):
+        first.step(work(index, granule(index)), 1e-3)
+    save_checkpoint(tmp_path, first.checkpoint(3), keep=2)
+    second = stepper(checkpoint=load_checkpoint(tmp_path, 3))
+    rest = [second.step(work(i, granule(i)), 1e-3) for i in range(3, 6)]
+    np.testing.assert_allclose(rest, curve[3:], rtol=1e-6)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
+    for step in (0, 5, 10, 15):
+        checkpoint = Checkpoint(step, SPEC, random_weights(SPEC, 3), {})
+        save_checkpoint(tmp_path, checkpoint, keep=2)
+    assert checkpoint_steps(tmp_path) == [10, 15]
+    assert newest_checkpoint(tmp_path) == 15
