@@ -36,13 +36,21 @@ def engines_page() -> str:
         "`training.mode`. All start from the same folder, read the same lanes, write the same "
         "checkpoints and end in the same model folder.\n",
         *_table(
-            ("training.engine", "training.mode", "training.framework", "training.feed", "Spark"),
+            (
+                "training.engine",
+                "training.mode",
+                "training.framework",
+                "training.feed",
+                "training.sharding",
+                "Spark",
+            ),
             (
                 (
                     f"`{found.name}`",
                     ", ".join(found.modes),
                     ", ".join(found.frameworks),
                     ", ".join(found.feeds),
+                    ", ".join(found.shardings),
                     "yes" if found.needs_spark else "no",
                 )
                 for found in engines

@@ -243,6 +243,13 @@ class TrainingSettings(Settings):
     transport: Literal["http", "socket"] = Field(
         default="http", description="How workers of `elephas` reach its parameter server."
     )
+    sharding: Literal["none", "optimizer", "gradients", "parameters"] = Field(
+        default="none",
+        description=(
+            "`torch`, `deepspeed`: what is split between the workers instead of being held by "
+            "each; each value includes those before it."
+        ),
+    )
     round_steps: int = Field(
         default=8, ge=1, description="`sync` of `elephas`: steps between two averagings."
     )

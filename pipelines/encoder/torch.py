@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.torch_kernels import Batch, Noise, attention_form
 
-_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _NOISY_PLACES = 3
 """Places of dropout in a layer."""
 
@@ -92,7 +92,7 @@ def ready(
         weights: fp32 on one device, in canonical names.
         precision: ``fp32`` or ``bf16``, of the matrix products.
     """
-    kind = _PRECISIONS[precision]
+    kind = PRECISIONS[precision]
     layers = [
         layer_weights(spec, weights, f"encoder.layer.{number}.", kind)
         for number in range(spec.layers)
@@ -183,16 +183,14 @@ def embed(
     words = encoder.weights["embeddings.word_embeddings.weight"]
     batch = Batch.of(token_ids, lengths, words.device)
     noise = Noise(dropout, seed, words.device) if dropout and seed is not None else None
-    stream = _token_vectors(encoder, batch, sparse_words)
-    stream = _drop(noise, 0, stream)
+    stream = token_vectors(encoder.spec, encoder.weights, batch, noise, sparse_words=sparse_words)
     for number, layer in enumerate(encoder.layers):
-        first_place = 1 + _NOISY_PLACES * number
-        inputs = (encoder.spec, layer, stream, batch, noise, first_place)
+        inputs = (encoder.spec, layer, stream, batch, noise, first_place(number))
         if activation_checkpointing:
             stream = checkpoint(run_layer, *inputs, use_reentrant=False, preserve_rng_state=False)
         else:
             stream = run_layer(*inputs)
-    return _pool(encoder.spec, stream, batch)
+    return pool(encoder.spec, stream, batch)
 
 
 def run_layer(
@@ -230,16 +228,27 @@ def run_layer(
     return _normalise(spec, stream + outer, layer.norm)
 
 
-def _token_vectors(encoder: Encoder, batch: Batch, sparse_words: bool) -> torch.Tensor:
-    """fp32 [tokens, hidden]: words, positions and segment, normalised."""
-    weights = encoder.weights
+def first_place(layer: int) -> int:
+    """Number of the first place of dropout in a layer; place 0 is before the first layer."""
+    return 1 + _NOISY_PLACES * layer
+
+
+def token_vectors(
+    spec: EncoderSpec,
+    weights: Mapping[str, torch.Tensor],
+    batch: Batch,
+    noise: Noise | None,
+    *,
+    sparse_words: bool = False,
+) -> torch.Tensor:
+    """fp32 [tokens, hidden]: words, positions and segment, normalised, as layers take them."""
     words = functional.embedding(
         batch.token_ids, weights["embeddings.word_embeddings.weight"], sparse=sparse_words
     )
     positions = weights["embeddings.position_embeddings.weight"][: batch.width]
     places = positions + weights["embeddings.token_type_embeddings.weight"][0]
     total = words + functional.embedding(batch.positions, places)
-    return _normalise(encoder.spec, total, _norm_weights(weights, "embeddings."))
+    return _drop(noise, 0, _normalise(spec, total, _norm_weights(weights, "embeddings.")))
 
 
 def _norm_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> Dense:
@@ -254,7 +263,8 @@ def _drop(noise: Noise | None, place: int, values: torch.Tensor) -> torch.Tensor
     return values if noise is None else values * noise.mask(place, values.shape)
 
 
-def _pool(spec: EncoderSpec, stream: torch.Tensor, batch: Batch) -> torch.Tensor:
+def pool(spec: EncoderSpec, stream: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """fp32 [texts, hidden]: an embedding of each text."""
     if spec.pooling == "cls":
         embeddings = stream.index_select(0, batch.firsts)
     else:

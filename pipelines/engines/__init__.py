@@ -10,8 +10,10 @@ from pipelines.errors import EngineUnavailable, InputError
 
 REGISTRY: Mapping[str, str] = {
     "local": "pipelines.engines.local:LocalEngine",
+    "deepspeed": "pipelines.engines.deepspeed:DeepSpeedEngine",
     "elephas": "pipelines.engines.elephas:ElephasEngine",
     "tensorflowonspark": "pipelines.engines.tensorflowonspark:TensorFlowOnSparkEngine",
+    "torch": "pipelines.engines.torch:TorchEngine",
 }
 
 

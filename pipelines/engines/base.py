@@ -47,6 +47,7 @@ class Engine(Protocol):
         modes: Update rules that it knows, by the name that ``training.mode`` gives them.
         frameworks: Frameworks that can compute its gradients.
         feeds: Ways that granules can reach its workers.
+        shardings: What it can split between the workers instead of having each hold it.
         needs_spark: Whether it starts executors.
     """
 
@@ -54,6 +55,7 @@ class Engine(Protocol):
     modes: Mapping[str, Mode]
     frameworks: tuple[str, ...]
     feeds: tuple[str, ...]
+    shardings: tuple[str, ...]
     needs_spark: bool
 
     def executors(self, config: Config) -> int:
@@ -94,6 +96,7 @@ def check_fit(engine: Engine, config: Config) -> None:
         ("training.mode", config.training.mode, engine.modes),
         ("training.framework", config.training.framework, engine.frameworks),
         ("training.feed", config.training.feed, engine.feeds),
+        ("training.sharding", config.training.sharding, engine.shardings),
     )
     for key, asked, known in choices:
         if asked not in known:

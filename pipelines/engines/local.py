@@ -42,6 +42,7 @@ class LocalEngine:
     }
     frameworks = tuple(EXTRAS)
     feeds = ("lanes", "memory")
+    shardings = ("none",)
     needs_spark = False
 
     def executors(self, config: Config) -> int:

@@ -22,7 +22,10 @@ class Exchange(Protocol):
         ...
 
     def gather(self, tensor: Any) -> Any:
-        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        """The workers' tensors joined along the first axis, in the order of the ranks.
+
+        Outside of a step it takes numpy arrays too, and gives what numpy can read.
+        """
         ...
 
 

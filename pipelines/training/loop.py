@@ -9,6 +9,7 @@ from typing import Protocol
 
 from pipelines.encoder.weights import Weights
 from pipelines.settings import TrainingSettings
+from pipelines.training.agreement import check_agreement
 from pipelines.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork
@@ -19,7 +20,14 @@ from pipelines.training.schedule import learning_rate
 
 
 class Stepper(Protocol):
-    """A framework's side of training: weights, gradients and the optimiser."""
+    """A framework's side of training: weights, gradients and the optimiser.
+
+    Attributes:
+        sharded: Whether a worker holds a part of the state only. The workers then make a
+            checkpoint together, and rank 0 gets its arrays.
+    """
+
+    sharded: bool
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
@@ -37,7 +45,7 @@ class Stepper(Protocol):
         ...
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step, as numpy arrays."""
+        """The state before a step, as numpy arrays; a collective operation if ``sharded``."""
         ...
 
 
@@ -79,8 +87,12 @@ def train_worker(
         check_finite(work.index, loss)
         meter.step_done(work, loss, rate)
         done = work.index + 1
-        if task.rank == 0 and run.is_checkpointed(done):
-            save_checkpoint(run.run_folder, stepper.checkpoint(done), training.keep_checkpoints)
+        if work.index == run.first_step and exchange.workers > 1 and not stepper.sharded:
+            check_agreement(stepper.checkpoint(done), exchange)
+        if run.is_checkpointed(done) and (task.rank == 0 or stepper.sharded):
+            checkpoint = stepper.checkpoint(done)
+            if task.rank == 0:
+                save_checkpoint(run.run_folder, checkpoint, training.keep_checkpoints)
 
 
 def check_finite(step: int, loss: float) -> None:

@@ -138,3 +138,24 @@ class Reporter:
             self._leave.set()
         elif not self._closed.is_set():
             os._exit(ABORTED)
+
+
+def report_lost(task: WorkerTask, cause: str) -> None:
+    """Tells the monitor why a worker is not there. Runs on an executor, beside the worker.
+
+    The monitor hears whoever speaks first for a rank, so what the worker itself has said, and
+    its death, count for more.
+
+    Args:
+        task: The worker's task.
+        cause: What went wrong, in one line.
+
+    Raises:
+        OSError: The driver cannot be reached; the run is over.
+    """
+    hello = {"kind": "hello", "token": task.token, "rank": task.rank}
+    hello |= {"host": socket.gethostname(), "lane": task.first_lane}
+    failed = {"kind": "failed", "cause": cause, "traceback": ""}
+    with socket.create_connection(task.monitor, timeout=CONNECT_SECONDS) as connection:
+        connection.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in (hello, failed)))
+        connection.shutdown(socket.SHUT_WR)

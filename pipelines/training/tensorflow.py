@@ -58,6 +58,8 @@ class TensorFlowStepper:
         exchange: How gradients are averaged between workers.
     """
 
+    sharded = False
+
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, exchange: Exchange) -> None:
         config = task.run.config
         self._spec = checkpoint.spec

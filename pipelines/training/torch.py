@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw
 from pipelines.encoder.torch import Encoder, configure_threads, embed, ready
 from pipelines.encoder.torch_kernels import to_device
 from pipelines.encoder.weights import Weights
-from pipelines.lanes.files import Granule
+from pipelines.lanes.files import Granule, SideName
 from pipelines.lanes.plan import noise_seed
 from pipelines.objectives import OBJECTIVES
 from pipelines.settings import TrainingSettings
@@ -27,7 +27,7 @@ from pipelines.training.run import WorkerTask
 WORDS = "embeddings.word_embeddings.weight"
 
 
-class _Texts(NamedTuple):
+class Texts(NamedTuple):
     """One side of a granule; see :func:`pipelines.encoder.torch.forward`."""
 
     token_ids: np.ndarray
@@ -46,6 +46,8 @@ class TorchStepper:
         checkpoint: The state to begin with.
         exchange: How gradients are averaged between workers.
     """
+
+    sharded = False
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, exchange: Exchange) -> None:
         config = task.run.config
@@ -98,7 +100,7 @@ class TorchStepper:
         loss, gradients = self._loss_and_gradients(work)
         excess = self._excess(gradients)
         return float(loss), {
-            name: _to_numpy(gradient if excess is None else gradient / excess)
+            name: to_numpy(gradient if excess is None else gradient / excess)
             for name, gradient in gradients.items()
         }
 
@@ -112,8 +114,8 @@ class TorchStepper:
         return Checkpoint(
             step=step,
             spec=self._spec,
-            weights={name: _to_numpy(value) for name, value in self._weights.items()},
-            moments={name: _to_numpy(value) for name, value in self._moments.items()},
+            weights={name: to_numpy(value) for name, value in self._weights.items()},
+            moments={name: to_numpy(value) for name, value in self._moments.items()},
         )
 
     def _loss_and_gradients(self, work: StepWork) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -128,11 +130,9 @@ class TorchStepper:
         """Adds the gradients with each granule's own negatives, meaned over the granules."""
         losses = []
         for granule in work.granules:
-            scores = np.zeros(granule.examples) if granule.scores is None else granule.scores
             embeddings = self._embed_sides(self._inputs(granule, work.epoch))
-            loss = self._loss(
-                embeddings, to_device(scores.astype(np.float32), self._device), self._temperature
-            )
+            scores = granule_scores(granule, self._device)
+            loss = self._loss(embeddings, scores, self._temperature)
             (loss / len(work.granules)).backward()
             losses.append(loss.detach())
         return torch.stack(losses).mean()
@@ -167,19 +167,10 @@ class TorchStepper:
             torch.autograd.backward(self._embed_sides(sides), own_pulls)
         return loss.detach()
 
-    def _inputs(self, granule: Granule, epoch: int) -> list[_Texts]:
-        """The sides of a granule that the objective embeds."""
-        sides, seed = granule.sides, self._training.seed
-        return [
-            _Texts(
-                sides[name].token_ids,
-                sides[name].lengths,
-                noise_seed(seed, epoch, granule.number, site),
-            )
-            for site, name in enumerate(self._sides)
-        ]
+    def _inputs(self, granule: Granule, epoch: int) -> list[Texts]:
+        return granule_texts(granule, self._sides, self._training.seed, epoch)
 
-    def _embed_sides(self, sides: Sequence[_Texts]) -> list[torch.Tensor]:
+    def _embed_sides(self, sides: Sequence[Texts]) -> list[torch.Tensor]:
         """Side by side: what a CPU computes then stays in its cache more often."""
         encoder = self._encoder()
         return [self._embed(encoder, ids, lengths, seed=seed) for ids, lengths, seed in sides]
@@ -227,12 +218,39 @@ class TorchStepper:
             )
 
 
+def granule_texts(
+    granule: Granule, sides: Sequence[SideName], seed: int, epoch: int
+) -> list[Texts]:
+    """The sides of a granule that the objective embeds.
+
+    Args:
+        granule: The granule.
+        sides: Their names.
+        seed: Of the run.
+        epoch: Of the step.
+    """
+    return [
+        Texts(
+            granule.sides[name].token_ids,
+            granule.sides[name].lengths,
+            noise_seed(seed, epoch, granule.number, site),
+        )
+        for site, name in enumerate(sides)
+    ]
+
+
+def granule_scores(granule: Granule, device: torch.device) -> torch.Tensor:
+    """fp32 [examples]: the similarities that a corpus gives; zeros where it gives none."""
+    scores = np.zeros(granule.examples) if granule.scores is None else granule.scores
+    return to_device(scores.astype(np.float32), device)
+
+
 def _assign(tensors: Mapping[str, torch.Tensor], values: Weights) -> None:
     for name, value in values.items():
         tensors[name].detach().copy_(torch.from_numpy(value))
 
 
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A copy in the host's memory."""
     array: np.ndarray = tensor.detach().to("cpu", copy=True).numpy()
     return array

@@ -13,18 +13,21 @@ from pipelines.training.loop import StepperFactory, train_worker
 from pipelines.training.reporter import Reporter
 from pipelines.training.run import WorkerTask
 
-# Where each framework's stepper is; imported only in a worker.
+# Where each framework's stepper is, and those of engines that split the state between the
+# workers; imported only in a worker.
 STEPPERS = {
     "tensorflow": ("pipelines.training.tensorflow", "TensorFlowStepper"),
     "torch": ("pipelines.training.torch", "TorchStepper"),
+    "torch-fsdp": ("pipelines.training.fsdp", "FsdpStepper"),
+    "deepspeed": ("pipelines.training.deepspeed", "DeepSpeedStepper"),
 }
 
 Loop = Callable[[WorkerTask, StepperFactory, Any, Iterator[StepWork], Reporter], None]
 
 
-def stepper_factory(framework: str) -> StepperFactory:
-    """The stepper of a framework; imports that framework."""
-    module, name = STEPPERS[framework]
+def stepper_factory(name: str) -> StepperFactory:
+    """The stepper of a name, which is a framework's or an engine's; imports its library."""
+    module, name = STEPPERS[name]
     factory: StepperFactory = getattr(import_module(module), name)
     return factory
 
@@ -34,6 +37,7 @@ def run_worker(
     make_exchange: Callable[[], Any] = Alone,
     feed: Callable[[], Iterator[StepWork]] | None = None,
     loop: Loop = train_worker,
+    stepper: str | None = None,
 ) -> bool:
     """Trains one worker's share, under the eyes of the driver. Runs on an executor.
 
@@ -46,6 +50,7 @@ def run_worker(
             driver stands, since starting a cluster may fail or wait.
         feed: The worker's steps; by default from the lane files.
         loop: The rule by which the workers' steps become one run.
+        stepper: Who computes, of ``STEPPERS``; by default the framework's.
 
     Returns:
         Whether the share was finished; if not, the driver knows why.
@@ -57,7 +62,7 @@ def run_worker(
     with Reporter(task) as reporter:
         try:
             with quiet_import():
-                factory = stepper_factory(training.framework)
+                factory = stepper_factory(stepper or training.framework)
             factory.prepare_process(training)
             exchange = make_exchange()
             steps = feed() if feed is not None else FILE_FEEDS[training.feed](task)

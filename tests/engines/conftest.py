@@ -40,19 +40,22 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
     return make
 
 
-@pytest.fixture(params=CONTESTANTS, ids=str)
+def in_matrix(unless: str) -> list:
+    """The contestants as parameters, in the matrix alone where an attribute says so."""
+    return [
+        pytest.param(one, marks=() if getattr(one, unless) else pytest.mark.matrix, id=str(one))
+        for one in CONTESTANTS
+    ]
+
+
+@pytest.fixture(params=in_matrix(unless="trains"))
 def contestant(request, monkeypatch) -> Contestant:
     """Every engine in turn."""
     monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
     return request.param
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(one, marks=() if one.faults else pytest.mark.matrix, id=str(one))
-        for one in CONTESTANTS
-    ]
-)
+@pytest.fixture(params=in_matrix(unless="faults"))
 def faulty(request, monkeypatch) -> Contestant:
     """Every engine in turn, to see it fail; in the matrix with every feed."""
     monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))

@@ -18,6 +18,7 @@ class ForkEngine:
 
     name, modes, frameworks, needs_spark = "test", {"sync": None}, ("numpy",), False
     feeds = ("lanes", "memory")
+    shardings = ("none",)
 
     def executors(self, config):
         """None."""
@@ -50,6 +51,7 @@ class Contestant:
         repeats: Whether a run gives the same losses each time.
         faults: Whether its failures are tried outside of the matrix too: another contestant's
             take the same way if not.
+        trains: Whether it is tried at all outside of the matrix.
     """
 
     name: str
@@ -58,19 +60,23 @@ class Contestant:
     falls_to: float = 0.95
     repeats: bool = True
     faults: bool = True
+    trains: bool = True
 
     def __str__(self) -> str:
         return self.name
 
 
-def contestant(name: str, *, repeats: bool = True, faults: bool = True, **training) -> Contestant:
+def contestant(
+    name: str, *, repeats: bool = True, faults: bool = True, trains: bool = True, **training
+) -> Contestant:
     """An engine of the registry: what stands before the first dash of the name."""
     return Contestant(
         name,
         lambda: engine(name.split("-", maxsplit=1)[0]),
         {"workers": 2} | training,
         repeats=repeats,
-        faults=faults,
+        faults=faults and trains,
+        trains=trains,
     )
 
 
@@ -89,6 +95,11 @@ CONTESTANTS = [
     contestant("elephas-sync", round_steps=4, transport="socket"),
     contestant("elephas-async", mode="async", repeats=False),
     contestant("elephas-hogwild", mode="hogwild", transport="socket", repeats=False, faults=False),
+    contestant("torch-ddp", framework="torch"),
+    contestant("torch-fsdp", framework="torch", sharding="parameters", faults=False),
+    contestant("deepspeed-zero1", framework="torch", sharding="optimizer", trains=False),
+    contestant("deepspeed-zero2", framework="torch", sharding="gradients", trains=False),
+    contestant("deepspeed-zero3", framework="torch", sharding="parameters"),
 ]
 
 

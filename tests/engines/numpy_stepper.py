@@ -11,6 +11,8 @@ SCALE = 1000  # for vectors as short as those of a new table
 class NumpyStepper:
     """Trains a mean of token embeddings with signed gradient descent on a dot-product InfoNCE."""
 
+    sharded = False
+
     def __init__(self, task, checkpoint, exchange):
         self.checkpointed = checkpoint
         # The default temperature is one.

@@ -27,12 +27,43 @@ def test_two_workers_give_the_curve_of_one_process(spark, make_run, reference, f
     assert reference["plain"][-5:].mean() < reference["plain"][:5].mean()
 
 
-def test_with_dropout_and_negatives_of_the_whole_step(spark, make_run):
-    def with_step_negatives(run):
-        objective = run.config.objective.model_copy(update={"negatives": "step"})
-        config = run.config.model_copy(update={"objective": objective})
-        return type(run)(**(vars(run) | {"config": config}))
+SHARDINGS = [
+    ("torch", "none"),
+    ("torch", "parameters"),
+    ("deepspeed", "parameters"),
+    pytest.param("deepspeed", "optimizer", marks=pytest.mark.matrix),
+    pytest.param("deepspeed", "gradients", marks=pytest.mark.matrix),
+]
 
+
+@pytest.mark.parametrize(("name", "sharding"), SHARDINGS)
+def test_two_workers_of_pytorch_give_the_curve_of_one_process(
+    spark, make_run, reference, name, sharding
+):
+    if "torch" not in reference:
+        alone = make_run(STEPS, "reference", workers=1, framework="torch")
+        reference["torch"] = curve(spark, alone, "local")
+    run = make_run(STEPS, workers=2, framework="torch", sharding=sharding, feed="memory")
+    ours = curve(spark, run, name)
+    np.testing.assert_allclose(ours, reference["torch"], rtol=1e-3)
+
+
+def with_step_negatives(run):
+    objective = run.config.objective.model_copy(update={"negatives": "step"})
+    config = run.config.model_copy(update={"objective": objective})
+    return type(run)(**(vars(run) | {"config": config}))
+
+
+def test_pytorch_with_dropout_and_negatives_of_the_whole_step(spark, make_run):
+    settings = {"dropout": 0.1, "framework": "torch"}
+    alone = make_run(12, "reference", workers=1, **settings)
+    together = make_run(12, workers=2, **settings)
+    expected = curve(spark, with_step_negatives(alone), "local")
+    ours = curve(spark, with_step_negatives(together), "torch")
+    np.testing.assert_allclose(ours, expected, rtol=1e-3)
+
+
+def test_with_dropout_and_negatives_of_the_whole_step(spark, make_run):
     alone = make_run(12, "reference", workers=1, dropout=0.1)
     together = make_run(12, workers=2, dropout=0.1)
     expected = curve(spark, with_step_negatives(alone), "local")

@@ -50,7 +50,14 @@ def work(index: int, *granules: Granule) -> StepWork:
 
 
 def stepper(
-    framework, objective=None, training=None, checkpoint=None, exchange=None, sides=PAIR, spec=SPEC
+    framework,
+    objective=None,
+    training=None,
+    checkpoint=None,
+    exchange=None,
+    sides=PAIR,
+    spec=SPEC,
+    key=None,
 ):
     objective = objective or {}
     training = {"framework": framework} | (training or {})
@@ -58,7 +65,7 @@ def stepper(
     config = parse({"objective": objective, "training": training, "corpus": corpus})
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
     checkpoint = checkpoint or Checkpoint(0, spec, random_weights(spec, 3), {})
-    return stepper_factory(framework)(task, checkpoint, exchange or Alone())
+    return stepper_factory(key or framework)(task, checkpoint, exchange or Alone())
 
 
 def assert_close(gradients, expected, rtol=1e-4, atol=1e-5):

@@ -57,6 +57,7 @@ class ElephasEngine:
     }
     frameworks = ("tensorflow",)
     feeds = ("lanes", "memory")
+    shardings = ("none",)
     needs_spark = True
 
     def executors(self, config: Config) -> int:

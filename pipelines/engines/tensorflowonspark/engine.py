@@ -68,6 +68,7 @@ class TensorFlowOnSparkEngine:
     }
     frameworks = ("tensorflow",)
     feeds = ("lanes", "spark", "memory")
+    shardings = ("none",)
     needs_spark = True
 
     def executors(self, config: Config) -> int:

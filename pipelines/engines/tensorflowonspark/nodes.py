@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import multiprocessing
 import os
 import shutil
@@ -15,6 +14,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from pipelines.engines.processes import end_with_parent
 from pipelines.engines.tensorflowonspark.feeding import spark_feed
 from pipelines.engines.tensorflowonspark.mirrored import mirrored_exchange
 from pipelines.engines.tensorflowonspark.registration import join_run
@@ -33,7 +33,6 @@ with quiet_import():
 LET_GO_SECONDS = 5.0
 # For the answer to its last call, without which Spark would start the server once more.
 ANSWER_SECONDS = 1.0
-PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
 
 
 class NodeArguments(argparse.Namespace):
@@ -122,7 +121,7 @@ def _train_in_child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -
 
 
 def _child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
-    _end_with_parent()
+    end_with_parent()
     _end_manager_with_this_process(node)
     _train(arguments, node)
 
@@ -132,7 +131,7 @@ def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
 
     The library has made this process, whose parent waits for a word of the library's driver.
     """
-    _end_with_parent()
+    end_with_parent()
     _after_this_process(partial(_let_go, node))
     with Reporter(_task(arguments, node, node.num_workers + node.task_index)) as reporter:
         try:
@@ -144,11 +143,6 @@ def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
                 reporter.serve()
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it
             reporter.failed(error)
-
-
-def _end_with_parent() -> None:
-    """Ends this process with its parent, even where it is stopped and can hear nobody."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _let_go(node: TFSparkNode.TFNodeContext) -> None:

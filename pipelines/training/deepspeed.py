@@ -1,0 +1,153 @@
+"""ZeRO by DeepSpeed. Runs on executors.
+
+Source: Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC 2020, arXiv:1910.02054.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed import get_rank, get_world_size
+
+from pipelines.encoder.torch_module import Inputs
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.devices import worker_device
+from pipelines.training.exchange import Exchange
+from pipelines.training.run import WorkerTask
+from pipelines.training.sharded import KINDS, ShardedStepper
+
+# Said before the import, which otherwise looks at the machine, and warns of what it finds.
+os.environ.setdefault("DS_ACCELERATOR", worker_device().type)
+import deepspeed
+from deepspeed.ops import __compatible_ops__ as compatible_operations
+from deepspeed.utils import (
+    lazy_init_hp_params_optimizer_state,
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_get_local_optimizer_state,
+    safe_set_full_optimizer_state,
+    safe_set_local_optimizer_state,
+)
+
+BUCKET_ELEMENTS = 2**24
+"""What is reduced or gathered at once; the library's own buffers hold two gigabytes."""
+LARGEST_WHOLE = 4000
+"""Elements of an array that is not worth a message of its own: a bias, a layer norm."""
+
+
+class _Stage(NamedTuple):
+    """How DeepSpeed keeps the state.
+
+    Attributes:
+        number: Of ZeRO.
+        flat_parts: Gives what is joined of this worker's parts, each with the parameters to link
+            to it.
+        set_moment: Gives a parameter's part its share of an array of the optimiser.
+    """
+
+    number: int
+    flat_parts: Callable[[Any], Iterable[tuple[list[Any], torch.Tensor]]]
+    set_moment: Callable[[Any, torch.Tensor, str], None]
+
+
+def _linked_parts(zero: Any) -> Iterable[tuple[list[Any], torch.Tensor]]:
+    return zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True)
+
+
+def _sole_parts(zero: Any) -> Iterable[tuple[list[Any], torch.Tensor]]:
+    """Of stage 3, where each parameter knows its place by itself."""
+    return (([], flat) for flat in zero.fp32_partitioned_groups_flat)
+
+
+def _set_part(part: Any, whole: torch.Tensor, key: str) -> None:
+    """Of stage 3, where the last part is filled up, which the library forgets for whole arrays."""
+    size = safe_get_local_optimizer_state(part, key).numel()
+    padded = torch.nn.functional.pad(whole.flatten(), (0, size * get_world_size() - whole.numel()))
+    safe_set_local_optimizer_state(part, padded[size * get_rank() :][:size], key)
+
+
+STAGES = {
+    "optimizer": _Stage(1, _linked_parts, safe_set_full_optimizer_state),
+    "gradients": _Stage(2, _linked_parts, safe_set_full_optimizer_state),
+    "parameters": _Stage(3, _sole_parts, _set_part),
+}
+
+
+class DeepSpeedStepper(ShardedStepper):
+    """The state in parts, as ``training.sharding`` says; see :class:`.sharded.ShardedStepper`.
+
+    The library computes in fp32, in which the encoder casts what its matrix products take, and
+    with PyTorch's AdamW: the library's own optimisers are compiled where they run.
+    """
+
+    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, exchange: Exchange) -> None:
+        super().__init__(task, checkpoint, exchange)
+        weights = self._encoder.weights
+        optimiser = self._optimiser_of(weights)
+        self._stage = STAGES[self._training.sharding]
+        # An all-reduce in shared memory, that it would compile here; the exchange's group does it.
+        compatible_operations["deepspeed_shm_comm"] = False
+        self._engine, *_ = deepspeed.initialize(
+            model=self._encoder,
+            optimizer=optimiser,
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": self._training.granules_per_step // exchange.workers,
+                "gradient_clipping": self._training.clip_norm,
+                "zero_optimization": {
+                    "stage": self._stage.number,
+                    "reduce_bucket_size": BUCKET_ELEMENTS,
+                    "allgather_bucket_size": BUCKET_ELEMENTS,
+                    "stage3_param_persistence_threshold": LARGEST_WHOLE,
+                },
+            },
+        )
+        self._take(checkpoint)
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """See :meth:`.sharded.ShardedStepper.checkpoint`."""
+        parts = self._encoder.weights
+        moments: dict[str, np.ndarray] = {}
+        for kind, key in KINDS.items():
+            of_kind = {f"{kind}/{name}": part for name, part in parts.items()}
+            gather = partial(safe_get_full_optimizer_state, optim_state_key=key)
+            moments |= self._whole(of_kind, gather)
+        return Checkpoint(step, self._spec, self._whole(parts, safe_get_full_fp32_param), moments)
+
+    def _embed(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
+        embeddings: list[torch.Tensor] = self._engine(sides)
+        return embeddings
+
+    def _backward(self, loss: torch.Tensor, granules: int, *, last: bool) -> None:
+        # It divides by the granules itself.
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss)
+
+    def _update(self, learning_rate: float) -> None:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        """Gives the optimiser its state.
+
+        The library has the first update make it, and then finds that of one group of parameters.
+        """
+        zero = self._engine.optimizer
+        for group, flat in self._stage.flat_parts(zero):
+            zero.optimizer.state[flat] = {
+                "step": torch.tensor(float(checkpoint.step), device=self._device),
+                **{key: torch.zeros_like(flat) for key in KINDS.values()},
+            }
+            lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
+        weights = self._encoder.weights
+        for name, array in checkpoint.moments.items():
+            kind, _, weight = name.partition("/")
+            whole = torch.tensor(array, device=self._device)
+            self._stage.set_moment(weights[weight], whole, KINDS[kind])

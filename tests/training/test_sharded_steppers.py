@@ -1,0 +1,54 @@
+"""Two workers that hold parts of the state, against one process that holds all of it."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_pair
+from steppers import stepper
+
+HARD = {"precision": "bf16", "dropout": 0.1, "activation_checkpointing": True}
+
+WAYS = [
+    ("torch", {}, {}),
+    ("torch-fsdp", {}, {}),
+    ("torch-fsdp", {"negatives": "step"}, HARD),
+    ("deepspeed", {}, {"sharding": "optimizer"}),
+    ("deepspeed", {}, {"sharding": "gradients"}),
+    ("deepspeed", {}, {"sharding": "parameters"}),
+    ("deepspeed", {"negatives": "step"}, {"sharding": "parameters"} | HARD),
+]
+
+
+WAYS = [way for way in WAYS if find_spec(way[0].partition("-")[0])]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """For so small an encoder more of them only wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What two workers make, in each way: both are started once."""
+    return train_pair(tmp_path_factory.mktemp("pair"), WAYS)
+
+
+@pytest.mark.parametrize("number", range(len(WAYS)), ids=lambda number: str(WAYS[number]))
+def test_parts_make_the_updates_of_the_whole(found, number):
+    (_, objective, training), result = WAYS[number], found[number]
+    alone = stepper("torch", objective, TRAINING | training)
+    expected = curve(alone, range(STEPS), 0, GRANULES)
+    exact = "precision" not in training
+    np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
+    np.testing.assert_array_equal(result["again"], result["losses"][MIDDLE:])
+    if exact:
+        last = alone.checkpoint(STEPS)
+        assert result["last"].moments.keys() == last.moments.keys()
+        for name, array in last.weights.items():
+            np.testing.assert_allclose(result["last"].weights[name], array, atol=1e-5, err_msg=name)
