@@ -1,16 +1,19 @@
-# `make run` trains the embedded default job, `make test` runs the tests (all of them with ARGS=--matrix); both first make `.venv`.
+# `make run` trains the embedded default job, `make test` runs the tests (all of them with
+# ARGS=--matrix); both first make `.venv`. HOROVOD=1 compiles and installs Horovod too.
 SHELL := /bin/bash
 PYTHON ?= python3.11
-CXX ?= c++
+HOROVOD ?= 0
 TORCH := torch==2.13.0
 
 # The stamp is named after all that the environment is made from: another lock, another stamp.
 KEY := $(shell { cat requirements.lock setup.py; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
 STAMP := .venv/.installed-$(KEY)
+HOROVOD_KEY := $(shell cat environment/*.py environment/*.patch | cksum | tr -d " ")
+HOROVOD_STAMP := $(STAMP)-horovod-$(HOROVOD_KEY)
 IN_VENV := .venv/bin/python
 PIP := $(IN_VENV) -m pip --disable-pip-version-check
 
-.PHONY: run test lint environment
+.PHONY: run test lint environment horovod
 .DELETE_ON_ERROR:
 
 run: environment
@@ -24,15 +27,13 @@ lint: environment
 	$(IN_VENV) -m ruff format --check
 	$(IN_VENV) -m mypy
 
-environment: $(STAMP)
+environment: $(STAMP) $(if $(filter 0,$(HOROVOD)),,$(HOROVOD_STAMP))
 
 # The stamp is written last, so an installation that was interrupted is gone through again.
 $(STAMP):
 	@"$(PYTHON)" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' \
 		2>/dev/null || { echo "error: $(PYTHON) is no Python 3.11 with venv:" \
 		"install it (on Debian python3.11-venv), or make PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@command -v $(CXX) >/dev/null || { echo "error: there is no C++ compiler $(CXX):" \
-		"install one (on Debian g++), or make CXX=/path/to/compiler" >&2; exit 2; }
 	rm -f .venv/.installed-*
 	"$(PYTHON)" -m venv .venv
 	$(PIP) install --quiet --no-deps $(TORCH)
@@ -41,3 +42,13 @@ $(STAMP):
 	$(IN_VENV) -c 'import torch' 2>/dev/null || $(PIP) install --quiet -c requirements.lock $(TORCH)
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
+
+# Without Horovod, for which the script gives a reason and exit code 3, all else works. It is asked
+# each time then: whether something has changed, so that a build can be tried, is for it to say.
+$(HOROVOD_STAMP): $(STAMP)
+	@rm -f $(STAMP)-horovod-*
+	@$(IN_VENV) environment/build_horovod.py && touch $@ || test $$? -eq 3
+
+# Installs or builds it again, though nothing has changed since.
+horovod: $(STAMP)
+	$(IN_VENV) environment/build_horovod.py --again && touch $(HOROVOD_STAMP)
