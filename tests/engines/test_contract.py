@@ -78,7 +78,7 @@ def losses_without_learning(spark, contestant, make_run, known):
     """The losses of the same steps with the weights as they were: steps are not equally hard."""
     framework = contestant.training.get("framework", "tensorflow")
     if framework not in known:
-        still = contestant.make() if "framework" in contestant.training else engine("local")
+        still = contestant.make() if framework == "numpy" else engine("local")
         settings = {"workers": 1, "learning_rate": 1e-12, "framework": framework}
         run = make_run(STEPS, "still", **settings)
         known[framework] = still.train(spark, run, lambda line: None).losses
