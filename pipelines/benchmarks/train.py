@@ -1,4 +1,4 @@
-"""What a step costs: torch and TensorFlow here, sentence-transformers' trainer, and Horovod.
+"""What a step costs: in torch and TensorFlow here, and in sentence-transformers' trainer.
 
 All make the same kind of step from the same weights on the same pairs: forward, back, AdamW, on as
 many pairs as a granule has, on one thread. Each trainer is a process of its own. They make some
@@ -9,14 +9,15 @@ the process: on one thread that is the time it takes, less what others take of t
 sentence-transformers' trainer is taken as it comes, with MultipleNegativesRankingLoss: random
 batches, tokenised as they are made, with the dropout of the checkpoint.
 
-Horovod's rate per core is compared with that of as many single processes that train side by side,
-each for itself: cores share caches and memory whatever runs on them.
+Without the instructions for it a CPU takes many times as long in bf16 as in fp32, so there only
+fp32 is measured.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import statistics
 import subprocess
@@ -33,7 +34,6 @@ from rich.table import Table
 
 from pipelines import config as configuration
 from pipelines.benchmarks.data import prepared
-from pipelines.benchmarks.rates import training_rate
 from pipelines.errors import PipelineError
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
@@ -41,11 +41,10 @@ from pipelines.settings import Config
 ROUNDS = 5
 STEPS = 8
 WARM_UP_STEPS = 3
-HOROVOD_WORKERS = 2
-HOROVOD_STEPS = 60
 DEADLINE_SECONDS = 600.0
 END_SECONDS = 20.0
 LEARNING_RATE = 2e-5
+_CPU_INFORMATION = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -81,19 +80,20 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         data: See :func:`pipelines.benchmarks.data.prepared`.
 
     Returns:
-        ``torch_bf16_vs_st_fp32_ratio`` and ``torch_bf16_vs_st_bf16_ratio``: pairs per CPU second
-        over those of sentence-transformers' trainer; ``tensorflow_vs_torch_time_ratio``: CPU time
-        of the faster TensorFlow step over that of the faster torch step;
-        ``horovod_per_core_ratio``: Horovod's rate over that of as many processes for themselves;
-        beside them ``torch_fp32_vs_st_fp32_ratio``, and the rates.
+        ``torch_bf16_vs_st_fp32_ratio``, ``torch_bf16_vs_st_bf16_ratio`` and
+        ``torch_fp32_vs_st_fp32_ratio``: pairs per CPU second over those of sentence-transformers'
+        trainer; ``tensorflow_vs_torch_time_ratio``: CPU time of the faster TensorFlow step over
+        that of the faster torch step; and the rates. A ratio of what was not measured is None.
     """
     config = prepared(config, data)
     granule = LaneManifest.load(Path(config.prepared.folder) / "lanes").granule
-    rates = _step_rates(config, granule)
-    per_core = _horovod_per_core(config, granule)
+    precisions = ("bf16", "fp32") if computes_in_bf16(_CPU_INFORMATION) else ("fp32",)
+    rates = _step_rates(
+        config, granule, {n: one for n, one in CONTENDERS.items() if one.precision in precisions}
+    )
     _print(rates)
     torch, tensorflow = (
-        max(statistics.median(rates[f"{framework} {precision}"]) for precision in ("bf16", "fp32"))
+        max(statistics.median(rates[f"{framework} {precision}"]) for precision in precisions)
         for framework in ("torch", "tensorflow")
     )
     return {
@@ -101,58 +101,43 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         "torch_bf16_vs_st_bf16_ratio": _ratio(rates, "torch bf16", "sentence-transformers bf16"),
         "torch_fp32_vs_st_fp32_ratio": _ratio(rates, "torch fp32", "sentence-transformers fp32"),
         "tensorflow_vs_torch_time_ratio": round(torch / tensorflow, 4),
-        "horovod_per_core_ratio": round(per_core, 4),
         "pairs_per_cpu_second": {
             name: [round(rate, 2) for rate in values] for name, values in rates.items()
         },
     }
 
 
-def _step_rates(config: Config, granule: int) -> dict[str, list[float]]:
+def computes_in_bf16(information: Path) -> bool:
+    """Whether a CPU multiplies matrices in bf16; where nothing is known of it, it may.
+
+    Args:
+        information: What Linux tells of it, ``/proc/cpuinfo``.
+    """
+    if not information.exists():
+        return True
+    return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", information.read_text()))
+
+
+def _step_rates(
+    config: Config, granule: int, contenders: Mapping[str, Contender]
+) -> dict[str, list[float]]:
     """Pairs per CPU second of each contender, round by round."""
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     with ExitStack() as stack:
         trainers = {
             name: stack.enter_context(_trainer(config, contender))
-            for name, contender in CONTENDERS.items()
+            for name, contender in contenders.items()
         }
         for trainer in trainers.values():
             trainer.order(WARM_UP_STEPS)
             trainer.answer()
         for round_number in range(ROUNDS):
             # Another order each round, so that none always follows the same one.
-            names = [*CONTENDERS][round_number:] + [*CONTENDERS][:round_number]
+            names = [*contenders][round_number:] + [*contenders][:round_number]
             for name in names:
                 trainers[name].order(STEPS)
                 rates[name].append(granule * STEPS / trainers[name].answer()["cpu_seconds"])
     return rates
-
-
-def _horovod_per_core(config: Config, granule: int) -> float:
-    """Horovod's pairs per second over those of as many processes, each for itself."""
-    contender, ratios = CONTENDERS["torch fp32"], []
-    settings: dict[str, Any] = {
-        "framework": contender.framework,
-        "precision": contender.precision,
-        "granules_per_step": HOROVOD_WORKERS,
-        "workers": HOROVOD_WORKERS,
-        "threads": 1,
-    }
-    with ExitStack() as stack:
-        alone = [stack.enter_context(_trainer(config, contender)) for _ in range(HOROVOD_WORKERS)]
-        _together(alone, WARM_UP_STEPS)
-        for _ in range(ROUNDS // 2 + 1):
-            answers = _together(alone, HOROVOD_STEPS)
-            single = sum(granule * HOROVOD_STEPS / answer["seconds"] for answer in answers)
-            together = training_rate(config, HOROVOD_STEPS, engine="horovod", **settings)
-            ratios.append(together / single)
-    return statistics.median(ratios)
-
-
-def _together(trainers: Sequence[_Trainer], steps: int) -> list[Mapping[str, float]]:
-    for trainer in trainers:
-        trainer.order(steps)
-    return [trainer.answer() for trainer in trainers]
 
 
 class _Trainer:
@@ -237,7 +222,9 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.kill()
 
 
-def _ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> float:
+def _ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> float | None:
+    if ours not in rates or theirs not in rates:
+        return None
     pairs = zip(rates[ours], rates[theirs], strict=True)
     return round(statistics.median(our / their for our, their in pairs), 4)
 
@@ -250,6 +237,6 @@ def _print(rates: Mapping[str, Sequence[float]]) -> None:
             name,
             f"{statistics.median(values):.1f}",
             ", ".join(f"{value:.1f}" for value in values),
-            f"{_ratio(rates, name, base):.2f}",
+            f"{_ratio(rates, name, base)}",
         )
     Console().print(table)

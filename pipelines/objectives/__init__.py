@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from pipelines.lanes.files import SideName
+from pipelines.settings import ObjectiveSettings
 
 Loss = Callable[[Sequence[Any], Any, float], Any]
 
@@ -38,6 +39,19 @@ class Objective:
         """The form of a framework; imports that framework."""
         form: Loss = getattr(import_module(self.module), framework)
         return form
+
+
+def configured_loss(
+    settings: ObjectiveSettings, framework: str
+) -> Callable[[Sequence[Any], Any], Any]:
+    """The loss that is configured, of the sides and the scores; imports the framework."""
+    loss = OBJECTIVES[settings.name].loss(framework)
+    return lambda sides, scores: loss(sides, scores, settings.temperature)
+
+
+def spans_steps(settings: ObjectiveSettings) -> bool:
+    """Whether negatives come from all granules of a step, on whatever worker they are."""
+    return settings.negatives == "step" and OBJECTIVES[settings.name].uses_negatives
 
 
 OBJECTIVES = {

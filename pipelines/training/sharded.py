@@ -12,7 +12,7 @@ import torch
 from pipelines.encoder.torch import configure_threads
 from pipelines.encoder.torch_kernels import Batch, Noise
 from pipelines.encoder.torch_module import EncoderModule, Inputs
-from pipelines.objectives import OBJECTIVES
+from pipelines.objectives import configured_loss, spans_steps
 from pipelines.settings import TrainingSettings
 from pipelines.training.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.checkpoint import Checkpoint
@@ -44,11 +44,9 @@ class ShardedStepper(ABC):
         self._spec = checkpoint.spec
         self._training = config.training
         self._exchange = exchange
-        objective = OBJECTIVES[config.objective.name]
-        self._loss = objective.loss("torch")
-        self._temperature = config.objective.temperature
+        self._loss = configured_loss(config.objective, "torch")
         self._sides = task.run.sides
-        self._across_granules = config.objective.negatives == "step" and objective.uses_negatives
+        self._across_granules = spans_steps(config.objective)
         self._device = worker_device()
         self._encoder = EncoderModule(checkpoint.spec, checkpoint.weights, config.training)
 
@@ -117,7 +115,7 @@ class ShardedStepper(ABC):
         for number, granule in enumerate(work.granules, 1):
             texts = granule_texts(granule, self._sides, self._training.seed, work.epoch)
             scores = granule_scores(granule, self._device)
-            loss = self._loss(self._embed(self._inputs(texts)), scores, self._temperature)
+            loss = self._loss(self._embed(self._inputs(texts)), scores)
             self._backward(loss, len(work.granules), last=number == len(work.granules))
             losses.append(loss.detach())
         return torch.stack(losses).mean()
@@ -136,7 +134,7 @@ class ShardedStepper(ABC):
             parts = [self._embed(sides) for sides in granules]
         own = [torch.cat(side) for side in zip(*parts, strict=True)]
         everywhere = [self._exchange.gather(side).requires_grad_() for side in own]
-        loss = self._loss(everywhere, None, self._temperature)
+        loss = self._loss(everywhere, None)
         loss.backward()
         examples, count = len(own[0]), len(granules)
         start = self._exchange.rank * examples

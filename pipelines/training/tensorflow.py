@@ -16,7 +16,7 @@ from pipelines.encoder.tensorflow import configure_threads, forward
 from pipelines.encoder.weights import Weights
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
-from pipelines.objectives import OBJECTIVES
+from pipelines.objectives import configured_loss, spans_steps
 from pipelines.settings import TrainingSettings
 from pipelines.training.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.checkpoint import Checkpoint
@@ -65,13 +65,9 @@ class TensorFlowStepper:
         self._spec = checkpoint.spec
         self._training = config.training
         self._exchange = exchange
-        self._objective = OBJECTIVES[config.objective.name]
-        self._loss = self._objective.loss("tensorflow")
-        self._temperature = config.objective.temperature
+        self._loss = configured_loss(config.objective, "tensorflow")
         self._sides = task.run.sides
-        self._across_granules = (
-            config.objective.negatives == "step" and self._objective.uses_negatives
-        )
+        self._across_granules = spans_steps(config.objective)
         self._weights = {
             name: tf.Variable(value, trainable=True, name=name)
             for name, value in checkpoint.weights.items()
@@ -221,7 +217,7 @@ class TensorFlowStepper:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             embeddings = [self._forward(texts) for texts in sides]
-            loss = self._loss(embeddings, scores, self._temperature)
+            loss = self._loss(embeddings, scores)
         return loss, _dense(tape.gradient(loss, self._weights), self._weights)
 
     def _gradients_of_embeddings(
@@ -229,7 +225,7 @@ class TensorFlowStepper:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             tape.watch(embeddings)
-            loss = self._loss(embeddings, None, self._temperature)
+            loss = self._loss(embeddings, None)
         return loss, tape.gradient(loss, embeddings)
 
     def _gradients_through(self, texts: _Texts, pull: tf.Tensor) -> list[tf.Tensor]:

@@ -15,7 +15,7 @@ from pipelines.encoder.torch_kernels import to_device
 from pipelines.encoder.weights import Weights
 from pipelines.lanes.files import Granule, SideName
 from pipelines.lanes.plan import noise_seed
-from pipelines.objectives import OBJECTIVES
+from pipelines.objectives import configured_loss, spans_steps
 from pipelines.settings import TrainingSettings
 from pipelines.training.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.checkpoint import Checkpoint
@@ -54,13 +54,9 @@ class TorchStepper:
         self._spec = checkpoint.spec
         self._training = config.training
         self._exchange = exchange
-        self._objective = OBJECTIVES[config.objective.name]
-        self._loss = self._objective.loss("torch")
-        self._temperature = config.objective.temperature
+        self._loss = configured_loss(config.objective, "torch")
         self._sides = task.run.sides
-        self._across_granules = (
-            config.objective.negatives == "step" and self._objective.uses_negatives
-        )
+        self._across_granules = spans_steps(config.objective)
         self._device = worker_device()
         self._weights = {
             name: torch.tensor(value, device=self._device, requires_grad=True)
@@ -132,7 +128,7 @@ class TorchStepper:
         for granule in work.granules:
             embeddings = self._embed_sides(self._inputs(granule, work.epoch))
             scores = granule_scores(granule, self._device)
-            loss = self._loss(embeddings, scores, self._temperature)
+            loss = self._loss(embeddings, scores)
             (loss / len(work.granules)).backward()
             losses.append(loss.detach())
         return torch.stack(losses).mean()
@@ -152,7 +148,7 @@ class TorchStepper:
         parts.append(self._embed_sides(last))
         own = [torch.cat([part.detach() for part in side]) for side in zip(*parts, strict=True)]
         everywhere = [self._exchange.gather(side).detach().requires_grad_() for side in own]
-        loss = self._loss(everywhere, None, self._temperature)
+        loss = self._loss(everywhere, None)
         loss.backward()
         examples = len(own[0])
         start = self._exchange.rank * examples

@@ -3,7 +3,7 @@
 import pytest
 from small import small_config
 
-from pipelines.benchmarks.train import Contender, _trainer
+from pipelines.benchmarks.train import Contender, _ratio, _trainer, computes_in_bf16
 from pipelines.errors import PipelineError
 
 
@@ -25,3 +25,20 @@ def test_a_trainer_that_has_ended_is_named(tmp_path):
     ):
         trainer.order(1)
         trainer.answer()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("fma avx2", False), ("avx512_bf16 amx_tile", True), ("amx_bf16", True), ("asimd bf16", True)],
+)
+def test_a_cpu_without_the_instructions_is_known(tmp_path, flags, expected):
+    information = tmp_path / "cpuinfo"
+    information.write_text(f"processor : 0\nflags : fpu {flags}\n")
+    assert computes_in_bf16(information) is expected
+    assert computes_in_bf16(tmp_path / "none")
+
+
+def test_a_ratio_is_the_median_of_the_rounds():
+    rates = {"ours": [2.0, 9.0, 4.0], "theirs": [1.0, 3.0, 1.0]}
+    assert _ratio(rates, "ours", "theirs") == 3.0
+    assert _ratio(rates, "ours", "nobody") is None

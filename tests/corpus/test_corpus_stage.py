@@ -9,33 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from runs_of_stage import prepared, sentence, write_parquet
 
-from pipelines.config import parse
 from pipelines.corpus.funnel import check_adds_up
 from pipelines.corpus.split import packages_to_hold_out
-from pipelines.corpus.stage import prepare_corpus
-from pipelines.errors import InputError
-
-WORDS = ("red", "green", "blue", "small", "large", "old", "young", "quick")
-WORDS += ("slow", "bright", "dark", "warm", "cold", "round", "flat")
-
-
-def sentence(number):
-    """A sentence of its own for each number."""
-    first, rest = WORDS[number % 15], WORDS[number // 15 % 15]
-    return f"The {first} and {rest} animal number {number} runs."
-
-
-def prepared(spark, folder, **corpus):
-    config = parse(
-        {
-            "corpus": corpus,
-            "prepared": {"folder": str(folder / "prepared")},
-            "objective": {"name": "twins"} if corpus.get("pairs") == "single" else {},
-            "training": {"dropout": 0.1},
-        }
-    )
-    return prepare_corpus(spark, config)
 
 
 def pairs_of(summary):
@@ -55,11 +32,6 @@ def evaluation_of(summary):
 
 def dropped(summary):
     return {line.name: line.rows for line in summary.funnel if line.kind == "dropped"}
-
-
-def write_parquet(path, **columns):
-    pq.write_table(pa.table(columns), path)
-    return str(path)
 
 
 COLUMNS = {
@@ -443,155 +415,6 @@ def test_packages_held_out_are_between_the_share_and_twice_the_share(sizes, shar
     assert total <= 2 * wanted
     small_enough = sum(size for size in sizes if size <= wanted)
     assert total >= min(wanted, small_enough)
-
-
-def broken_jsonl(folder):
-    lines = [json.dumps({"text": sentence(n)}) for n in range(50)]
-    (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "cut of', "[1]", *lines]))
-    return {"format": "jsonl", "pairs": "single"}
-
-
-def first_line_broken(folder):
-    (folder / "a.json").write_text('[\n{"text": "a"}\n]')
-    return {"format": "jsonl", "pairs": "single"}
-
-
-def nested_jsonl(folder):
-    (folder / "a.jsonl").write_text('{"text": ["a", "b"]}')
-    return {"format": "jsonl", "pairs": "single"}
-
-
-def missing_jsonl_column(folder):
-    (folder / "a.jsonl").write_text('{"title": "a", "body": "b"}')
-    return {"format": "jsonl", "pairs": "single"}
-
-
-def missing_csv_column(folder):
-    (folder / "a.csv").write_text("text,other\na,b\n")
-    (folder / "b.csv").write_text("title,other\na,b\n")
-    return {"format": "csv", "pairs": "single"}
-
-
-def missing_parquet_columns(folder):
-    write_parquet(folder / "a.parquet", sentence1=["a"], other=["b"])
-    return {"format": "parquet", "pairs": "columns"}
-
-
-def missing_group_column(folder):
-    write_parquet(folder / "a.parquet", text=["a"])
-    return {"format": "parquet", "pairs": "group", "group_column": "image"}
-
-
-def missing_score_column(folder):
-    write_parquet(folder / "a.parquet", sentence1=["a"], sentence2=["b"])
-    return {"format": "parquet", "pairs": "columns", "score_column": "score"}
-
-
-def list_column(folder):
-    write_parquet(folder / "a.parquet", text=[["a"], ["b"]])
-    return {"format": "parquet", "pairs": "single"}
-
-
-def text_named_parquet(folder):
-    (folder / "a.parquet").write_text("just text")
-    return {"format": "parquet", "pairs": "single"}
-
-
-def truncated_gzip(folder):
-    packed = gzip.compress("\n".join(map(sentence, range(20))).encode())
-    (folder / "a.txt.gz").write_bytes(packed[:-12])
-    return {"format": "text", "pairs": "single"}
-
-
-def pairs_that_text_cannot_give(folder):
-    (folder / "a.txt").write_text("text")
-    return {"format": "text", "pairs": "columns"}
-
-
-def scores_of_a_group(folder):
-    write_parquet(folder / "a.parquet", text=["a"], image=[1], score=[1.0])
-    return {
-        "format": "parquet",
-        "pairs": "group",
-        "group_column": "image",
-        "score_column": "score",
-    }
-
-
-def empty_range(folder):
-    return {**missing_score_column(folder), "score_range": [5, 0]}
-
-
-def exclude_without_columns(folder):
-    write_parquet(folder / "a.parquet", text=[sentence(1)])
-    (folder / "exclude").mkdir()
-    path = write_parquet(folder / "exclude" / "b.parquet", title=["a"])
-    return {
-        "inputs": [str(folder / "a.parquet")],
-        "format": "parquet",
-        "pairs": "single",
-        "exclude": [path],
-    }
-
-
-def exclude_that_is_missing(folder):
-    write_parquet(folder / "a.parquet", text=[sentence(1)])
-    return {"format": "parquet", "pairs": "single", "exclude": [str(folder / "none.parquet")]}
-
-
-def all_too_short(folder):
-    write_parquet(folder / "a.parquet", text=["ab", "cd", None])
-    return {"format": "parquet", "pairs": "single"}
-
-
-def nothing_in_it(folder):
-    write_parquet(folder / "a.parquet", text=pa.array([], pa.string()))
-    return {"format": "parquet", "pairs": "single"}
-
-
-def docstrings_in_groups(folder):
-    (folder / "a.py").write_text('"""Text."""')
-    return {"format": "docstrings", "pairs": "columns"}
-
-
-@pytest.mark.parametrize(
-    ("make", "key", "problem"),
-    [
-        (broken_jsonl, "corpus.max_quarantined", "2 of 102 rows .*a.jsonl at byte .*not JSON"),
-        (first_line_broken, "corpus.max_quarantined", "2 of 3 rows .*a.json at byte 0"),
-        (nested_jsonl, "corpus.max_quarantined", "1 of 1 rows .*column `text` holds a list"),
-        (missing_jsonl_column, "corpus.text_column", "no column `text`, it has title, body"),
-        (missing_csv_column, "corpus.max_quarantined", "1 of 2 rows .*b.csv .*no column `text`"),
-        (missing_parquet_columns, "corpus.pair_columns", "no column `sentence2`, it has sen"),
-        (missing_group_column, "corpus.group_column", "no column `image`, it has text"),
-        (missing_score_column, "corpus.score_column", "no column `score`"),
-        (list_column, "corpus.text_column", "holds list"),
-        (text_named_parquet, "corpus.inputs", "a.parquet cannot be read .not Parquet"),
-        (truncated_gzip, "corpus.max_quarantined", "a.txt.gz at byte .*ends too early"),
-        (pairs_that_text_cannot_give, "corpus.pairs", "text files cannot give `columns`"),
-        (scores_of_a_group, "corpus.score_column", "without scores"),
-        (empty_range, "corpus.score_range", "is empty"),
-        (exclude_without_columns, "corpus.exclude_columns", "no column .*it has title"),
-        (exclude_that_is_missing, "corpus.exclude", "there is no file"),
-        (all_too_short, "corpus.inputs", "no pair is left of 3 rows: most often `too short`"),
-        (nothing_in_it, "corpus.inputs", "no pair is left of 0 rows"),
-        (docstrings_in_groups, "corpus.pairs", "docstrings cannot give `columns`"),
-    ],
-)
-def test_what_the_user_can_mend_is_said_in_one_line(spark, tmp_path, make, key, problem):
-    inputs = tmp_path / "inputs"
-    inputs.mkdir()
-    corpus = {"inputs": [str(inputs)], "evaluation_share": 0, **make(inputs)}
-    kept = tmp_path / "prepared" / "corpus" / "funnel.json"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("what was there before")
-    with pytest.raises(InputError, match=problem) as raised:
-        prepared(spark, tmp_path, **corpus)
-    assert raised.value.key == key
-    assert "\n" not in str(raised.value)
-    left = [path for path in (tmp_path / "prepared").rglob("*") if path.is_file()]
-    assert left == [kept]
-    assert kept.read_text() == "what was there before"
 
 
 def test_a_row_with_too_many_or_too_few_fields_is_counted(spark, tmp_path):

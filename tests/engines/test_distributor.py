@@ -1,4 +1,4 @@
-"""What the engines that start torchrun refuse, and what they show on the driver."""
+"""What the engines that start torchrun refuse."""
 
 import pytest
 

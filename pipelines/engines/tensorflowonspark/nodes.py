@@ -165,7 +165,9 @@ def _end_manager(node: TFSparkNode.TFNodeContext) -> None:
     with suppress(ProcessLookupError):
         os.kill(node.mgr._process.pid, signal.SIGTERM)
     # The folder of its socket, which it removes at an end of its own choice only.
-    shutil.rmtree(Path(node.mgr.address).parent, ignore_errors=True)
+    folder = Path(node.mgr.address).parent
+    if folder.name.startswith("pymp-"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _after_this_process(act: Callable[[], None]) -> None:
