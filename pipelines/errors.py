@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PipelineError(Exception):
     """Anything that this package raises on purpose."""
@@ -57,3 +59,18 @@ class EngineError(PipelineError):
         self.rank = rank
         self.host = host
         self.lane = lane
+
+
+class WorkerLostError(EngineError):
+    """A worker's process or its host is gone; nothing in the run itself went wrong.
+
+    Args:
+        engine: See :class:`EngineError`.
+        cause: See :class:`EngineError`.
+        began: Whether all workers had been ready to train.
+        where: Rank, host and lane, as of :class:`EngineError`.
+    """
+
+    def __init__(self, engine: str, cause: str, *, began: bool, **where: Any) -> None:
+        super().__init__(engine, cause, **where)
+        self.began = began

@@ -250,6 +250,19 @@ class TrainingSettings(Settings):
             "each; each value includes those before it."
         ),
     )
+    compression: Literal["none", "fp16"] = Field(
+        default="none",
+        description=(
+            "`horovod`: what gradients travel as. `fp16`: half the bytes, and three digits; "
+            "what is below 6e-8 is lost."
+        ),
+    )
+    elastic: bool = Field(
+        default=False,
+        description=(
+            "`horovod`: when a worker is lost, fewer of them go on from the newest checkpoint."
+        ),
+    )
     round_steps: int = Field(
         default=8, ge=1, description="`sync` of `elephas`: steps between two averagings."
     )

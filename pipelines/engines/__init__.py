@@ -12,6 +12,7 @@ REGISTRY: Mapping[str, str] = {
     "local": "pipelines.engines.local:LocalEngine",
     "deepspeed": "pipelines.engines.deepspeed:DeepSpeedEngine",
     "elephas": "pipelines.engines.elephas:ElephasEngine",
+    "horovod": "pipelines.engines.horovod:HorovodEngine",
     "tensorflowonspark": "pipelines.engines.tensorflowonspark:TensorFlowOnSparkEngine",
     "torch": "pipelines.engines.torch:TorchEngine",
 }

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.errors import InputError
-from pipelines.settings import Config
+from pipelines.settings import Config, TrainingSettings
 from pipelines.training.ledger import Ledger
 from pipelines.training.monitor import Monitor
 from pipelines.training.run import TrainingOutcome, TrainingRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Settings under `training` that an engine must say that it knows.
+OPTIONS = ("compression", "elastic")
 
 OnMetrics = Callable[[dict[str, Any]], None]
 
@@ -48,6 +51,7 @@ class Engine(Protocol):
         frameworks: Frameworks that can compute its gradients.
         feeds: Ways that granules can reach its workers.
         shardings: What it can split between the workers instead of having each hold it.
+        options: Settings under ``training`` that few engines know, and this one does.
         needs_spark: Whether it starts executors.
     """
 
@@ -56,6 +60,7 @@ class Engine(Protocol):
     frameworks: tuple[str, ...]
     feeds: tuple[str, ...]
     shardings: tuple[str, ...]
+    options: tuple[str, ...]
     needs_spark: bool
 
     def executors(self, config: Config) -> int:
@@ -103,6 +108,14 @@ def check_fit(engine: Engine, config: Config) -> None:
             raise InputError(
                 key, f"engine {engine.name} has no `{asked}`", f"one of {', '.join(known)}"
             )
+    for name in OPTIONS:
+        asked, default = getattr(config.training, name), TrainingSettings.model_fields[name].default
+        if asked != default and name not in engine.options:
+            raise InputError(
+                f"training.{name}",
+                f"engine {engine.name} does not know it",
+                f"leave it {str(default).lower()}",
+            )
 
 
 def monitor_for(
@@ -114,14 +127,26 @@ def monitor_for(
     *,
     workers: int | None = None,
     servers: int = 0,
+    ledger: Ledger | None = None,
 ) -> Monitor:
-    """The driver's monitor with the deadlines of a run; ``training.workers`` unless told."""
+    """The driver's monitor with the deadlines of a run.
+
+    Args:
+        engine: Name of the engine.
+        run: The run.
+        on_metrics: Called with each metrics line.
+        host: Address by which the executors reach the driver.
+        bind: Address to listen at, if that is another one.
+        workers: How many to expect; ``training.workers`` unless told.
+        servers: How many further processes to expect.
+        ledger: Of a run that other workers began; unless given, a new one.
+    """
     training = run.config.training
     workers = training.workers if workers is None else workers
     return Monitor(
         engine,
         workers,
-        Ledger(run, workers, on_metrics),
+        ledger or Ledger(run, workers, on_metrics),
         host=host,
         bind=bind,
         start_seconds=training.start_seconds,

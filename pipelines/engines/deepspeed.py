@@ -41,6 +41,7 @@ class DeepSpeedEngine:
     frameworks = ("torch",)
     feeds = ("lanes", "memory")
     shardings = ("optimizer", "gradients", "parameters")
+    options = ()
     needs_spark = True
 
     def executors(self, config: Config) -> int:

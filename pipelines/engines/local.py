@@ -43,6 +43,7 @@ class LocalEngine:
     frameworks = tuple(EXTRAS)
     feeds = ("lanes", "memory")
     shardings = ("none",)
+    options = ()
     needs_spark = False
 
     def executors(self, config: Config) -> int:

@@ -39,6 +39,7 @@ class TorchEngine:
     frameworks = ("torch",)
     feeds = ("lanes", "memory")
     shardings = tuple(_STEPPERS)
+    options = ()
     needs_spark = True
 
     def executors(self, config: Config) -> int:

@@ -68,6 +68,32 @@ class Ledger:
         self._staleness: list[int] = []
         self._seconds = 0.0
         self._settled: tuple[float, int] | None = None
+        self._began: float | None = None
+
+    @property
+    def next_step(self) -> int:
+        """The first step that is not complete."""
+        return self._next
+
+    def begin(self, now: float) -> float:
+        """When the first worker was ready, on the driver's clock: now, unless one was before."""
+        if self._began is None:
+            self._began = now
+        return self._began
+
+    def go_back(self, step: int, workers: int) -> None:
+        """Forgets the steps of a synchronous run that are made again by other workers.
+
+        Args:
+            step: The first of them, at most :attr:`next_step`.
+            workers: How many there are from now on.
+        """
+        made = step - self._run.first_step
+        del self._losses[made:]
+        self._open, self._window = {}, []
+        self._next, self._workers = step, workers
+        if self._settled is not None and self._settled[1] > made:
+            self._settled = None
 
     def add(self, record: StepRecord) -> None:
         """Takes a worker's part; passes on the lines that have become complete."""

@@ -89,10 +89,20 @@ def train_worker(
         done = work.index + 1
         if work.index == run.first_step and exchange.workers > 1 and not stepper.sharded:
             check_agreement(stepper.checkpoint(done), exchange)
-        if run.is_checkpointed(done) and (task.rank == 0 or stepper.sharded):
-            checkpoint = stepper.checkpoint(done)
-            if task.rank == 0:
-                save_checkpoint(run.run_folder, checkpoint, training.keep_checkpoints)
+        if run.is_checkpointed(done):
+            # The driver goes on from no checkpoint whose steps it has not heard of.
+            reporter.send_records()
+            _save(stepper, task, done)
+
+
+def _save(stepper: Stepper, task: WorkerTask, step: int) -> None:
+    """Writes the state before a step: rank 0 does, and the others have a part in it if sharded."""
+    if task.rank != 0 and not stepper.sharded:
+        return
+    checkpoint = stepper.checkpoint(step)
+    if task.rank == 0:
+        keep = task.run.config.training.keep_checkpoints
+        save_checkpoint(task.run.run_folder, checkpoint, keep)
 
 
 def check_finite(step: int, loss: float) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from pipelines.errors import EngineError
+from pipelines.errors import EngineError, WorkerLostError
 from pipelines.training.doors import TOKEN_BYTES, SocketDoor
 from pipelines.training.ledger import Ledger, StepRecord
 from pipelines.training.run import TrainingOutcome
@@ -43,6 +43,7 @@ class _Worker:
         ready: Whether it could begin.
         done: Whether it has finished its part.
         failure: What went wrong, in its words.
+        broken: How the line to it broke, if it did.
         gone: Whether the line has ended.
     """
 
@@ -57,6 +58,7 @@ class _Worker:
     ready: bool = False
     done: bool = False
     failure: str | None = None
+    broken: str | None = None
     gone: bool = False
 
 
@@ -109,7 +111,6 @@ class Monitor:
         self._shared = _Shared()
         self._closing = False
         self._all_ready: float | None = None
-        self._began: float | None = None
         self._door = SocketDoor((bind or host, 0), self._attend, token=self.token)
         self.address: tuple[str, int] = (host, self._door.server_address[1])
 
@@ -140,7 +141,8 @@ class Monitor:
             What the workers' steps add up to.
 
         Raises:
-            EngineError: A worker failed, died, fell silent, or did not start or move in time.
+            WorkerLostError: A worker died or fell silent.
+            EngineError: A worker failed, or did not start or move in time.
             Exception: What the ledger's listener raised, for instance on a full disk.
         """
         began = time.monotonic()
@@ -171,7 +173,9 @@ class Monitor:
             (worker for worker in shared.workers.values() if _is_lost(worker)),
             key=lambda worker: (worker.failure is not None, worker.rank),
         )
-        raise self._error(lost[0], lost[0].failure or "the worker's process died")
+        if (failure := lost[0].failure) is not None:
+            raise self._error(lost[0], failure)
+        raise self._lost(lost[0], lost[0].broken or "the worker's process died")
 
     def _check_deadlines(self, began: float) -> None:
         now, workers = time.monotonic(), self._shared.workers
@@ -193,7 +197,7 @@ class Monitor:
             if worker.done:
                 continue
             if now - worker.heard > SILENCE_SECONDS:
-                raise self._error(worker, f"nothing was heard of it for {SILENCE_SECONDS:.0f} s")
+                raise self._lost(worker, f"nothing was heard of it for {SILENCE_SECONDS:.0f} s")
             since = max(worker.moved, self._all_ready or now)
             if worker.rank < self._workers and now - since > self._stall_seconds:
                 raise self._error(
@@ -203,14 +207,21 @@ class Monitor:
                 )
 
     def _error(self, worker: _Worker, cause: str) -> EngineError:
+        return EngineError(self._engine, self._named(worker, cause), **self._place(worker))
+
+    def _lost(self, worker: _Worker, cause: str) -> WorkerLostError:
+        workers = self._shared.workers.values()
+        began = len(workers) == self._expected and all(one.ready or one.done for one in workers)
+        cause = self._named(worker, cause)
+        return WorkerLostError(self._engine, cause, began=began, **self._place(worker))
+
+    def _named(self, worker: _Worker, cause: str) -> str:
         server = worker.rank - self._workers
-        return EngineError(
-            self._engine,
-            cause if server < 0 else f"parameter server {server}: {cause}",
-            rank=worker.rank,
-            host=worker.host,
-            lane=worker.lane if server < 0 else None,
-        )
+        return cause if server < 0 else f"parameter server {server}: {cause}"
+
+    def _place(self, worker: _Worker) -> dict[str, Any]:
+        lane = worker.lane if worker.rank < self._workers else None
+        return {"rank": worker.rank, "host": worker.host, "lane": lane}
 
     def _attend(self, connection: socket.socket) -> None:
         """Reads one worker's lines until the connection ends."""
@@ -223,8 +234,8 @@ class Monitor:
                 while line := lines.readline(MAX_LINE_BYTES):
                     self._take(worker, json.loads(line))
         except (OSError, ValueError, KeyError) as error:
-            if worker is not None and worker.failure is None and not worker.done:
-                worker.failure = f"its line to the driver broke ({error})"
+            if worker is not None:
+                worker.broken = f"its line to the driver broke ({error})"
         finally:
             if worker is not None:
                 with self._shared.changed:
@@ -256,8 +267,7 @@ class Monitor:
         with self._shared.changed:
             worker.heard = time.monotonic()
             if message["kind"] == "ready" and worker.rank < self._workers:
-                self._began = self._began or worker.heard
-                worker.behind = worker.heard - self._began
+                worker.behind = worker.heard - self._ledger.begin(worker.heard)
             _HANDLERS[message["kind"]](worker, message)
             self._shared.changed.notify_all()
 

@@ -76,7 +76,7 @@ class Reporter:
     def failed(self, error: BaseException) -> None:
         """The worker cannot go on."""
         summary = "".join(traceback.format_exception_only(error)).strip()
-        self._send_records()
+        self.send_records()
         self._send("failed", cause=summary, traceback="".join(traceback.format_exception(error)))
 
     def ready(self) -> None:
@@ -88,7 +88,7 @@ class Reporter:
         with self._recording:
             self._records.append(asdict(record))
         if time.monotonic() - self._sent > RECORDS_SECONDS:
-            self._send_records()
+            self.send_records()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -101,14 +101,15 @@ class Reporter:
 
     def done(self) -> None:
         """The worker has finished all that it had to do."""
-        self._send_records()
+        self.send_records()
         self._send("done")
 
     def serve(self) -> None:
         """Waits, without end, for the driver's word to leave: its silence ends the process."""
         self._leave.wait()
 
-    def _send_records(self) -> None:
+    def send_records(self) -> None:
+        """Tells the driver of all steps that it has not heard of yet."""
         # Held while they are sent, so that no later word of another thread arrives before them.
         with self._recording:
             records, self._records = self._records, []
@@ -123,7 +124,7 @@ class Reporter:
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_SECONDS):
             try:
-                self._send_records()
+                self.send_records()
             except OSError:
                 return  # The listener sees the same, and acts on it.
 

@@ -28,6 +28,7 @@ _LIBRARIES = (
     "tensorflow",
     "tensorflowonspark",
     "elephas",
+    "horovod",
     "keras",
     "flask",
     "werkzeug",
@@ -161,7 +162,8 @@ class RunLog:
 
         self._run = run
         self._path = run.run_folder / "metrics.jsonl"
-        self._keep_lines_before(run.first_step)
+        self._keep_lines_to(run.first_step)
+        self._logged = run.first_step
         self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("training"),
@@ -190,7 +192,14 @@ class RunLog:
         self._progress.stop()
 
     def add(self, line: dict[str, Any]) -> None:
-        """Takes a metrics line; called while the run goes on."""
+        """Takes a metrics line; called while the run goes on.
+
+        A run that lost a worker may go back to a checkpoint: the lines of steps that are made
+        again are dropped.
+        """
+        if line["step"] <= self._logged:
+            self._keep_lines_to(line["step"] - 1)
+        self._logged = line["step"]
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._progress.update(
@@ -208,7 +217,7 @@ class RunLog:
                 highlight=False,
             )
 
-    def _keep_lines_before(self, step: int) -> None:
+    def _keep_lines_to(self, step: int) -> None:
         if not self._path.exists():
             return
         lines = self._path.read_text(encoding="utf-8").splitlines()

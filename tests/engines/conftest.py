@@ -43,7 +43,11 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
 def in_matrix(unless: str) -> list:
     """The contestants as parameters, in the matrix alone where an attribute says so."""
     return [
-        pytest.param(one, marks=() if getattr(one, unless) else pytest.mark.matrix, id=str(one))
+        pytest.param(
+            one,
+            marks=one.marks + (() if getattr(one, unless) else (pytest.mark.matrix,)),
+            id=str(one),
+        )
         for one in CONTESTANTS
     ]
 

@@ -6,11 +6,18 @@ import dataclasses
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
+
+import pytest
 
 from pipelines.engines import engine
 from pipelines.engines.base import monitor_for
 from pipelines.training.run import TrainingRun, WorkerTask
 from pipelines.training.worker import run_worker
+
+WITH_HOROVOD = pytest.mark.skipif(
+    find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
+)
 
 
 class ForkEngine:
@@ -19,6 +26,7 @@ class ForkEngine:
     name, modes, frameworks, needs_spark = "test", {"sync": None}, ("numpy",), False
     feeds = ("lanes", "memory")
     shardings = ("none",)
+    options = ()
 
     def executors(self, config):
         """None."""
@@ -52,6 +60,7 @@ class Contestant:
         faults: Whether its failures are tried outside of the matrix too: another contestant's
             take the same way if not.
         trains: Whether it is tried at all outside of the matrix.
+        marks: Of its tests.
     """
 
     name: str
@@ -61,13 +70,20 @@ class Contestant:
     repeats: bool = True
     faults: bool = True
     trains: bool = True
+    marks: tuple = ()
 
     def __str__(self) -> str:
         return self.name
 
 
 def contestant(
-    name: str, *, repeats: bool = True, faults: bool = True, trains: bool = True, **training
+    name: str,
+    *,
+    repeats: bool = True,
+    faults: bool = True,
+    trains: bool = True,
+    marks: tuple = (),
+    **training,
 ) -> Contestant:
     """An engine of the registry: what stands before the first dash of the name."""
     return Contestant(
@@ -77,6 +93,7 @@ def contestant(
         repeats=repeats,
         faults=faults and trains,
         trains=trains,
+        marks=marks,
     )
 
 
@@ -100,6 +117,8 @@ CONTESTANTS = [
     contestant("deepspeed-zero1", framework="torch", sharding="optimizer", trains=False),
     contestant("deepspeed-zero2", framework="torch", sharding="gradients", trains=False),
     contestant("deepspeed-zero3", framework="torch", sharding="parameters"),
+    contestant("horovod-tensorflow", marks=(WITH_HOROVOD,)),
+    contestant("horovod-torch", framework="torch", faults=False, marks=(WITH_HOROVOD,)),
 ]
 
 

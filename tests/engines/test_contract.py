@@ -12,7 +12,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from contestants import CONTESTANTS, resumed
+from contestants import CONTESTANTS, WITH_HOROVOD, resumed
 
 from pipelines.engines import REGISTRY, engine
 from pipelines.errors import EngineError
@@ -146,7 +146,9 @@ def with_training(run, **settings):
     return dataclasses.replace(run, config=run.config.model_copy(update={"training": training}))
 
 
-@pytest.mark.parametrize("name", ["tensorflowonspark", "elephas"])
+@pytest.mark.parametrize(
+    "name", ["tensorflowonspark", "elephas", pytest.param("horovod", marks=WITH_HOROVOD)]
+)
 def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, name):
     def compute_with_tensorflow(batches):
         import tensorflow as tf

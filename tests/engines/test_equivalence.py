@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from contestants import WITH_HOROVOD
 
 from pipelines.engines import engine
 
@@ -69,3 +70,16 @@ def test_with_dropout_and_negatives_of_the_whole_step(spark, make_run):
     expected = curve(spark, with_step_negatives(alone), "local")
     ours = curve(spark, with_step_negatives(together), "tensorflowonspark")
     np.testing.assert_allclose(ours, expected, rtol=1e-3)
+
+
+@WITH_HOROVOD
+@pytest.mark.parametrize("negatives", ["granule", "step"])
+@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+def test_two_ranks_of_horovod_give_the_curve_of_one_process(spark, make_run, framework, negatives):
+    settings = {"dropout": 0.1, "framework": framework, "feed": "memory"}
+    alone = make_run(12, "reference", workers=1, **settings)
+    together = make_run(12, workers=2, **settings)
+    if negatives == "step":
+        alone, together = with_step_negatives(alone), with_step_negatives(together)
+    expected = curve(spark, alone, "local")
+    np.testing.assert_allclose(curve(spark, together, "horovod"), expected, rtol=1e-3)

@@ -59,6 +59,26 @@ def test_a_run_of_one_line_has_a_rate():
     assert ledger.outcome().examples_per_second == pytest.approx(2 * 16 / 2)
 
 
+def test_steps_that_are_made_again_by_fewer_workers_count_once():
+    lines = []
+    ledger = Ledger(make_run(9, first_step=1, log_every=2), 2, lines.append)
+    assert [ledger.begin(now) for now in (5.0, 7.0)] == [5.0, 5.0]
+    for step in range(1, 7):
+        ledger.add(record(step, loss=10.0 + step))
+    ledger.add(record(7, granules=1))
+    assert ledger.next_step == 7
+    ledger.go_back(4, 1)
+    assert ledger.next_step == 4
+    for step in range(4, 9):
+        ledger.add(record(step, loss=20.0 + step, seconds=step + 11.0))
+    outcome = ledger.outcome()
+    assert outcome.losses == (11.0, 12.0, 13.0, 24.0, 25.0, 26.0, 27.0, 28.0)
+    assert (outcome.steps, outcome.examples, outcome.seconds) == (8, 8 * 16, 19.0)
+    assert [line["step"] for line in lines] == [2, 4, 6, 6, 8, 9]
+    assert [line["loss"] for line in lines[-3:]] == [24.5, 26.5, 28.0]
+    assert ledger.begin(9.0) == 5.0
+
+
 @given(st.randoms(use_true_random=False), st.integers(1, 7), st.integers(0, 30))
 def test_the_order_of_arrival_changes_nothing(chance: random.Random, every: int, first: int):
     def account(records):

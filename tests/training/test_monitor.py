@@ -9,7 +9,7 @@ import time
 import pytest
 from runs import make_run
 
-from pipelines.errors import EngineError
+from pipelines.errors import EngineError, WorkerLostError
 from pipelines.training.ledger import Ledger
 from pipelines.training.monitor import Monitor
 
@@ -86,16 +86,18 @@ def end(peer: Peer) -> bytes:
     return word
 
 
-def test_a_death_is_blamed_before_the_failures_that_it_causes(make_monitor):
-    with (
-        pytest.raises(EngineError, match=r"rank 1, host host-1, lane 10: .*process died"),
-        make_monitor() as monitor,
-    ):
+@pytest.mark.parametrize("ready", [1, 2])
+def test_a_death_is_blamed_before_the_failures_that_it_causes(make_monitor, ready):
+    died = r"rank 1, host host-1, lane 10: .*process died"
+    with pytest.raises(WorkerLostError, match=died) as caught, make_monitor() as monitor:
         peers = [Peer(monitor, rank) for rank in (0, 1)]
+        for peer in peers[-ready:]:
+            peer.send("ready")
         peers[0].send("failed", cause="UnavailableError: peer is gone", traceback="...")
         peers[1].socket.close()
         threading.Thread(target=end, args=(peers[0],), daemon=True).start()
         monitor.wait()
+    assert caught.value.began == (ready == 2)
 
 
 def test_a_failure_carries_its_cause_and_the_rest_is_called_off(make_monitor):
@@ -109,6 +111,7 @@ def test_a_failure_carries_its_cause_and_the_rest_is_called_off(make_monitor):
         monitor.wait()
     reader.join(10)
     assert (caught.value.rank, caught.value.host, caught.value.lane) == (1, "host-1", 10)
+    assert type(caught.value) is EngineError
     assert heard == [b"abort\n"]
 
 
@@ -167,7 +170,7 @@ def test_seconds_are_those_since_the_first_worker_was_ready(make_monitor):
 
 def test_silence_is_given_up(make_monitor, monkeypatch):
     monkeypatch.setattr("pipelines.training.monitor.SILENCE_SECONDS", 0.5)
-    with pytest.raises(EngineError, match="nothing was heard"), make_monitor(1) as monitor:
+    with pytest.raises(WorkerLostError, match="nothing was heard"), make_monitor(1) as monitor:
         peer = Peer(monitor, 0)
         threading.Thread(target=end, args=(peer,), daemon=True).start()
         monitor.wait()

@@ -58,6 +58,7 @@ class ElephasEngine:
     frameworks = ("tensorflow",)
     feeds = ("lanes", "memory")
     shardings = ("none",)
+    options = ()
     needs_spark = True
 
     def executors(self, config: Config) -> int:

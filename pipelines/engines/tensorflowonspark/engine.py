@@ -69,6 +69,7 @@ class TensorFlowOnSparkEngine:
     frameworks = ("tensorflow",)
     feeds = ("lanes", "spark", "memory")
     shardings = ("none",)
+    options = ()
     needs_spark = True
 
     def executors(self, config: Config) -> int:

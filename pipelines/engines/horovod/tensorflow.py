@@ -1,0 +1,33 @@
+"""The exchange of TensorFlow's workers: Horovod's collective operations. Runs in ranks.
+
+Not by Horovod's optimiser: with Keras 3 it averages nothing, and says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from pipelines.engines.horovod.exchange import HorovodExchange
+
+
+class TensorFlowExchange(HorovodExchange):
+    """See :class:`pipelines.engines.horovod.exchange.HorovodExchange`."""
+
+    def __init__(self, compression: str) -> None:
+        super().__init__(hvd, compression)
+
+    def gather(self, tensor: Any) -> Any:
+        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        return hvd.allgather(tf.convert_to_tensor(tensor), name="gather")
+
+    def _mean(self, name: str, tensors: Sequence[Any], compression: Any) -> list[Any]:
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        mean = hvd.allreduce(flat, op=hvd.Average, name=name, compression=compression)
+        pieces = tf.split(mean, [int(tensor.shape.num_elements()) for tensor in tensors])
+        return [
+            tf.reshape(piece, tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)
+        ]

@@ -1,0 +1,37 @@
+"""The exchange of PyTorch's workers: Horovod's collective operations. Runs in ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from pipelines.engines.horovod.exchange import HorovodExchange
+from pipelines.training.devices import worker_device
+
+
+class TorchExchange(HorovodExchange):
+    """See :class:`pipelines.engines.horovod.exchange.HorovodExchange`; fp32, on any device."""
+
+    def __init__(self, compression: str) -> None:
+        self._device = worker_device()
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        super().__init__(hvd, compression)
+
+    def gather(self, tensor: Any) -> Any:
+        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        own = torch.as_tensor(tensor, device=self._device).detach().contiguous()
+        joined = hvd.allgather(own, name="gather")
+        return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined
+
+    def _mean(
+        self, name: str, tensors: Sequence[torch.Tensor], compression: Any
+    ) -> list[torch.Tensor]:
+        flat, kind = compression.compress(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        hvd.allreduce_(flat, op=hvd.Average, name=name)
+        pieces = compression.decompress(flat, kind).split([tensor.numel() for tensor in tensors])
+        return [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]

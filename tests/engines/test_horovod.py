@@ -1,0 +1,207 @@
+"""What is Horovod's own: fp16 on the way, strangers at its ranks, and runs that lose workers."""
+
+import dataclasses
+import json
+import os
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+from contestants import WITH_HOROVOD
+from strangers import MESSAGES, approach, tells_nothing
+from test_contract import connections, listening, started, wait_until_gone
+
+from pipelines.engines import engine
+from pipelines.engines.base import monitor_for
+from pipelines.engines.horovod.engine import rest_of
+from pipelines.engines.horovod.ranks import RankMaker
+from pipelines.errors import EngineError, EngineUnavailable, WorkerLostError
+from pipelines.training.checkpoint import checkpoint_path, checkpoint_steps
+from pipelines.training.run import WorkerTask
+from pipelines.training.runlog import RunLog
+
+STEPS = 12
+# So many that a worker is killed before it is done.
+LOSING_STEPS = 80
+
+
+@pytest.fixture(scope="module")
+def references():
+    """Loss curves of the reference, by framework and length."""
+    return {}
+
+
+@pytest.fixture
+def reference(spark, make_run, references):
+    """The loss curve of the reference in a framework."""
+
+    def find(framework, steps=STEPS):
+        if (framework, steps) not in references:
+            alone = make_run(steps, "reference", workers=1, framework=framework)
+            references[framework, steps] = train(spark, alone, name="local").losses
+        return references[framework, steps]
+
+    return find
+
+
+@pytest.fixture
+def monitors(monkeypatch):
+    """The monitors of the engine's runs."""
+    made = []
+
+    def keep(*arguments, **named):
+        made.append(monitor_for(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr("pipelines.engines.horovod.engine.monitor_for", keep)
+    return made
+
+
+def train(spark, run, on_metrics=lambda line: None, name="horovod"):
+    return engine(name).train(spark, run, on_metrics)
+
+
+def kill(monitor, rank, how=signal.SIGKILL):
+    there = monitor._shared.workers[rank].connection.getpeername()[1]
+    # The field of the file descriptor holds the process.
+    os.kill(next(c.fd for c in connections() if c.laddr.port == there), how)
+
+
+def with_settings(run, section, **settings):
+    changed = getattr(run.config, section).model_copy(update=settings)
+    return dataclasses.replace(run, config=run.config.model_copy(update={section: changed}))
+
+
+@WITH_HOROVOD
+@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+def test_gradients_as_fp16_give_nearly_the_same_curve(spark, make_run, reference, framework):
+    run = make_run(STEPS, framework=framework, compression="fp16")
+    losses = train(spark, run).losses
+    np.testing.assert_allclose(losses, reference(framework), rtol=2e-2)
+    # The first is of weights that no gradient has reached, and is itself not rounded.
+    assert losses[0] == pytest.approx(reference(framework)[0], rel=1e-5)
+    assert losses[-1] != pytest.approx(reference(framework)[-1], rel=1e-6)
+
+
+@WITH_HOROVOD
+@pytest.mark.parametrize(
+    ("framework", "how"),
+    [
+        ("torch", signal.SIGKILL),
+        pytest.param("torch", signal.SIGSTOP, marks=pytest.mark.matrix),
+        pytest.param("tensorflow", signal.SIGKILL, marks=pytest.mark.matrix),
+    ],
+)
+def test_an_elastic_run_loses_a_worker_and_not_a_step(
+    spark, make_run, reference, monitors, framework, how
+):
+    steps, every = LOSING_STEPS, 10
+    settings = {"checkpoint_every": every, "keep_checkpoints": steps, "feed": "memory"}
+    run = make_run(steps, framework=framework, elastic=True, **settings)
+    before, ports = started(), listening()
+    with RunLog(run) as log:
+
+        def kill_once(line):
+            log.add(line)
+            if line["step"] == 3 and len(monitors) == 1:
+                kill(monitors[0], 1, how)
+
+        outcome = train(spark, run, kill_once)
+    assert len(monitors) == 2
+    assert len(monitors[1]._shared.workers) == 1
+    assert outcome.steps == steps
+    np.testing.assert_allclose(outcome.losses, reference(framework, steps), rtol=1e-3)
+    lines = (run.run_folder / "metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in lines]
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert [line["loss"] for line in lines] == list(outcome.losses)
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds), "what the loss cost is a part of it"
+    assert checkpoint_steps(run.run_folder) == list(range(0, steps + 1, every))
+    wait_until_gone(before, ports)
+
+
+@WITH_HOROVOD
+def test_an_elastic_run_ends_with_its_last_worker(spark, make_run, monitors):
+    run = make_run(100_000, framework="torch", elastic=True)
+    before, ports, killed = started(), listening(), []
+
+    def kill_each(line):
+        if len(killed) < len(monitors) and line["step"] >= 3:
+            killed.append(len(monitors[-1]._shared.workers) - 1)
+            kill(monitors[-1], killed[-1])
+
+    with pytest.raises(WorkerLostError, match=r"rank 0, host .*the worker's process died"):
+        train(spark, run, kill_each)
+    assert killed == [1, 0]
+    wait_until_gone(before, ports)
+    assert spark.range(3).count() == 3, "the session lives on"
+
+
+@WITH_HOROVOD
+def test_an_elastic_run_does_not_try_again_what_cannot_be_computed(spark, make_run, monitors):
+    run = make_run(STEPS, framework="torch", elastic=True)
+    run = with_settings(run, "objective", temperature=1e-45)
+    with pytest.raises(EngineError, match=r"rank \d, host .*lower training\.learning_rate"):
+        train(spark, run)
+    assert len(monitors) == 1
+
+
+@WITH_HOROVOD
+def test_strangers_learn_and_change_nothing(spark, make_run, reference):
+    before, visited, told = listening(), set(), []
+
+    def let_strangers_come(line):
+        if line["step"] == 3:
+            there = {c.laddr for c in connections() if c.status == psutil.CONN_LISTEN}
+            visited.update(address for address in there if address.port not in before)
+            for address in visited:
+                for transport in MESSAGES:
+                    answers, staying = approach(address, transport)
+                    told.extend(answers)
+                    staying.close()
+
+    outcome = train(spark, make_run(STEPS, framework="torch"), let_strangers_come)
+    np.testing.assert_allclose(outcome.losses, reference("torch"), rtol=1e-3)
+    assert len(visited) == 2, "monitor and store; the ranks do not listen any more"
+    assert all(map(tells_nothing, told)), told
+    assert not {address.ip for address in visited} & {"0.0.0.0", "::"}
+
+
+def test_a_rank_that_cannot_speak_is_spoken_for(make_run, monkeypatch):
+    run = make_run(2, workers=1)
+    monkeypatch.setattr("pipelines.engines.horovod.ranks.run_worker", lambda *_: os._exit(3))
+    monitor = monitor_for("horovod", run, lambda line: None, "127.0.0.1")
+    task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
+    died = r"rank 0, host .*the worker's process died \(exit code 3\)"
+    with pytest.raises(EngineError, match=died), monitor:
+        RankMaker(task=task, store=("", 0), token="").start([0])
+        monitor.wait()
+
+
+def test_what_is_left_of_a_run(make_run):
+    run = with_settings(make_run(STEPS), "training", workers=4, granules_per_step=4, elastic=True)
+    for step in (4, 8):
+        checkpoint_path(run.run_folder, step).mkdir()
+    rest = rest_of(run, 9)
+    assert (rest.config.training.workers, rest.first_step, rest.last_step) == (2, 8, STEPS)
+    # A checkpoint whose steps the driver has not heard of is not gone on from.
+    rest = rest_of(rest, 7)
+    assert (rest.config.training.workers, rest.first_step) == (1, 4)
+    assert rest_of(rest, 7) is None
+    assert rest_of(with_settings(run, "training", elastic=False), 9) is None
+
+
+def test_without_horovod_the_way_to_it_is_named(make_run, monkeypatch):
+    monkeypatch.setattr("pipelines.engines.horovod.engine.find_spec", lambda name: None)
+    with pytest.raises(EngineUnavailable, match=r"training\.engine: .* `make horovod`"):
+        engine("horovod").check(SimpleNamespace(), make_run(2).config)
+
+
+def test_speculation_is_refused(make_run, monkeypatch):
+    monkeypatch.setattr("pipelines.engines.horovod.engine.find_spec", lambda name: "found")
+    speculating = SimpleNamespace(getConf=lambda: {"spark.speculation": "true"})
+    with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
+        engine("horovod").check(SimpleNamespace(sparkContext=speculating), make_run(2).config)
