@@ -1,8 +1,8 @@
 # `make run` trains the embedded default job, `make test` runs the tests (all of them with
-# ARGS=--matrix); both first make `.venv`. HOROVOD=1 compiles and installs Horovod too.
+# ARGS=--matrix); both first make `.venv`, the tests with Horovod in it unless HOROVOD=0.
 SHELL := /bin/bash
 PYTHON ?= python3.11
-HOROVOD ?= 0
+HOROVOD ?= 1
 TORCH := torch==2.13.0
 
 # The stamp is named after all that the environment is made from: another lock, another stamp.
@@ -16,13 +16,14 @@ PIP := $(IN_VENV) -m pip --disable-pip-version-check
 .PHONY: run test lint environment horovod
 .DELETE_ON_ERROR:
 
-run: environment
+# Compiling Horovod takes minutes, and the default job trains without it.
+run: $(STAMP)
 	.venv/bin/sentence-pipelines run --config jobs/default.yaml --set run.overwrite=true $(ARGS)
 
 test: environment
 	$(IN_VENV) -m pytest $(ARGS)
 
-lint: environment
+lint: $(STAMP)
 	$(IN_VENV) -m ruff check
 	$(IN_VENV) -m ruff format --check
 	$(IN_VENV) -m mypy

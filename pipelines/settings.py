@@ -260,7 +260,8 @@ class TrainingSettings(Settings):
     elastic: bool = Field(
         default=False,
         description=(
-            "`horovod`: when a worker is lost, fewer of them go on from the newest checkpoint."
+            "`horovod`: when a worker is lost, fewer of them go on from the newest checkpoint. "
+            "The steps since then are made again: see `checkpoint_every`."
         ),
     )
     round_steps: int = Field(

@@ -23,8 +23,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
-    owner = f"{socket.gethostname()}-{os.getpid()}"
-    aside = path.parent / f".{path.name}.{owner}-{uuid.uuid4().hex[:8]}.part"
+    aside = _aside(path, ".part")
     aside.mkdir()
     try:
         yield aside
@@ -37,6 +36,18 @@ def new_folder(path: Path) -> Iterator[Path]:
             aside.rename(path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder that nobody ever sees half removed."""
+    replaced = _aside(path, ".old")
+    path.rename(replaced)
+    shutil.rmtree(replaced)
+
+
+def _aside(path: Path, suffix: str) -> Path:
+    owner = f"{socket.gethostname()}-{os.getpid()}"
+    return path.parent / f".{path.name}.{owner}-{uuid.uuid4().hex[:8]}{suffix}"
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -6,6 +6,7 @@ configuration and returns what it found.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,8 +174,8 @@ def _export(folder: Path, step: int, prepared: Path, name: str) -> None:
     write_encoder(folder / name, checkpoint.spec, checkpoint.weights, tokenizer, card)
 
 
-def _training_figures(outcome: TrainingOutcome) -> dict[str, float]:
-    figures = {
+def _training_figures(outcome: TrainingOutcome) -> dict[str, Any]:
+    figures: dict[str, Any] = {
         "steps": outcome.steps,
         "examples": outcome.examples,
         "seconds": round(outcome.seconds, 2),
@@ -186,6 +187,8 @@ def _training_figures(outcome: TrainingOutcome) -> dict[str, float]:
             "staleness_mean": round(outcome.staleness.mean, 3),
             "staleness_max": outcome.staleness.most,
         }
+    if outcome.restarts:
+        figures["restarts"] = [asdict(restart) for restart in outcome.restarts]
     return figures
 
 

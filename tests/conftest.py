@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from pipelines.settings import Config
 # A machine that is busy with a cluster is slow now and then, which is no failure.
 settings.register_profile("pipelines", deadline=None)
 settings.load_profile("pipelines")
+
+# Tests run most code of Spark a few times only: its compilation costs more than it gives. The
+# variable is spark-submit's, by which pyspark starts every driver, those of child processes too.
+BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["SPARK_SUBMIT_OPTS"] = BRIEF_JVM
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -38,7 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def spark() -> Iterator:
     """A session on a real local cluster: executors of one core for two workers and a server."""
-    session = spark_session(Config(), "tests", executors=3)
+    brief = Config(spark={"executor.extraJavaOptions": BRIEF_JVM})
+    session = spark_session(brief, "tests", executors=3)
     yield session
     session.stop()
 

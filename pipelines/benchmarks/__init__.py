@@ -13,6 +13,7 @@ BENCHMARKS: Mapping[str, str] = {
     "duplicates": "pipelines.benchmarks.duplicates",
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",
+    "quality": "pipelines.benchmarks.quality",
     "tokenise": "pipelines.benchmarks.tokenise",
     "train": "pipelines.benchmarks.train",
 }

@@ -1,4 +1,4 @@
-"""What a step costs: in torch and TensorFlow here, and in sentence-transformers' trainer.
+"""What a step costs: torch and TensorFlow here, sentence-transformers' trainer, and Horovod.
 
 All make the same kind of step from the same weights on the same pairs: forward, back, AdamW, on as
 many pairs as a granule has, on one thread. Each trainer is a process of its own. They make some
@@ -8,6 +8,9 @@ the process: on one thread that is the time it takes, less what others take of t
 
 sentence-transformers' trainer is taken as it comes, with MultipleNegativesRankingLoss: random
 batches, tokenised as they are made, with the dropout of the checkpoint.
+
+Horovod's rate per core is compared with that of as many single processes that train side by side,
+each for itself: cores share caches and memory whatever runs on them.
 
 Without the instructions for it a CPU takes many times as long in bf16 as in fp32, so there only
 fp32 is measured.
@@ -26,6 +29,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,7 @@ from rich.table import Table
 
 from pipelines import config as configuration
 from pipelines.benchmarks.data import prepared
+from pipelines.benchmarks.rates import training_rate
 from pipelines.errors import PipelineError
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
@@ -43,6 +48,9 @@ STEPS = 8
 WARM_UP_STEPS = 3
 DEADLINE_SECONDS = 600.0
 END_SECONDS = 20.0
+HOROVOD_WORKERS = 2
+HOROVOD_ROUNDS = 3
+HOROVOD_STEPS = 24
 LEARNING_RATE = 2e-5
 _CPU_INFORMATION = Path("/proc/cpuinfo")
 
@@ -83,7 +91,9 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         ``torch_bf16_vs_st_fp32_ratio``, ``torch_bf16_vs_st_bf16_ratio`` and
         ``torch_fp32_vs_st_fp32_ratio``: pairs per CPU second over those of sentence-transformers'
         trainer; ``tensorflow_vs_torch_time_ratio``: CPU time of the faster TensorFlow step over
-        that of the faster torch step; and the rates. A ratio of what was not measured is None.
+        that of the faster torch step; ``horovod_per_core_ratio``: Horovod's rate over that of as
+        many processes for themselves; and the rates. A ratio of what cannot be measured here is
+        None.
     """
     config = prepared(config, data)
     granule = LaneManifest.load(Path(config.prepared.folder) / "lanes").granule
@@ -91,6 +101,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     rates = _step_rates(
         config, granule, {n: one for n, one in CONTENDERS.items() if one.precision in precisions}
     )
+    per_core = _horovod_per_core(config, granule)
     _print(rates)
     torch, tensorflow = (
         max(statistics.median(rates[f"{framework} {precision}"]) for precision in precisions)
@@ -101,6 +112,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         "torch_bf16_vs_st_bf16_ratio": _ratio(rates, "torch bf16", "sentence-transformers bf16"),
         "torch_fp32_vs_st_fp32_ratio": _ratio(rates, "torch fp32", "sentence-transformers fp32"),
         "tensorflow_vs_torch_time_ratio": round(torch / tensorflow, 4),
+        "horovod_per_core_ratio": per_core,
         "pairs_per_cpu_second": {
             name: [round(rate, 2) for rate in values] for name, values in rates.items()
         },
@@ -138,6 +150,35 @@ def _step_rates(
                 trainers[name].order(STEPS)
                 rates[name].append(granule * STEPS / trainers[name].answer()["cpu_seconds"])
     return rates
+
+
+def _horovod_per_core(config: Config, granule: int) -> float | None:
+    """Horovod's pairs per second over those of as many processes, each for itself."""
+    if find_spec("horovod") is None:
+        return None
+    contender, ratios = CONTENDERS["torch fp32"], []
+    settings: dict[str, Any] = {
+        "framework": contender.framework,
+        "precision": contender.precision,
+        "granules_per_step": HOROVOD_WORKERS,
+        "workers": HOROVOD_WORKERS,
+        "threads": 1,
+    }
+    with ExitStack() as stack:
+        alone = [stack.enter_context(_trainer(config, contender)) for _ in range(HOROVOD_WORKERS)]
+        _together(alone, WARM_UP_STEPS)
+        for _ in range(HOROVOD_ROUNDS):
+            answers = _together(alone, HOROVOD_STEPS)
+            single = sum(granule * HOROVOD_STEPS / answer["seconds"] for answer in answers)
+            together = training_rate(config, HOROVOD_STEPS, engine="horovod", **settings)
+            ratios.append(together / single)
+    return round(statistics.median(ratios), 4)
+
+
+def _together(trainers: Sequence[_Trainer], steps: int) -> list[Mapping[str, float]]:
+    for trainer in trainers:
+        trainer.order(steps)
+    return [trainer.answer() for trainer in trainers]
 
 
 class _Trainer:

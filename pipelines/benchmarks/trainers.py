@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,45 +96,63 @@ def train_here(config: Config, orders: Orders) -> None:
 
 def train_sentence_transformers(config: Config, orders: Orders) -> None:
     """The trainer of sentence-transformers as it comes, on random batches of the same pairs."""
-    from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers import SentenceTransformer
     from transformers import TrainerCallback
 
     class Paced(TrainerCallback):  # type: ignore[misc] # the library has no types
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = not orders.step_done()
 
-    prepared, training = Path(config.prepared.folder), config.training
-    pairs = pq.read_table(prepared / "corpus" / "pairs.parquet", columns=["left", "right"])
     model = SentenceTransformer(str(start_folder(config) or default_start()), device="cpu")
-    model.max_seq_length = config.tokens.max_length
     with tempfile.TemporaryDirectory() as folder:
-        trainer = SentenceTransformerTrainer(
-            model=model,
-            args=SentenceTransformerTrainingArguments(
-                output_dir=folder,
-                per_device_train_batch_size=LaneManifest.load(prepared / "lanes").granule,
-                max_steps=ENDLESS,
-                learning_rate=training.learning_rate,
-                bf16=training.precision == "bf16",
-                use_cpu=True,
-                seed=training.seed,
-                disable_tqdm=True,
-                logging_strategy="no",
-                save_strategy="no",
-                report_to="none",
-            ),
-            train_dataset=Dataset(pairs),
-            loss=MultipleNegativesRankingLoss(model),
-            callbacks=[Paced()],
+        trainer = sentence_transformers_trainer(
+            config, model, folder, max_steps=ENDLESS, callbacks=[Paced()]
         )
         if orders.next():
             trainer.train()
+
+
+def sentence_transformers_trainer(
+    config: Config, model: Any, folder: str, *, callbacks: Sequence[Any] = (), **arguments: Any
+) -> Any:
+    """A `SentenceTransformerTrainer` on the prepared pairs, with MultipleNegativesRankingLoss.
+
+    Args:
+        config: Length, precision, learning rate and seed are its own.
+        model: A `SentenceTransformer`.
+        folder: What the trainer may write to.
+        callbacks: Of the trainer.
+        arguments: Further ones of `SentenceTransformerTrainingArguments`.
+    """
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    prepared, training = Path(config.prepared.folder), config.training
+    pairs = pq.read_table(prepared / "corpus" / "pairs.parquet", columns=["left", "right"])
+    model.max_seq_length = config.tokens.max_length
+    return SentenceTransformerTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=LaneManifest.load(prepared / "lanes").granule,
+            learning_rate=training.learning_rate,
+            bf16=training.precision == "bf16",
+            use_cpu=True,
+            seed=training.seed,
+            disable_tqdm=True,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            **arguments,
+        ),
+        train_dataset=Dataset(pairs),
+        loss=MultipleNegativesRankingLoss(model, scale=1 / config.objective.temperature),
+        callbacks=list(callbacks),
+    )
 
 
 TRAINERS: Mapping[str, Callable[[Config, Orders], None]] = {

@@ -52,8 +52,18 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint, keep: int) -> Path
         state = {"step": checkpoint.step, "encoder": checkpoint.spec.to_json()}
         storage.write_json(folder / "state.json", state)
     for step in checkpoint_steps(run_folder)[:-keep]:
-        shutil.rmtree(checkpoint_path(run_folder, step))
+        storage.remove_folder(checkpoint_path(run_folder, step))
     return path
+
+
+def remove_torn_checkpoints(run_folder: Path) -> None:
+    """Removes what writers that are gone left unfinished, on whatever host they were.
+
+    Args:
+        run_folder: Nobody writes to it now.
+    """
+    for torn in (run_folder / "checkpoints").glob(f".{_PREFIX}*"):
+        shutil.rmtree(torn, ignore_errors=True)
 
 
 def load_checkpoint(run_folder: Path, step: int, rows: Rows | None = None) -> Checkpoint:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.training.run import Staleness, TrainingOutcome, TrainingRun
+from pipelines.training.run import Restart, Staleness, TrainingOutcome, TrainingRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ class Ledger:
         self._seconds = 0.0
         self._settled: tuple[float, int] | None = None
         self._began: float | None = None
+        self._restarts: list[Restart] = []
 
     @property
     def next_step(self) -> int:
@@ -88,6 +89,7 @@ class Ledger:
             step: The first of them, at most :attr:`next_step`.
             workers: How many there are from now on.
         """
+        self._restarts.append(Restart(step=step, workers=workers))
         made = step - self._run.first_step
         del self._losses[made:]
         self._open, self._window = {}, []
@@ -115,6 +117,7 @@ class Ledger:
             examples_per_second=(steps - before) * examples / max(self._seconds - since, 1e-9),
             losses=tuple(self._losses),
             staleness=_staleness(self._staleness),
+            restarts=tuple(self._restarts),
         )
 
     def _is_complete(self, step: int) -> bool:

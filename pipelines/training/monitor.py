@@ -43,6 +43,7 @@ class _Worker:
         ready: Whether it could begin.
         done: Whether it has finished its part.
         failure: What went wrong, in its words.
+        lost: Whether the failure is that a process is gone, its own or another worker's.
         broken: How the line to it broke, if it did.
         gone: Whether the line has ended.
     """
@@ -58,6 +59,7 @@ class _Worker:
     ready: bool = False
     done: bool = False
     failure: str | None = None
+    lost: bool = False
     broken: str | None = None
     gone: bool = False
 
@@ -141,8 +143,8 @@ class Monitor:
             What the workers' steps add up to.
 
         Raises:
-            WorkerLostError: A worker died or fell silent.
-            EngineError: A worker failed, or did not start or move in time.
+            WorkerLostError: A worker died, fell silent, or did not start in time.
+            EngineError: A worker failed, or did not move in time.
             Exception: What the ledger's listener raised, for instance on a full disk.
         """
         began = time.monotonic()
@@ -171,11 +173,12 @@ class Monitor:
             shared.changed.wait(left)
         lost = sorted(
             (worker for worker in shared.workers.values() if _is_lost(worker)),
-            key=lambda worker: (worker.failure is not None, worker.rank),
+            key=lambda worker: (worker.failure is not None, worker.lost, worker.rank),
         )
-        if (failure := lost[0].failure) is not None:
-            raise self._error(lost[0], failure)
-        raise self._lost(lost[0], lost[0].broken or "the worker's process died")
+        first = lost[0]
+        if first.failure is not None and not first.lost:
+            raise self._error(first, first.failure)
+        raise self._lost(first, first.failure or first.broken or "the worker's process died")
 
     def _check_deadlines(self, began: float) -> None:
         now, workers = time.monotonic(), self._shared.workers
@@ -185,11 +188,14 @@ class Monitor:
             if rank not in workers or not (workers[rank].ready or workers[rank].done)
         )
         if missing and now - began > self._start_seconds:
-            raise EngineError(
+            # Those that are there may be waiting for the others.
+            late = [rank for rank in missing if rank not in workers] or missing
+            raise WorkerLostError(
                 self._engine,
-                f"ranks {missing} were not ready within training.start_seconds"
+                f"ranks {late} were not ready within training.start_seconds"
                 f" ({self._start_seconds:.0f} s)",
-                rank=missing[0],
+                began=False,
+                rank=late[0],
             )
         if not missing and self._all_ready is None:
             self._all_ready = now
@@ -231,11 +237,14 @@ class Monitor:
                 worker = self._greet(connection, lines.readline(4096))
                 if worker is None:
                     return
-                while line := lines.readline(MAX_LINE_BYTES):
+                while (line := lines.readline(MAX_LINE_BYTES)).endswith(b"\n"):
                     self._take(worker, json.loads(line))
-        except (OSError, ValueError, KeyError) as error:
+        except OSError as error:
             if worker is not None:
                 worker.broken = f"its line to the driver broke ({error})"
+        except (ValueError, KeyError) as error:
+            if worker is not None:
+                worker.failure = f"the driver cannot understand it ({error!r})"
         finally:
             if worker is not None:
                 with self._shared.changed:
@@ -276,6 +285,8 @@ class Monitor:
         try:
             with self._entering:
                 for record in records:
+                    if self._closing:
+                        return  # Other workers may be making this step again.
                     # A worker counts from its own beginning, the ledger from the first worker's.
                     seconds = record["seconds"] + worker.behind
                     self._ledger.add(StepRecord(**record | {"seconds": seconds}))
@@ -321,6 +332,7 @@ def _on_done(worker: _Worker, _: dict[str, Any]) -> None:
 
 def _on_failed(worker: _Worker, message: dict[str, Any]) -> None:
     worker.failure = f"{message['cause']}\n{message['traceback']}"
+    worker.lost = message["lost"]
 
 
 _HANDLERS: dict[str, Callable[[_Worker, dict[str, Any]], None]] = {

@@ -73,11 +73,17 @@ class Reporter:
         self._closed.set()
         self._socket.close()
 
-    def failed(self, error: BaseException) -> None:
-        """The worker cannot go on."""
+    def failed(self, error: BaseException, *, peer_lost: bool = False) -> None:
+        """The worker cannot go on.
+
+        Args:
+            error: Why.
+            peer_lost: Whether that is another worker's end, or the end of the line to it.
+        """
         summary = "".join(traceback.format_exception_only(error)).strip()
+        trace = "".join(traceback.format_exception(error))
         self.send_records()
-        self._send("failed", cause=summary, traceback="".join(traceback.format_exception(error)))
+        self._send("failed", cause=summary, traceback=trace, lost=peer_lost)
 
     def ready(self) -> None:
         """The worker could begin with its first step."""
@@ -156,7 +162,7 @@ def report_lost(task: WorkerTask, cause: str) -> None:
     """
     hello = {"kind": "hello", "token": task.token, "rank": task.rank}
     hello |= {"host": socket.gethostname(), "lane": task.first_lane}
-    failed = {"kind": "failed", "cause": cause, "traceback": ""}
+    failed = {"kind": "failed", "cause": cause, "traceback": "", "lost": True}
     with socket.create_connection(task.monitor, timeout=CONNECT_SECONDS) as connection:
         connection.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in (hello, failed)))
         connection.shutdown(socket.SHUT_WR)

@@ -118,6 +118,19 @@ class Staleness:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Restart:
+    """A run goes on after it has lost workers.
+
+    Attributes:
+        step: The first step that is made, perhaps again, by those that are left.
+        workers: How many they are.
+    """
+
+    step: int
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingOutcome:
     """What a finished run reports.
 
@@ -129,6 +142,7 @@ class TrainingOutcome:
             framework's start-up.
         losses: The loss of every step.
         staleness: Of the gradients; None for a synchronous run.
+        restarts: Of a run that lost workers: where it went on, and with how many.
     """
 
     steps: int
@@ -137,3 +151,4 @@ class TrainingOutcome:
     examples_per_second: float
     losses: tuple[float, ...]
     staleness: Staleness | None = None
+    restarts: tuple[Restart, ...] = ()

@@ -38,6 +38,7 @@ def run_worker(
     feed: Callable[[], Iterator[StepWork]] | None = None,
     loop: Loop = train_worker,
     stepper: str | None = None,
+    means_peer_lost: Callable[[Exception], bool] = lambda error: False,
 ) -> bool:
     """Trains one worker's share, under the eyes of the driver. Runs on an executor.
 
@@ -51,6 +52,7 @@ def run_worker(
         feed: The worker's steps; by default from the lane files.
         loop: The rule by which the workers' steps become one run.
         stepper: Who computes, of ``STEPPERS``; by default the framework's.
+        means_peer_lost: Whether an error says that another worker is gone.
 
     Returns:
         Whether the share was finished; if not, the driver knows why.
@@ -69,6 +71,6 @@ def run_worker(
             loop(task, factory, exchange, steps, reporter)
             reporter.done()
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver raises it
-            reporter.failed(error)
+            reporter.failed(error, peer_lost=means_peer_lost(error))
             return False
     return True

@@ -1,9 +1,11 @@
 """What is Horovod's own: fp16 on the way, strangers at its ranks, and runs that lose workers."""
 
+import ctypes
 import dataclasses
 import json
 import os
 import signal
+import socket
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,7 @@ from test_contract import connections, listening, started, wait_until_gone
 
 from pipelines.engines import engine
 from pipelines.engines.base import monitor_for
-from pipelines.engines.horovod.engine import rest_of
+from pipelines.engines.horovod.elastic import check_elastic, rest_of
 from pipelines.engines.horovod.ranks import RankMaker
 from pipelines.errors import EngineError, EngineUnavailable, WorkerLostError
 from pipelines.training.checkpoint import checkpoint_path, checkpoint_steps
@@ -25,6 +27,8 @@ from pipelines.training.runlog import RunLog
 STEPS = 12
 # So many that a worker is killed before it is done.
 LOSING_STEPS = 80
+# Of the system calls on 64-bit x86 and Arm.
+PIDFD_GETFD = 438
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +67,42 @@ def train(spark, run, on_metrics=lambda line: None, name="horovod"):
     return engine(name).train(spark, run, on_metrics)
 
 
-def kill(monitor, rank, how=signal.SIGKILL):
+def process_of(monitor, rank) -> int:
     there = monitor._shared.workers[rank].connection.getpeername()[1]
     # The field of the file descriptor holds the process.
-    os.kill(next(c.fd for c in connections() if c.laddr.port == there), how)
+    return next(c.fd for c in connections() if c.laddr.port == there)
+
+
+def kill(monitor, rank=1):
+    os.kill(process_of(monitor, rank), signal.SIGKILL)
+
+
+def stop(monitor):
+    os.kill(process_of(monitor, 1), signal.SIGSTOP)
+
+
+def kill_the_one_that_saves(monitor):
+    kill(monitor, 0)
+
+
+def kill_the_executor(monitor):
+    """Kills a JVM, with which its Python workers end; Spark starts another, and the task again."""
+    above = psutil.Process(process_of(monitor, 1)).parents()
+    next(process for process in above if process.name() == "java").kill()
+
+
+def cut_between_ranks(monitor):
+    """Breaks the connections of a rank with the others, as a network does."""
+    process = process_of(monitor, 1)
+    handle = os.pidfd_open(process)
+    for one in psutil.Process(process).net_connections("tcp"):
+        if one.status == psutil.CONN_ESTABLISHED and one.raddr.port != monitor.address[1]:
+            own = ctypes.CDLL(None).syscall(PIDFD_GETFD, handle, one.fd, 0)
+            if own < 0:
+                pytest.skip("this system gives no process another's connection")
+            with socket.socket(fileno=own) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+    os.close(handle)
 
 
 def with_settings(run, section, **settings):
@@ -87,15 +123,19 @@ def test_gradients_as_fp16_give_nearly_the_same_curve(spark, make_run, reference
 
 @WITH_HOROVOD
 @pytest.mark.parametrize(
-    ("framework", "how"),
+    ("framework", "lose"),
     [
-        ("torch", signal.SIGKILL),
-        pytest.param("torch", signal.SIGSTOP, marks=pytest.mark.matrix),
-        pytest.param("tensorflow", signal.SIGKILL, marks=pytest.mark.matrix),
+        ("torch", kill),
+        pytest.param("torch", stop, marks=pytest.mark.matrix),
+        pytest.param("torch", kill_the_one_that_saves, marks=pytest.mark.matrix),
+        pytest.param("torch", kill_the_executor, marks=pytest.mark.matrix),
+        ("torch", cut_between_ranks),
+        pytest.param("tensorflow", kill, marks=pytest.mark.matrix),
+        pytest.param("tensorflow", cut_between_ranks, marks=pytest.mark.matrix),
     ],
 )
 def test_an_elastic_run_loses_a_worker_and_not_a_step(
-    spark, make_run, reference, monitors, framework, how
+    spark, make_run, reference, monitors, framework, lose
 ):
     steps, every = LOSING_STEPS, 10
     settings = {"checkpoint_every": every, "keep_checkpoints": steps, "feed": "memory"}
@@ -106,12 +146,13 @@ def test_an_elastic_run_loses_a_worker_and_not_a_step(
         def kill_once(line):
             log.add(line)
             if line["step"] == 3 and len(monitors) == 1:
-                kill(monitors[0], 1, how)
+                lose(monitors[0])
 
         outcome = train(spark, run, kill_once)
     assert len(monitors) == 2
     assert len(monitors[1]._shared.workers) == 1
     assert outcome.steps == steps
+    assert [restart.workers for restart in outcome.restarts] == [1]
     np.testing.assert_allclose(outcome.losses, reference(framework, steps), rtol=1e-3)
     lines = (run.run_folder / "metrics.jsonl").read_text().splitlines()
     lines = [json.loads(line) for line in lines]
@@ -172,7 +213,9 @@ def test_strangers_learn_and_change_nothing(spark, make_run, reference):
 
 def test_a_rank_that_cannot_speak_is_spoken_for(make_run, monkeypatch):
     run = make_run(2, workers=1)
-    monkeypatch.setattr("pipelines.engines.horovod.ranks.run_worker", lambda *_: os._exit(3))
+    monkeypatch.setattr(
+        "pipelines.engines.horovod.ranks.run_worker", lambda *_, **named: os._exit(3)
+    )
     monitor = monitor_for("horovod", run, lambda line: None, "127.0.0.1")
     task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
     died = r"rank 0, host .*the worker's process died \(exit code 3\)"
@@ -185,13 +228,80 @@ def test_what_is_left_of_a_run(make_run):
     run = with_settings(make_run(STEPS), "training", workers=4, granules_per_step=4, elastic=True)
     for step in (4, 8):
         checkpoint_path(run.run_folder, step).mkdir()
-    rest = rest_of(run, 9)
+    rest = rest_of(run, 9, 3)
     assert (rest.config.training.workers, rest.first_step, rest.last_step) == (2, 8, STEPS)
+    assert rest.config.training.stall_seconds == 2 * run.config.training.stall_seconds
     # A checkpoint whose steps the driver has not heard of is not gone on from.
-    rest = rest_of(rest, 7)
+    rest = rest_of(rest, 7, 1)
     assert (rest.config.training.workers, rest.first_step) == (1, 4)
-    assert rest_of(rest, 7) is None
-    assert rest_of(with_settings(run, "training", elastic=False), 9) is None
+    assert rest_of(rest, 7, 0) is None
+    assert rest_of(run, 3, 3).first_step == 0
+    assert rest_of(with_settings(run, "training", elastic=False), 9, 3) is None
+
+
+def lost(began=True):
+    return WorkerLostError("horovod", "gone", began=began, rank=1)
+
+
+@pytest.mark.parametrize(
+    ("slots", "ends", "parts"),
+    [
+        ([3, 2], [lost(), lost()], [4, 2, 1]),
+        # A host with two workers is gone, of which Spark learns between two starts.
+        ([4, 4, 1], [lost(), lost(began=False), lost(began=False)], [4, 2, 2, 1]),
+    ],
+)
+def test_parts_of_a_run_fit_what_is_left(make_run, monkeypatch, slots, ends, parts):
+    """The decisions alone: what the parts do is tried with real workers above."""
+    run = with_settings(make_run(STEPS), "training", workers=4, granules_per_step=4, elastic=True)
+    tried, left, finished = [], iter(ends), object()
+
+    def train_once(session, part, *_):
+        tried.append(part.config.training.workers)
+        if (end := next(left, None)) is not None:
+            raise end
+        return finished
+
+    monkeypatch.setattr("pipelines.engines.horovod.engine._train_once", train_once)
+    room = iter(slots)
+    monkeypatch.setattr("pipelines.engines.horovod.engine.task_slots", lambda _: next(room))
+    assert train(SimpleNamespace(sparkContext=None), run) is finished
+    assert tried == parts
+
+
+def test_a_cluster_that_does_not_fit_is_not_tried_again(make_run, monkeypatch):
+    run = with_settings(make_run(STEPS), "training", workers=2, elastic=True)
+    begun = iter([lost(began=False), lost(), lost(began=False)])
+
+    def train_once(*_):
+        raise next(begun)
+
+    monkeypatch.setattr("pipelines.engines.horovod.engine._train_once", train_once)
+    monkeypatch.setattr("pipelines.engines.horovod.engine.task_slots", lambda _: 2)
+    session = SimpleNamespace(sparkContext=None)
+    with pytest.raises(WorkerLostError):
+        train(session, run)
+    assert len(list(begun)) == 2, "the first start was not tried again"
+    begun = iter([lost(), lost(began=False)])
+    monkeypatch.setattr("pipelines.engines.horovod.elastic.RECOVERY_SECONDS", -1.0)
+    with pytest.raises(WorkerLostError):
+        train(session, run)
+    assert list(begun) == [], "a later one was, until its time was over"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"workers": 1}, "training.elastic"),
+        ({"workers": 2, "keep_checkpoints": 1}, "training.keep_checkpoints"),
+    ],
+)
+def test_an_elastic_run_that_cannot_go_on_is_refused(make_run, settings, key):
+    training = make_run(2, **settings, elastic=True).config.training
+    with pytest.raises(EngineUnavailable) as caught:
+        check_elastic(training)
+    assert caught.value.key == key
+    check_elastic(training.model_copy(update={"elastic": False}))
 
 
 def test_without_horovod_the_way_to_it_is_named(make_run, monkeypatch):

@@ -9,11 +9,12 @@ import pytest
 from strangers import answer, approach, http
 
 from pipelines.engines.horovod import ranks as module
-from pipelines.engines.horovod.ranks import Store, environment, interface_of, meet
+from pipelines.engines.horovod.ranks import Place, Store, environment, interface_of, meet
 from pipelines.engines.horovod.rendezvous import MAX_VALUE_BYTES, Rendezvous
 from pipelines.errors import PipelineError
 from pipelines.training.run import WorkerTask
 
+HERE = Place("here", "0,1")
 TASK = WorkerTask(run=None, rank=0, workers=3, monitor=("", 0), token="")
 
 
@@ -36,6 +37,7 @@ def test_a_value_is_there_once_it_was_put(store):
     assert ask(store, "PUT", "global/0", b"\x00\xffvalue") == (200, b"")
     assert ask(store, "GET", "global/0") == (200, b"\x00\xffvalue")
     assert ask(store, "GET", "local/0") == (404, b"")
+    assert ask(store, "GET", "local/") == (200, b"{}")
     assert ask(store, "PUT", "global/0", b"") == (200, b"")
     assert ask(store, "GET", "global/0") == (200, b"")
     assert ask(store, "DELETE", "global/0") == (200, b"")
@@ -90,49 +92,68 @@ def test_ranks_wait_for_one_another(store):
 
     def join(rank):
         end = Store(store.address, store.token)
-        found[rank] = meet(end, replace(TASK, rank=rank), 10)
+        found[rank] = meet(end, replace(TASK, rank=rank), HERE, 10)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
-    with pytest.raises(PipelineError, match="rank 2 has not come within"):
-        meet(Store(store.address, store.token), replace(TASK, rank=0), 0.3)
+    with pytest.raises(PipelineError, match=r"ranks \[2\] have not come within"):
+        meet(Store(store.address, store.token), replace(TASK, rank=0), HERE, 0.3)
     join(2)
     for thread in threads:
         thread.join(10)
-    assert found == {rank: [socket.gethostname()] * 3 for rank in range(3)}
+    assert found == {rank: [HERE] * 3 for rank in range(3)}
 
 
 def test_a_rank_with_a_wrong_token_does_not_wait(store):
     with pytest.raises(OSError):
-        meet(Store(store.address, "0" * 64), TASK, 10)
+        meet(Store(store.address, "0" * 64), TASK, HERE, 10)
+
+
+def test_a_rank_asks_again_when_the_driver_is_busy(store, monkeypatch):
+    asked = []
+
+    def ask_twice_in_vain(self, *arguments):
+        asked.append(arguments)
+        if len(asked) < 3:
+            raise TimeoutError("timed out")
+        return ask_once(self, *arguments)
+
+    ask_once = Store._ask_once
+    monkeypatch.setattr(Store, "_ask_once", ask_twice_in_vain)
+    end = Store(store.address, store.token)
+    end.put("places/0", "a")
+    assert len(asked) == 3
+    assert end.get_all("places/") == {"places/0": "a"}
 
 
 def test_horovod_is_told_the_network_that_leads_to_the_store(store):
     end = Store(store.address, store.token)
-    end.put("hosts/0", "a")
+    end.put("places/0", "a")
     told = end.environment()
     host, port = store.address
     # As its C++ code puts an address together, whose port is said to be 0.
     assert told["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == f"{host}:{port}/{store.token}"
     assert told["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "0"
-    assert told["HOROVOD_GLOO_IFACE"] == interface_of("127.0.0.1")
+    assert end.own_address == "127.0.0.1"
+    assert interface_of("127.0.0.1") == "lo"
     with pytest.raises(PipelineError, match=r"no network interface has the address 203\.0\.113\.9"):
         interface_of("203.0.113.9")
 
 
-def places(hosts):
+def numbers(hosts):
     """Local rank and size, and the same across the hosts, of each rank."""
-    told = [environment(hosts, rank, [], {}) for rank in range(len(hosts))]
+    there = [Place(host, "") for host in hosts]
+    told = [environment(there, rank, []) for rank in range(len(hosts))]
     names = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     return [tuple(int(one[f"HOROVOD_{name}"]) for name in names) for one in told]
 
 
 def test_places_of_ranks_on_unlike_hosts():
-    assert places(["a"]) == [(0, 1, 0, 1)]
-    assert places(["a", "a"]) == [(0, 2, 0, 1), (1, 2, 0, 1)]
-    assert places(["a", "b"]) == [(0, 1, 0, 2), (0, 1, 1, 2)]
-    assert places(["b", "a", "b", "c", "b"]) == [
+    assert numbers(["a"]) == [(0, 1, 0, 1)]
+    assert numbers(["a", "a"]) == [(0, 2, 0, 1), (1, 2, 0, 1)]
+    assert numbers(["a", "b"]) == [(0, 1, 0, 2), (0, 1, 1, 2)]
+    assert numbers(["b", "a", "b", "c", "b"]) == [
         (0, 3, 0, 3),
         (0, 1, 1, 3),
         (1, 3, 0, 1),
@@ -144,16 +165,20 @@ def test_places_of_ranks_on_unlike_hosts():
 @pytest.mark.parametrize(
     ("given", "visible", "expected"),
     [
-        ([], None, ""),
         ([], "", ""),
         ([], "4,5", "5"),
         ([], "4", "4"),
-        (["2"], None, "2"),
+        (["2"], "", "2"),
         (["5"], "4,5", "5"),
     ],
 )
 def test_a_rank_sees_its_own_gpus_alone(given, visible, expected):
-    known = {} if visible is None else {module.CUDA_DEVICES: visible}
-    told = environment(["a", "a"], 1, given, known)
+    told = environment([Place("a", visible)] * 2, 1, given)
     assert told[module.CUDA_DEVICES] == expected
     assert told["LOCAL_RANK"] == "1"
+
+
+def test_executors_of_one_host_may_have_gpus_of_their_own():
+    there = [Place("a", "0,1"), Place("a", "2,3"), Place("a", "0,1"), Place("a", "2,3")]
+    told = [environment(there, rank, [])[module.CUDA_DEVICES] for rank in range(4)]
+    assert told == ["0", "2", "1", "3"]

@@ -93,18 +93,32 @@ def test_a_death_is_blamed_before_the_failures_that_it_causes(make_monitor, read
         peers = [Peer(monitor, rank) for rank in (0, 1)]
         for peer in peers[-ready:]:
             peer.send("ready")
-        peers[0].send("failed", cause="UnavailableError: peer is gone", traceback="...")
+        peers[0].send("failed", cause="UnavailableError: peer is gone", traceback="...", lost=False)
         peers[1].socket.close()
         threading.Thread(target=end, args=(peers[0],), daemon=True).start()
         monitor.wait()
     assert caught.value.began == (ready == 2)
 
 
+def test_the_end_of_a_peer_is_no_fault_of_the_one_that_tells(make_monitor):
+    with (
+        pytest.raises(WorkerLostError, match=r"rank 0, .*HorovodInternalError: closed") as caught,
+        make_monitor() as monitor,
+    ):
+        peers = [Peer(monitor, rank) for rank in (0, 1)]
+        for peer in peers:
+            peer.send("ready")
+            peer.send("failed", cause="HorovodInternalError: closed", traceback="", lost=True)
+            threading.Thread(target=end, args=(peer,), daemon=True).start()
+        monitor.wait()
+    assert caught.value.began
+
+
 def test_a_failure_carries_its_cause_and_the_rest_is_called_off(make_monitor):
     heard = []
     with pytest.raises(EngineError, match="ValueError: no") as caught, make_monitor() as monitor:
         peers = [Peer(monitor, rank) for rank in (0, 1)]
-        peers[1].send("failed", cause="ValueError: no", traceback="Traceback ...")
+        peers[1].send("failed", cause="ValueError: no", traceback="Traceback ...", lost=False)
         reader = threading.Thread(target=lambda: heard.append(end(peers[0])))
         reader.start()
         threading.Thread(target=end, args=(peers[1],), daemon=True).start()

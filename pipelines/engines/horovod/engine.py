@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
+from pipelines.engines.horovod.elastic import Recovery, check_elastic
 from pipelines.engines.horovod.ranks import RankMaker
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.jobs import (
     SparkJob,
     await_slots,
     driver_addresses,
+    task_slots,
     workers_of_their_own,
 )
 from pipelines.engines.local import EXTRAS, check_installed
 from pipelines.errors import EngineUnavailable, WorkerLostError
 from pipelines.settings import Config
-from pipelines.training.checkpoint import checkpoint_steps
 from pipelines.training.ledger import Ledger
 from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-logger = logging.getLogger(__name__)
 
 NAME = "horovod"
 
@@ -38,11 +35,9 @@ class HorovodEngine:
     Not by ``horovod.spark.run``: its servers listen at every address, a single silent connection
     to one of them holds up the run, and they stay until the driver exits.
 
-    An elastic run (``training.elastic``) is one start of all ranks after the other, each of fewer
-    ranks and from the newest checkpoint. Not by ``horovod.spark.run_elastic``: its driver does
-    not end after a rank was killed, it wants a script that discovers hosts, and it needs a host
-    that is left over. The steps do not depend on the number of workers, so nothing is lost but
-    the steps since the checkpoint.
+    For an elastic run (``training.elastic``) see :mod:`pipelines.engines.horovod.elastic`. Not by
+    ``horovod.spark.run_elastic``: its driver does not end after a rank was killed, it wants a
+    script that discovers hosts, and it needs a host that is left over.
     """
 
     name = NAME
@@ -54,8 +49,10 @@ class HorovodEngine:
             "workers go on. Or gradients are to travel as fp16.",
             needs="Horovod, compiled for the executors ([the environment](environment.md)). As "
             "many task slots at once as workers (cores of the executors / `spark.task.cpus`), and "
-            "`spark.speculation` false. A network that only the cluster can reach: the "
-            "connections by which Horovod's ranks exchange gradients ask nobody who they are.",
+            "`spark.speculation` false. Horovod uses the network by which an executor reaches the "
+            "driver, or `spark.executorEnv.HOROVOD_GLOO_IFACE`: one that only the cluster can "
+            "reach, since the connections by which ranks exchange gradients ask nobody who they "
+            "are.",
         )
     }
     frameworks = ("tensorflow", "torch")
@@ -83,6 +80,7 @@ class HorovodEngine:
             raise EngineUnavailable(
                 "spark.speculation", f"engine {NAME} cannot run a worker twice", "set false"
             )
+        check_elastic(config.training)
         await_slots(session, NAME, config.training)
 
     def train(
@@ -91,43 +89,14 @@ class HorovodEngine:
         """See :class:`pipelines.engines.base.Engine`."""
         assert session is not None
         ledger = Ledger(run, run.config.training.workers, on_metrics)
+        recovery = Recovery(run, ledger, lambda: task_slots(session.sparkContext))
         part = run
-        # Each part has fewer workers than the one before.
         while part.first_step < part.last_step:
             try:
                 return _train_once(session, part, on_metrics, ledger)
             except WorkerLostError as lost:
-                rest = rest_of(part, ledger.next_step)
-                # Workers that were never ready are no loss, but a cluster that does not fit.
-                if rest is None or not (lost.began or part is not run):
-                    raise
-                workers = rest.config.training.workers
-                logger.warning("%s; %s workers go on from step %s", lost, workers, rest.first_step)
-                ledger.go_back(rest.first_step, workers)
-                part = rest
+                part = recovery.rest(part, lost)
         return ledger.outcome()
-
-
-def rest_of(run: TrainingRun, made: int) -> TrainingRun | None:
-    """What is left of a run that has lost a worker, for the workers that are left.
-
-    Args:
-        run: The run, or what was left of it before.
-        made: The steps before this one are accounted for.
-
-    Returns:
-        It goes on from the newest checkpoint; None if nobody is left, there is no such
-        checkpoint, or the run is not elastic.
-    """
-    training = run.config.training
-    granules = training.granules_per_step
-    fewer = [n for n in range(1, training.workers) if granules % n == 0]
-    known = [step for step in checkpoint_steps(run.run_folder) if step <= made]
-    if not (training.elastic and fewer and known):
-        return None
-    training = training.model_copy(update={"workers": fewer[-1]})
-    config = run.config.model_copy(update={"training": training})
-    return replace(run, config=config, first_step=known[-1])
 
 
 def _train_once(

@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def means_peer_lost(error: Exception) -> bool:
+    """Whether Horovod gave up because of another rank: its own error, or TensorFlow's for it."""
+    name = type(error).__name__
+    return name == "HorovodInternalError" or (name == "UnknownError" and "Horovod" in str(error))
+
+
 class HorovodExchange(ABC):
     """Starts Horovod in this process; see :class:`pipelines.training.exchange.Exchange`.
 

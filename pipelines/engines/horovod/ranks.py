@@ -6,20 +6,22 @@ child of one.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from http import HTTPStatus
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from importlib import import_module
+from typing import NamedTuple
 
+import psutil
 from pyspark import TaskContext
 
-from pipelines.engines.horovod.exchange import HorovodExchange
+from pipelines.engines.horovod.exchange import HorovodExchange, means_peer_lost
 from pipelines.engines.processes import end_with_parent
 from pipelines.errors import PipelineError
 from pipelines.quiet import quiet_import
@@ -34,8 +36,12 @@ EXCHANGES = {
     "torch": ("pipelines.engines.horovod.torch", "TorchExchange"),
 }
 ASK_SECONDS = 20.0
-AGAIN_SECONDS = 0.1
+ASK_TIMES = 3
+AGAIN_SECONDS = 0.3
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+# With an interface given, Horovod looks no host's name up.
+GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
+GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +82,46 @@ class RankMaker:
     def _work(self, task: WorkerTask) -> None:
         end_with_parent()
         with ExitStack() as afterwards:
-            run_worker(task, partial(self._join, task, afterwards))
+            join = partial(self._join, task, afterwards)
+            run_worker(task, join, means_peer_lost=means_peer_lost)
 
     def _join(self, task: WorkerTask, afterwards: ExitStack) -> HorovodExchange:
         """Starts Horovod in this process, once all ranks are there; leaves it in the end."""
         training = task.run.config.training
         module, name = EXCHANGES[training.framework]
-        with quiet_import():
-            exchange_class = getattr(import_module(module), name)
+        try:
+            with quiet_import():
+                exchange_class = getattr(import_module(module), name)
+        except ImportError as error:
+            raise PipelineError(
+                f"Horovod for {training.framework} cannot be imported ({error}): install the wheel"
+                " on every executor, see docs/environment.md"
+            ) from error
         store = Store(self.store, self.token)
-        hosts = meet(store, task, training.start_seconds)
-        os.environ |= environment(hosts, task.rank, gpus_given_by_spark(), os.environ)
+        own = Place(os.uname().nodename, os.environ.get(CUDA_DEVICES, ""))
+        places = meet(store, task, own, training.start_seconds)
+        os.environ |= environment(places, task.rank, gpus_given_by_spark())
         # Later than any deadline of the monitor's, which knows better whose fault it is.
         wait = training.stall_seconds + SILENCE_SECONDS
-        os.environ |= store.environment() | {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(int(wait))}
+        os.environ |= store.environment()
+        # What the owner of the cluster has set for its network stays.
+        os.environ.setdefault(GLOO_TIMEOUT, str(int(wait)))
+        os.environ.setdefault(GLOO_INTERFACE, interface_of(store.own_address))
         exchange: HorovodExchange = exchange_class(training.compression)
         afterwards.callback(exchange.leave)
         return exchange
+
+
+class Place(NamedTuple):
+    """Where a rank is.
+
+    Attributes:
+        host: Name of the host.
+        devices: The GPUs that its executor may use, as ``CUDA_VISIBLE_DEVICES`` lists them.
+    """
+
+    host: str
+    devices: str
 
 
 class Store:
@@ -101,90 +130,102 @@ class Store:
     Args:
         address: Host and port of the store.
         token: What it asks for.
+
+    Attributes:
+        own_address: Of this host, on the network that leads to the store; once it was asked.
     """
 
     def __init__(self, address: tuple[str, int], token: str) -> None:
         self._host, self._port = address
         self._token = token
-        self._own_address = ""
+        self.own_address = ""
 
     def put(self, key: str, value: str) -> None:
         """Gives a key a value."""
         self._ask("PUT", key, value)
 
-    def get(self, key: str) -> str | None:
-        """The value of a key, if it has one."""
-        status, value = self._ask("GET", key)
-        return value if status == HTTPStatus.OK else None
+    def get_all(self, scope: str) -> dict[str, str]:
+        """The values of all keys that begin with the scope, which ends in a slash."""
+        values: dict[str, str] = json.loads(self._ask("GET", scope))
+        return values
 
     def environment(self) -> dict[str, str]:
-        """Tells Horovod where the store is, and which network to use: the one that leads there.
+        """Tells Horovod where the store is.
 
         The address is followed by ``:PORT/`` where the library builds a path, so that the token
-        becomes a part of it. With a network interface the library looks no host's name up.
+        becomes a part of it.
         """
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self._host}:{self._port}/{self._token}",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
-            "HOROVOD_GLOO_IFACE": interface_of(self._own_address),
         }
 
-    def _ask(self, method: str, key: str, body: str | None = None) -> tuple[int, str]:
+    def _ask(self, method: str, key: str, body: str | None = None) -> str:
+        """Asks again when the driver is too busy to answer, as Horovod does."""
+        for left in reversed(range(ASK_TIMES)):
+            try:
+                return self._ask_once(method, key, body)
+            except (OSError, HTTPException):
+                if not left:
+                    raise
+                time.sleep(AGAIN_SECONDS)
+        raise AssertionError("the last time returns or raises")
+
+    def _ask_once(self, method: str, key: str, body: str | None) -> str:
         connection = HTTPConnection(self._host, self._port, timeout=ASK_SECONDS)
         try:
             connection.connect()
-            self._own_address = connection.sock.getsockname()[0]
+            self.own_address = connection.sock.getsockname()[0]
             connection.request(method, f"/{self._token}:0/{key}", body)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
+            return connection.getresponse().read().decode()
         finally:
             connection.close()
 
 
-def meet(store: Store, task: WorkerTask, seconds: float) -> list[str]:
+def meet(store: Store, task: WorkerTask, own: Place, seconds: float) -> list[Place]:
     """Waits until all ranks are there.
 
     Args:
         store: Where they meet.
         task: Of this rank.
+        own: Where this rank is.
         seconds: Deadline.
 
     Returns:
-        The host of each rank.
+        The place of each rank.
 
     Raises:
         PipelineError: Some are missing.
     """
     deadline = time.monotonic() + seconds
-    store.put(f"hosts/{task.rank}", os.uname().nodename)
-    hosts = []
-    for rank in range(task.workers):
-        while (host := store.get(f"hosts/{rank}")) is None:
-            if time.monotonic() > deadline:
-                raise PipelineError(f"rank {rank} has not come within {seconds:.0f} s")
-            time.sleep(AGAIN_SECONDS)
-        hosts.append(host)
-    return hosts
+    keys = [f"places/{rank}" for rank in range(task.workers)]
+    store.put(keys[task.rank], json.dumps(own))
+    while len(there := store.get_all("places/")) < task.workers:
+        if time.monotonic() > deadline:
+            late = [rank for rank, key in enumerate(keys) if key not in there]
+            raise PipelineError(f"ranks {late} have not come within {seconds:.0f} s")
+        time.sleep(AGAIN_SECONDS)
+    return [Place(*json.loads(there[key])) for key in keys]
 
 
-def environment(
-    hosts: Sequence[str], rank: int, given: Sequence[str], known: Mapping[str, str]
-) -> dict[str, str]:
+def environment(places: Sequence[Place], rank: int, given: Sequence[str]) -> dict[str, str]:
     """What Horovod and the frameworks read of a rank's place.
 
     Args:
-        hosts: Of each rank.
+        places: Of each rank.
         rank: The rank.
         given: Addresses of the GPUs that Spark gave its task.
-        known: The environment of the process.
     """
+    hosts = [place.host for place in places]
     own = hosts[rank]
     local = hosts[:rank].count(own)
     # Hosts that have as many ranks, one of which is the counterpart of this one.
     names = list(dict.fromkeys(hosts))
     counterparts = [name for name in names if hosts.count(name) > local]
-    visible = [name for name in known.get(CUDA_DEVICES, "").split(",") if name]
-    gpus = given or visible[local % max(len(visible), 1) :][:1]
+    visible = [name for name in places[rank].devices.split(",") if name]
+    # Executors of one host may have GPUs of their own each.
+    turn = places[:rank].count(places[rank]) % max(len(visible), 1)
+    gpus = given or visible[turn : turn + 1]
     return {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(len(hosts)),
@@ -208,8 +249,6 @@ def interface_of(address: str) -> str:
     Raises:
         PipelineError: None has.
     """
-    import psutil  # Comes with Horovod, which the driver may be without.
-
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in addresses):
             return str(name)

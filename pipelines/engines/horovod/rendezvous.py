@@ -7,6 +7,7 @@ can be a part of it: a request is for ``/TOKEN:0/SCOPE/KEY``.
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from http import HTTPStatus
@@ -65,13 +66,14 @@ class _Request(BaseHTTPRequestHandler):
         return self.server.belongs(self.request, token) and super().parse_request()
 
     def do_GET(self) -> None:
-        """The value of a key, or 404 as long as it has none."""
+        """The value of a key, or 404 as long as it has none; all values of a scope as JSON."""
+        if self.path.endswith("/"):
+            return self._reply(HTTPStatus.OK, self._values_of(self.path))
         with self.server.lock:
             value = self.server.values.get(self.path)
         if value is None:
-            self._reply(HTTPStatus.NOT_FOUND)
-        else:
-            self._reply(HTTPStatus.OK, value)
+            return self._reply(HTTPStatus.NOT_FOUND)
+        return self._reply(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:
         """Gives a key a value."""
@@ -96,6 +98,17 @@ class _Request(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Says nothing on the driver's screen."""
+
+    def _values_of(self, scope: str) -> bytes:
+        """The scope's keys, without what makes the path the token's, and their values."""
+        root = "/".join(scope.split("/")[:2]) + "/"
+        with self.server.lock:
+            values = {
+                path.removeprefix(root): value.decode()
+                for path, value in self.server.values.items()
+                if path.startswith(scope)
+            }
+        return json.dumps(values).encode()
 
     def _reply(self, status: HTTPStatus, body: bytes = b"") -> None:
         self.send_response_only(status)

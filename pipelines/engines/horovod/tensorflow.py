@@ -25,8 +25,9 @@ class TensorFlowExchange(HorovodExchange):
         return hvd.allgather(tf.convert_to_tensor(tensor), name="gather")
 
     def _mean(self, name: str, tensors: Sequence[Any], compression: Any) -> list[Any]:
-        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-        mean = hvd.allreduce(flat, op=hvd.Average, name=name, compression=compression)
+        # Divided before it is summed: a sum could be more than fp16 holds.
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0) / self.workers
+        mean = hvd.allreduce(flat, op=hvd.Sum, name=name, compression=compression)
         pieces = tf.split(mean, [int(tensor.shape.num_elements()) for tensor in tensors])
         return [
             tf.reshape(piece, tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)

@@ -31,7 +31,9 @@ class TorchExchange(HorovodExchange):
     def _mean(
         self, name: str, tensors: Sequence[torch.Tensor], compression: Any
     ) -> list[torch.Tensor]:
-        flat, kind = compression.compress(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-        hvd.allreduce_(flat, op=hvd.Average, name=name)
+        # Divided before it is summed: a sum could be more than fp16 holds.
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(self.workers)
+        flat, kind = compression.compress(flat)
+        hvd.allreduce_(flat, op=hvd.Sum, name=name)
         pieces = compression.decompress(flat, kind).split([tensor.numel() for tensor in tensors])
         return [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
