@@ -278,6 +278,6 @@ def _print(rates: Mapping[str, Sequence[float]]) -> None:
             name,
             f"{statistics.median(values):.1f}",
             ", ".join(f"{value:.1f}" for value in values),
-            f"{_ratio(rates, name, base)}",
+            f"{_ratio(rates, name, base):.2f}",
         )
     Console().print(table)
