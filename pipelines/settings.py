@@ -281,8 +281,12 @@ class TrainingSettings(Settings):
     dropout: float = Field(
         default=0.0, ge=0, lt=1, description="Share of activations; `twins` needs it."
     )
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="Of the matrix products; weights stay fp32."
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description=(
+            "Of the matrix products; weights stay fp32. `auto`: bf16 on a GPU, fp32 on a CPU, "
+            "which without the instructions for it takes many times as long in bf16."
+        ),
     )
     activation_checkpointing: bool = Field(
         default=False,

@@ -19,6 +19,7 @@ from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.devices import worker_device
 from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork
+from pipelines.training.precision import with_precision
 from pipelines.training.run import WorkerTask
 from pipelines.training.torch import Texts, granule_scores, granule_texts, to_numpy
 
@@ -42,13 +43,14 @@ class ShardedStepper(ABC):
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, exchange: Exchange) -> None:
         config = task.run.config
         self._spec = checkpoint.spec
-        self._training = config.training
         self._exchange = exchange
         self._loss = configured_loss(config.objective, "torch")
         self._sides = task.run.sides
         self._across_granules = spans_steps(config.objective)
         self._device = worker_device()
-        self._encoder = EncoderModule(checkpoint.spec, checkpoint.weights, config.training)
+        on_gpu = self._device.type == "cuda"
+        self._training = with_precision(config.training, on_gpu=on_gpu)
+        self._encoder = EncoderModule(checkpoint.spec, checkpoint.weights, self._training)
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:

@@ -22,6 +22,7 @@ from pipelines.training.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork
+from pipelines.training.precision import with_precision
 from pipelines.training.run import WorkerTask
 
 
@@ -63,7 +64,8 @@ class TensorFlowStepper:
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, exchange: Exchange) -> None:
         config = task.run.config
         self._spec = checkpoint.spec
-        self._training = config.training
+        on_gpu = bool(tf.config.list_physical_devices("GPU"))
+        self._training = with_precision(config.training, on_gpu=on_gpu)
         self._exchange = exchange
         self._loss = configured_loss(config.objective, "tensorflow")
         self._sides = task.run.sides

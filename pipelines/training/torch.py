@@ -22,6 +22,7 @@ from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.devices import worker_device
 from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork
+from pipelines.training.precision import with_precision
 from pipelines.training.run import WorkerTask
 
 WORDS = "embeddings.word_embeddings.weight"
@@ -52,12 +53,13 @@ class TorchStepper:
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, exchange: Exchange) -> None:
         config = task.run.config
         self._spec = checkpoint.spec
-        self._training = config.training
         self._exchange = exchange
         self._loss = configured_loss(config.objective, "torch")
         self._sides = task.run.sides
         self._across_granules = spans_steps(config.objective)
         self._device = worker_device()
+        on_gpu = self._device.type == "cuda"
+        self._training = with_precision(config.training, on_gpu=on_gpu)
         self._weights = {
             name: torch.tensor(value, device=self._device, requires_grad=True)
             for name, value in checkpoint.weights.items()
