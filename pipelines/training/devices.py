@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
+from pipelines.training.resources import gpus_given_by_spark
+
 
 def worker_device() -> torch.device:
     """The GPU that this worker was given, or the CPU.
@@ -17,7 +19,7 @@ def worker_device() -> torch.device:
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device(choose_device(_given_by_spark(), os.environ))
+    return torch.device(choose_device(next(iter(gpus_given_by_spark()), None), os.environ))
 
 
 def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
@@ -34,12 +36,3 @@ def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
     if visible:
         return f"cuda:{int(environment.get('LOCAL_RANK', '0')) % len(visible)}"
     return "cpu"
-
-
-def _given_by_spark() -> str | None:
-    """The first address of the task's resource ``gpu``; None outside of a task."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    resource = context.resources().get("gpu") if context is not None else None
-    return resource.addresses[0] if resource is not None and resource.addresses else None

@@ -1,6 +1,7 @@
 """What somebody without the token of a run may send to its servers."""
 
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 
 BODY = b"\x01" * 4096
@@ -49,6 +50,17 @@ def approach(address: tuple[str, int], transport: str) -> tuple[list[bytes], soc
     staying = socket.create_connection(address, timeout=5)
     staying.sendall(half)
     return answers, staying
+
+
+def visit(addresses: Iterable[tuple[str, int]]) -> list[bytes]:
+    """Sends all messages of every kind to each address; returns what came back."""
+    told = []
+    for address in addresses:
+        for transport in MESSAGES:
+            answers, staying = approach(address, transport)
+            told += answers
+            staying.close()
+    return told
 
 
 def answer(address: tuple[str, int], message: bytes) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from contestants import WITH_HOROVOD
-from strangers import MESSAGES, approach, tells_nothing
+from strangers import tells_nothing, visit
 from test_contract import connections, listening, started, wait_until_gone
 
 from pipelines.engines import engine
@@ -198,11 +198,7 @@ def test_strangers_learn_and_change_nothing(spark, make_run, reference):
         if line["step"] == 3:
             there = {c.laddr for c in connections() if c.status == psutil.CONN_LISTEN}
             visited.update(address for address in there if address.port not in before)
-            for address in visited:
-                for transport in MESSAGES:
-                    answers, staying = approach(address, transport)
-                    told.extend(answers)
-                    staying.close()
+            told.extend(visit(visited))
 
     outcome = train(spark, make_run(STEPS, framework="torch"), let_strangers_come)
     np.testing.assert_allclose(outcome.losses, reference("torch"), rtol=1e-3)

@@ -19,7 +19,6 @@ from importlib import import_module
 from typing import NamedTuple
 
 import psutil
-from pyspark import TaskContext
 
 from pipelines.engines.horovod.exchange import HorovodExchange, means_peer_lost
 from pipelines.engines.processes import end_with_parent
@@ -27,6 +26,7 @@ from pipelines.errors import PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.training.monitor import SILENCE_SECONDS
 from pipelines.training.reporter import ABORTED, report_lost
+from pipelines.training.resources import gpus_given_by_spark
 from pipelines.training.run import WorkerTask
 from pipelines.training.worker import run_worker
 
@@ -162,14 +162,11 @@ class Store:
 
     def _ask(self, method: str, key: str, body: str | None = None) -> str:
         """Asks again when the driver is too busy to answer, as Horovod does."""
-        for left in reversed(range(ASK_TIMES)):
-            try:
+        for _ in range(ASK_TIMES - 1):
+            with suppress(OSError, HTTPException):
                 return self._ask_once(method, key, body)
-            except (OSError, HTTPException):
-                if not left:
-                    raise
-                time.sleep(AGAIN_SECONDS)
-        raise AssertionError("the last time returns or raises")
+            time.sleep(AGAIN_SECONDS)
+        return self._ask_once(method, key, body)
 
     def _ask_once(self, method: str, key: str, body: str | None) -> str:
         connection = HTTPConnection(self._host, self._port, timeout=ASK_SECONDS)
@@ -253,10 +250,3 @@ def interface_of(address: str) -> str:
         if any(one.address.partition("%")[0] == address for one in addresses):
             return str(name)
     raise PipelineError(f"no network interface has the address {address}")
-
-
-def gpus_given_by_spark() -> list[str]:
-    """Addresses of the task's resource ``gpu``."""
-    context = TaskContext.get()
-    resource = context.resources().get("gpu") if context is not None else None
-    return list(resource.addresses) if resource is not None else []
