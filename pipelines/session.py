@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,10 @@ LOCAL_EXECUTOR_MEMORY_MB = 1024
 
 
 def spark_session(
-    config: Config, app_name: str = "sentence-pipelines", executors: int | None = None
+    config: Config,
+    app_name: str = "sentence-pipelines",
+    executors: int | None = None,
+    conf: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda own: {},
 ) -> SparkSession:
     """Gives the running session, or starts one.
 
@@ -35,6 +38,7 @@ def spark_session(
         config: The configuration.
         app_name: What Spark's pages show.
         executors: Of a local cluster; one per training worker unless told.
+        conf: What else a new session is to have, by what it has.
 
     Raises:
         InputError: There is no Java, or the cluster cannot be reached.
@@ -47,9 +51,8 @@ def spark_session(
     # Executors must run the Python of the driver, where `pipelines` is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    for key, value in session_conf(
-        config, submitted=_under_spark_submit(), executors=executors
-    ).items():
+    own = session_conf(config, submitted=_under_spark_submit(), executors=executors)
+    for key, value in (own | dict(conf(own))).items():
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()

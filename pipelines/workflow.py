@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines import storage
 from pipelines.encoder.folder import start_encoder, write_encoder
 from pipelines.engines import engine
-from pipelines.engines.base import Engine, check_fit
+from pipelines.engines.base import Engine, NeedsConf, check_fit
 from pipelines.errors import InputError
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
@@ -122,7 +122,10 @@ def _session_for(chosen: Engine, config: Config) -> SparkSession | None:
     """The session that an engine trains in, if it needs one."""
     if not chosen.needs_spark:
         return None
-    return spark_session(config, executors=chosen.executors(config))
+    executors = chosen.executors(config)
+    if isinstance(chosen, NeedsConf):
+        return spark_session(config, executors=executors, conf=chosen.spark_conf)
+    return spark_session(config, executors=executors)
 
 
 def _plan(config: Config, manifest: LaneManifest) -> BatchPlan:

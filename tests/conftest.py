@@ -11,6 +11,7 @@ from hypothesis import settings
 from small import small_config, write_docstrings
 
 from pipelines import workflow
+from pipelines.engines.bigdl.jars import class_paths
 from pipelines.session import spark_session
 from pipelines.settings import Config
 
@@ -45,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def spark() -> Iterator:
     """A session on a real local cluster: executors of one core for two workers and a server."""
     brief = Config(spark={"executor.extraJavaOptions": BRIEF_JVM})
-    session = spark_session(brief, "tests", executors=3)
+    session = spark_session(brief, "tests", executors=3, conf=class_paths)
     yield session
     session.stop()
 

@@ -10,6 +10,7 @@ from pipelines.errors import EngineUnavailable, InputError
 
 REGISTRY: Mapping[str, str] = {
     "local": "pipelines.engines.local:LocalEngine",
+    "bigdl": "pipelines.engines.bigdl:BigDLEngine",
     "deepspeed": "pipelines.engines.deepspeed:DeepSpeedEngine",
     "elephas": "pipelines.engines.elephas:ElephasEngine",
     "horovod": "pipelines.engines.horovod:HorovodEngine",

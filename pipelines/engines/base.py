@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pipelines.errors import InputError
 from pipelines.settings import Config, TrainingSettings
@@ -88,6 +88,15 @@ class Engine(Protocol):
         Raises:
             EngineError: The run failed; no process of it is left.
         """
+        ...
+
+
+@runtime_checkable
+class NeedsConf(Protocol):
+    """An engine whose executors must be started in a certain way."""
+
+    def spark_conf(self, conf: Mapping[str, str]) -> Mapping[str, str]:
+        """What a new session needs in its conf, by what it has; both by whole keys."""
         ...
 
 

@@ -83,7 +83,8 @@ class SparkJob(threading.Thread):
         engine: Name of the engine.
         name: What the job is, for errors.
         description: The same for Spark's pages.
-        act: Starts the job, and returns when it has ended.
+        act: Starts the job, and returns when it has ended; an error that is none of an engine yet
+            is told in one line.
     """
 
     def __init__(
@@ -108,6 +109,8 @@ class SparkJob(threading.Thread):
         try:
             self._context.setJobGroup(self._group, self._description, interruptOnCancel=True)
             self._act()
+        except EngineError as error:
+            self._failure = error
         except Exception as error:  # noqa: BLE001 - carried to the waiting thread
             cause = f"{self._what} failed ({spark_cause(error)})"
             self._failure = EngineError(self._engine, cause)

@@ -1,8 +1,9 @@
 """The losses: one file each, the frameworks' forms side by side.
 
-Every form takes the embeddings of an example's sides as a list, [examples, width] each, in the
-order of the objective's ``sides``; the scores [examples], zeros where there are none; and the
-temperature. It returns the mean loss.
+The forms of TensorFlow and PyTorch take the embeddings of an example's sides as a list, [examples,
+width] each, in the order of the objective's ``sides``; the scores [examples], zeros where there are
+none; and the temperature. They return the mean loss. BigDL's, which is a part of a graph, says
+itself what it takes.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any, Literal
 
 from pipelines.lanes.files import SideName
 from pipelines.settings import ObjectiveSettings
-
-Loss = Callable[[Sequence[Any], Any, float], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,9 @@ class Objective:
     sides: tuple[SideName, ...]
     uses_negatives: bool
 
-    def loss(self, framework: str) -> Loss:
+    def form(self, framework: str) -> Callable[..., Any]:
         """The form of a framework; imports that framework."""
-        form: Loss = getattr(import_module(self.module), framework)
+        form: Callable[..., Any] = getattr(import_module(self.module), framework)
         return form
 
 
@@ -45,7 +44,7 @@ def configured_loss(
     settings: ObjectiveSettings, framework: str
 ) -> Callable[[Sequence[Any], Any], Any]:
     """The loss that is configured, of the sides and the scores; imports the framework."""
-    loss = OBJECTIVES[settings.name].loss(framework)
+    loss = OBJECTIVES[settings.name].form(framework)
     return lambda sides, scores: loss(sides, scores, settings.temperature)
 
 

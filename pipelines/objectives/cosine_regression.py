@@ -24,3 +24,22 @@ def torch(sides: Sequence[Any], scores: Any, temperature: float) -> Any:
 
     left, right = (normalize(side, dim=-1) for side in sides)
     return mse_loss((left * right).sum(-1), scores)
+
+
+def bigdl(sides: Sequence[Any], examples: int, temperature: float) -> tuple[Any, Any]:
+    """The cosine similarities, and dllib's mean squared error to the scores.
+
+    Args:
+        sides: Nodes of a graph: [granules, examples, width] each, of length 1.
+        examples: Of a granule.
+        temperature: Not used.
+
+    Returns:
+        A node [granules x examples], and the criterion that compares it with the scores.
+    """
+    from bigdl.dllib.nn import criterion, layer
+
+    product = layer.CMulTable()(list(sides))
+    # Of the class's two last arguments each sets the other: this is a sum, not a mean.
+    cosine = layer.Sum(3, squeeze=False, size_average=True)(product)
+    return layer.InferReshape([-1])(cosine), criterion.MSECriterion()

@@ -35,3 +35,25 @@ def torch(sides: Sequence[Any], scores: Any, temperature: float) -> Any:
     similarity = left @ torch.cat(candidates).T / temperature
     # The right texts come first.
     return cross_entropy(similarity, torch.arange(len(left), device=left.device))
+
+
+def bigdl(sides: Sequence[Any], examples: int, temperature: float) -> tuple[Any, Any]:
+    """The similarities to pick from, and dllib's mean cross-entropy of picking the right text.
+
+    Args:
+        sides: Nodes of a graph: [granules, examples, width] each, of length 1.
+        examples: Of a granule.
+        temperature: Divides cosine similarities.
+
+    Returns:
+        A node [granules x examples, candidates], and the criterion that compares it with the
+        number of each example's own text, from 1: its place in the granule.
+    """
+    from bigdl.dllib.nn import criterion, layer
+
+    left, *candidates = sides
+    texts = layer.JoinTable(2, 3)(candidates) if len(candidates) > 1 else candidates[0]
+    similarity = layer.MM(trans_a=False, trans_b=True)([left, texts])
+    scaled = layer.MulConstant(1 / temperature)(similarity)
+    rows = layer.InferReshape([-1, len(candidates) * examples])(scaled)
+    return rows, criterion.CrossEntropyCriterion()

@@ -60,6 +60,7 @@ class Contestant:
         faults: Whether its failures are tried outside of the matrix too: another contestant's
             take the same way if not.
         trains: Whether it is tried at all outside of the matrix.
+        watched: Whether its workers are processes of ours that report to a monitor.
         marks: Of its tests.
     """
 
@@ -70,6 +71,7 @@ class Contestant:
     repeats: bool = True
     faults: bool = True
     trains: bool = True
+    watched: bool = True
     marks: tuple = ()
 
     def __str__(self) -> str:
@@ -82,6 +84,7 @@ def contestant(
     repeats: bool = True,
     faults: bool = True,
     trains: bool = True,
+    watched: bool = True,
     marks: tuple = (),
     **training,
 ) -> Contestant:
@@ -93,6 +96,7 @@ def contestant(
         repeats=repeats,
         faults=faults and trains,
         trains=trains,
+        watched=watched,
         marks=marks,
     )
 
@@ -112,6 +116,7 @@ CONTESTANTS = [
     contestant("elephas-sync", round_steps=4, transport="socket"),
     contestant("elephas-async", mode="async", repeats=False),
     contestant("elephas-hogwild", mode="hogwild", transport="socket", repeats=False, faults=False),
+    contestant("bigdl", framework="bigdl", watched=False),
     contestant("torch-ddp", framework="torch"),
     contestant("torch-fsdp", framework="torch", sharding="parameters", faults=False),
     contestant("deepspeed-zero1", framework="torch", sharding="optimizer", trains=False),

@@ -25,7 +25,7 @@ def loss_of(request) -> Callable[..., float]:
 
 def evaluate(framework, name, sides, scores, temperature):
     """Loss and gradients of the sides."""
-    form = OBJECTIVES[name].loss(framework)
+    form = OBJECTIVES[name].form(framework)
     if framework == "torch":
         tensors = [torch.tensor(side, requires_grad=True) for side in sides]
         loss = form(tensors, None if scores is None else torch.from_numpy(scores), temperature)

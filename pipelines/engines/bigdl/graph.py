@@ -1,0 +1,41 @@
+"""The graph that is trained: the encoder, and the loss of each granule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bigdl.dllib.nn import layer as dllib
+
+from pipelines.encoder.bigdl import Graph, encoder_nodes, graph_of, quiet
+from pipelines.encoder.spec import EncoderSpec
+from pipelines.objectives import OBJECTIVES
+from pipelines.training.run import TrainingRun
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
+def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -> tuple[Graph, Any]:
+    """Builds the graph in the driver's JVM.
+
+    Args:
+        context: With dllib on the class path.
+        spec: The encoder's shape.
+        run: Says what is minimised.
+
+    Returns:
+        A graph from token ids and lengths of any number of granules to what is compared with
+        their targets, and the criterion that does so.
+    """
+    objective, examples = run.config.objective, run.manifest.granule
+    sides = len(run.sides)
+    with quiet():
+        nodes = encoder_nodes(context, spec)
+        units = nodes.embeddings if spec.normalise else dllib.Normalize(2.0)(nodes.embeddings)
+        granules = dllib.InferReshape([-1, sides * examples, spec.hidden])(units)
+        each = [
+            dllib.Narrow(2, 1 + number * examples, examples)(granules) for number in range(sides)
+        ]
+        form = OBJECTIVES[objective.name].form("bigdl")
+        output, criterion = form(each, examples, objective.temperature)
+        return graph_of(context, spec, nodes, output), criterion.value

@@ -1,0 +1,70 @@
+"""BigDL's jars on the class paths of driver and executors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from pipelines.errors import EngineUnavailable
+
+CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+# A part of the name of dllib's jar, and of what tells that it is there.
+_DLLIB = "bigdl-dllib"
+
+
+def jars() -> list[Path]:
+    """The jars that the Python packages of BigDL bring along.
+
+    Raises:
+        EngineUnavailable: They are not installed.
+    """
+    spec = find_spec("bigdl")
+    roots = [] if spec is None else list(spec.submodule_search_locations or ())
+    found = sorted(path for root in roots for path in Path(root).glob("share/*/lib/*.jar"))
+    if not any(path.name.startswith(_DLLIB) for path in found):
+        raise EngineUnavailable(
+            "training.engine",
+            "bigdl-dllib-spark3 is not installed",
+            'pip install "sentence-pipelines[bigdl]" on the driver',
+        )
+    return found
+
+
+def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
+    """What a new session needs in its conf.
+
+    Args:
+        conf: What is set already, by whole key; it is kept.
+    """
+    own = os.pathsep.join(map(str, jars()))
+    return {
+        key: os.pathsep.join(filter(None, (conf.get(key), own)))
+        for key in CLASS_PATHS
+        if _DLLIB not in conf.get(key, "")
+    }
+
+
+def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
+    """Refuses a running session in which dllib is not there.
+
+    Args:
+        conf: The session's conf.
+        on_driver: Whether the driver's JVM finds dllib.
+
+    Raises:
+        EngineUnavailable: With the conf key that brings it.
+    """
+    everywhere = any(
+        _DLLIB in conf.get(key, "") for key in ("spark.jars", "spark.executor.extraClassPath")
+    )
+    if on_driver and (everywhere or conf.get("spark.master", "").startswith("local[")):
+        return
+    own = os.pathsep.join(map(str, jars()))
+    key = CLASS_PATHS[1] if on_driver else CLASS_PATHS[0]
+    raise EngineUnavailable(
+        key,
+        "engine bigdl does not find its jars there",
+        f"start the session with {CLASS_PATHS[0]} and {CLASS_PATHS[1]} set to {own}",
+    )

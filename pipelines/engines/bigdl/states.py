@@ -1,0 +1,70 @@
+"""The state of training between dllib's vector and our checkpoints, by files in the run folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.encoder.bigdl import Graph, flattened, unflattened
+from pipelines.training.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class States:
+    """A folder that the executors write their slices of the state to.
+
+    Attributes:
+        folder: Reachable from all executors.
+        workers: How many slices there are.
+    """
+
+    folder: Path
+    workers: int
+
+    def write_moments(self, graph: Graph, checkpoint: Checkpoint) -> str:
+        """Writes what the optimiser begins from; returns the file, or nothing for zeros."""
+        if not checkpoint.moments:
+            return ""
+        path = self.folder / "begin.bin"
+        with path.open("wb") as file:
+            for kind in ("m", "v"):
+                own = {name: checkpoint.moments[f"{kind}/{name}"] for name in checkpoint.weights}
+                flattened(graph, own).astype("<f4", copy=False).tofile(file)
+        return str(path)
+
+    def take(self, graph: Graph, step: int) -> Checkpoint:
+        """The state before a step, which all executors have written; their files are deleted."""
+        paths = [self.folder / f"state-{step}-{rank}.bin" for rank in range(self.workers)]
+        slices = [np.fromfile(path, "<f4").reshape(3, -1) for path in paths]
+        weights, *moments = (unflattened(graph, row) for row in np.concatenate(slices, axis=1))
+        for path in paths:
+            path.unlink()
+        named = {
+            f"{kind}/{name}": value
+            for kind, arrays in zip(("m", "v"), moments, strict=True)
+            for name, value in arrays.items()
+        }
+        return Checkpoint(step, graph.spec, weights, named)
+
+
+@contextmanager
+def states_in(run_folder: Path, workers: int) -> Iterator[States]:
+    """A folder for the states, which is gone in the end.
+
+    Args:
+        run_folder: Folder of the run.
+        workers: How many slices there are.
+    """
+    # What a driver that dies leaves behind is deleted when the run is opened again.
+    folder = run_folder / "checkpoints" / ".bigdl.part"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield States(folder, workers)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,104 @@
+package sentencepipelines;
+
+import com.intel.analytics.bigdl.dllib.feature.dataset.MiniBatch;
+import com.intel.analytics.bigdl.dllib.nn.abstractnn.Activity;
+import com.intel.analytics.bigdl.dllib.tensor.Tensor;
+import com.intel.analytics.bigdl.dllib.tensor.TensorNumericMath.TensorNumeric;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.FloatBuffer;
+import java.nio.IntBuffer;
+import scala.collection.Seq;
+
+/**
+ * A worker's granules of one step, which dllib shares between the worker's threads.
+ *
+ * <p>Texts stand one behind the other without padding, granule by granule and in a granule side by
+ * side. Each granule has as many texts, and as many targets, as any other.
+ */
+public class Granules implements MiniBatch {
+  private final int count;
+  private final float[] tokenIds;
+  private final float[] lengths;
+  private final float[] targets;
+
+  private Granules(int count, float[] tokenIds, float[] lengths, float[] targets) {
+    this.count = count;
+    this.tokenIds = tokenIds;
+    this.lengths = lengths;
+    this.targets = targets;
+  }
+
+  /**
+   * Reads what `pipelines.engines.bigdl.feeding.packed` wrote.
+   *
+   * @param bytes int32 numbers of granules, tokens, texts and targets; then int32 ids and lengths,
+   *     and float32 targets; little-endian.
+   */
+  public static Granules read(byte[] bytes) {
+    ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN);
+    IntBuffer head = buffer.asIntBuffer();
+    int count = head.get();
+    float[] tokenIds = new float[head.get()];
+    float[] lengths = new float[head.get()];
+    float[] targets = new float[head.get()];
+    for (int place = 0; place < tokenIds.length; place++) {
+      tokenIds[place] = head.get();
+    }
+    for (int place = 0; place < lengths.length; place++) {
+      lengths[place] = head.get();
+    }
+    buffer.position(4 * head.position());
+    FloatBuffer values = buffer.asFloatBuffer();
+    values.get(targets);
+    return new Granules(count, tokenIds, lengths, targets);
+  }
+
+  public int size() {
+    return count;
+  }
+
+  /** Some of the granules; they are counted from 1. */
+  public MiniBatch slice(int from, int size) {
+    if (from == 1 && size == count) {
+      return this;
+    }
+    int texts = lengths.length / count, places = targets.length / count;
+    int firstText = (from - 1) * texts, endText = firstText + size * texts;
+    int firstToken = 0, tokens = 0;
+    for (int text = 0; text < endText; text++) {
+      if (text < firstText) {
+        firstToken += (int) lengths[text];
+      } else {
+        tokens += (int) lengths[text];
+      }
+    }
+    return new Granules(
+        size,
+        java.util.Arrays.copyOfRange(tokenIds, firstToken, firstToken + tokens),
+        java.util.Arrays.copyOfRange(lengths, firstText, endText),
+        java.util.Arrays.copyOfRange(targets, (from - 1) * places, (from - 1 + size) * places));
+  }
+
+  /** A table of the token ids, which count from 0, and the length of each text. */
+  public Activity getInput() {
+    return Floats.pair(
+        Floats.of(tokenIds, 0, tokenIds.length), Floats.of(lengths, 0, lengths.length));
+  }
+
+  public Activity getTarget() {
+    return Floats.of(targets, 0, targets.length);
+  }
+
+  public Tensor data() {
+    return Floats.member(getInput(), 1);
+  }
+
+  public Tensor labels() {
+    return (Tensor) getTarget();
+  }
+
+  public MiniBatch set(Seq samples, TensorNumeric numeric) {
+    throw new UnsupportedOperationException("granules are made whole, not of samples");
+  }
+}
