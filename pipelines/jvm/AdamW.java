@@ -21,7 +21,8 @@ import scala.Tuple2;
  * arXiv:1711.05101. dllib has none whose decay is decoupled and follows the learning rate.
  *
  * <p>The parameters are one vector, cut into as many slices as there are workers. A state file
- * holds fp32 weights, first and second moments, each of the whole vector or of a slice.
+ * holds a slice's weights, first and second moments. An optimiser that Spark makes anew, since its
+ * executor was lost, has none of its own past: it refuses to go on.
  */
 public class AdamW implements OptimMethod {
   private static final double BETA_1 = 0.9, BETA_2 = 0.999;
@@ -42,6 +43,7 @@ public class AdamW implements OptimMethod {
   private transient float[] second;
   private transient boolean[] decays;
   private transient int made;
+  private transient RuntimeException failure;
 
   /**
    * @param firstStep Number of the first step, from 0.
@@ -51,7 +53,7 @@ public class AdamW implements OptimMethod {
    * @param decayed Begin and end of each range of the vector that is decayed; bytes of int32.
    * @param rates Learning rate of each step; bytes of float32.
    * @param kept Numbers of the steps before which the state is written; bytes of int32.
-   * @param begin State file of the whole vector to begin from; empty for no moments yet.
+   * @param begin File of both moments of the whole vector to begin from; empty for zeros.
    * @param folder Where states are written, reachable from all executors.
    */
   public AdamW(int firstStep, int workers, int size, double decay, byte[] decayed, byte[] rates,
@@ -69,46 +71,57 @@ public class AdamW implements OptimMethod {
 
   /** Updates this worker's slice of the weights. */
   public Tuple2 optimize(Function1 evaluate, Tensor weight) {
-    Tuple2 lossAndGradient = (Tuple2) evaluate.apply(weight);
-    Tensor gradient = (Tensor) lossAndGradient._2();
-    int slice = TaskContext.getPartitionId(), count = weight.nElement();
-    start(slice, count);
-    int step = firstStep + made;
-    update(Floats.array(weight), Floats.first(weight), Floats.array(gradient),
-        Floats.first(gradient), count, rates[made], step + 1);
-    made++;
-    if (Arrays.binarySearch(kept, step + 1) >= 0) {
-      write(step + 1, slice, weight);
+    if (failure != null) {
+      // Spark tries again, and tells of the last failure alone.
+      throw failure;
     }
-    return new Tuple2(
-        weight, new float[] {((Number) lossAndGradient._1()).floatValue()});
+    try {
+      return updated(evaluate, weight);
+    } catch (RuntimeException error) {
+      failure = error;
+      throw error;
+    }
   }
 
-  /** Makes sure that the update is the next one: Spark makes lost workers anew, without a word. */
-  private void start(int slice, int count) {
+  private Tuple2 updated(Function1 evaluate, Tensor weight) {
+    Tuple2 lossAndGradient = (Tuple2) evaluate.apply(weight);
+    Tensor gradient = (Tensor) lossAndGradient._2();
+    int slice = TaskContext.getPartitionId();
     int asked = ((Integer) state.apply("neval")).intValue() - 1;
     if (first == null && asked == 0) {
-      first = new float[count];
-      second = new float[count];
-      int from = start(slice);
-      if (!begin.isEmpty()) {
-        FlatFile.read(begin, (long) size + from, first, 0, count);
-        FlatFile.read(begin, 2L * size + from, second, 0, count);
-      }
-      decays = new boolean[count];
-      for (int range = 0; range < decayed.length; range += 2) {
-        int low = Math.max(decayed[range] - from, 0);
-        int high = Math.min(decayed[range + 1] - from, count);
-        if (low < high) {
-          Arrays.fill(decays, low, high, true);
-        }
-      }
+      begin(start(slice), weight.nElement());
     }
     if (first == null || made != asked) {
       throw new IllegalArgumentException(
           "worker " + slice + " was lost: its part of the optimiser is at update " + made
               + " of this part, the run at " + asked);
     }
+    int step = firstStep + made + 1;
+    update(Floats.array(weight), Floats.first(weight), Floats.array(gradient),
+        Floats.first(gradient), weight.nElement(), rates[made], step);
+    made++;
+    if (Arrays.binarySearch(kept, step) >= 0) {
+      write(step, slice, weight);
+    }
+    return new Tuple2(weight, new float[] {((Number) lossAndGradient._1()).floatValue()});
+  }
+
+  private void begin(int from, int count) {
+    float[] firstMoments = new float[count], secondMoments = new float[count];
+    if (!begin.isEmpty()) {
+      FlatFile.read(begin, from, firstMoments, 0, count);
+      FlatFile.read(begin, (long) size + from, secondMoments, 0, count);
+    }
+    decays = new boolean[count];
+    for (int range = 0; range < decayed.length; range += 2) {
+      int low = Math.max(decayed[range] - from, 0);
+      int high = Math.min(decayed[range + 1] - from, count);
+      if (low < high) {
+        Arrays.fill(decays, low, high, true);
+      }
+    }
+    first = firstMoments;
+    second = secondMoments;
   }
 
   /** Where a slice begins; dllib's first slices are one longer where it does not come out even. */
@@ -153,6 +166,7 @@ public class AdamW implements OptimMethod {
     first = null;
     second = null;
     made = 0;
+    failure = null;
   }
 
   public Table state() {

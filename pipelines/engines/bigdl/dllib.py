@@ -19,7 +19,7 @@ import numpy as np
 from pipelines.encoder.bigdl import Graph, flattened, set_weights
 from pipelines.encoder.weights import weight_shapes
 from pipelines.engines.bigdl.account import Account, OnStep, is_kept
-from pipelines.engines.bigdl.feeding import Part, part_bytes, parts_of
+from pipelines.engines.bigdl.feeding import PART_TOKENS, Part, part_bytes, parts_of, replicas
 from pipelines.engines.bigdl.graph import training_graph
 from pipelines.engines.bigdl.sizes import SizesParam
 from pipelines.engines.bigdl.states import States, states_in
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-PART_TOKENS = 8 * 2**20
-"""Tokens that a worker holds at once: 32 MiB, and as much again while they are read."""
 POLL_SECONDS = 0.05
 
 
@@ -72,7 +70,7 @@ def train_with_dllib(
     context, training = session.sparkContext, run.config.training
     state = load_checkpoint(run.run_folder, run.first_step)
     graph, criterion = training_graph(context, state.spec, run)
-    graph.classes.Runs.workers(training.workers, replicas(run))
+    graph.classes.Runs.workers(training.workers, replicas(training))
     ledger = Ledger(run, training.workers, on_metrics)
     with states_in(run.run_folder, training.workers) as states:
         account = Account(run, graph, states, ledger, on_step)
@@ -80,14 +78,6 @@ def train_with_dllib(
         for part in parts_of(run, PART_TOKENS):
             state = _train_part(trainer, part, state)
     return ledger.outcome()
-
-
-def replicas(run: TrainingRun) -> int:
-    """Copies of the model on a worker, each with a thread: they share its granules evenly."""
-    training = run.config.training
-    granules = run.plan.granules_per_step // training.workers
-    fitting = (count for count in range(1, training.threads + 1) if granules % count == 0)
-    return max(fitting)
 
 
 def _train_part(trainer: _Trainer, part: Part, state: Checkpoint) -> Checkpoint:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics
 from pipelines.engines.bigdl.jars import check_class_paths, class_paths
+from pipelines.engines.bigdl.memory import check_memory
 from pipelines.engines.jobs import await_slots
 from pipelines.errors import InputError
 from pipelines.objectives import spans_steps
@@ -56,6 +57,7 @@ class BigDLEngine:
         context = session.sparkContext
         check_class_paths(dict(context.getConf().getAll()), on_driver=_finds_dllib(session))
         await_slots(session, self.name, config.training)
+        check_memory(session, config)
 
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics

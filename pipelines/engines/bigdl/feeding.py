@@ -14,10 +14,14 @@ from pipelines.errors import EngineError
 from pipelines.lanes.files import Granule, LaneReader
 from pipelines.lanes.plan import first_lane
 from pipelines.objectives import OBJECTIVES
+from pipelines.settings import TrainingSettings
 from pipelines.training.run import TrainingRun
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
+
+PART_TOKENS = 8 * 2**20
+"""Tokens that a worker holds at once: 32 MiB, and as much again while they are read."""
 
 Sizes = dict[tuple[int, int], tuple[int, int]]
 """By step and rank: tokens, and tokens with padding."""
@@ -34,6 +38,12 @@ class Part:
 
     first: int
     last: int
+
+
+def replicas(training: TrainingSettings) -> int:
+    """Copies of the model on a worker, each with a thread: they share its granules evenly."""
+    granules = training.granules_per_step // training.workers
+    return max(count for count in range(1, training.threads + 1) if granules % count == 0)
 
 
 def parts_of(run: TrainingRun, tokens: int) -> Iterator[Part]:

@@ -1,0 +1,137 @@
+"""What a run needs of the JVMs' memory, before it starts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipelines.encoder.folder import start_encoder
+from pipelines.encoder.spec import EncoderSpec
+from pipelines.encoder.weights import weight_shapes
+from pipelines.engines.bigdl.feeding import PART_TOKENS, replicas
+from pipelines.errors import EngineUnavailable
+from pipelines.lanes.files import LaneManifest
+from pipelines.objectives import OBJECTIVES
+from pipelines.session import in_one_process
+from pipelines.settings import Config
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MB = 2**20
+# What Spark and dllib's classes take by themselves.
+_BASE_MB = 150
+# Copies of all weights, found by the peaks of measured runs: on an executor those of the model, of
+# its broadcast, and the blocks of weights and gradients on their way; in the driver those of the
+# model, of its gradient, of what is sent and of what comes back.
+_EXECUTOR_COPIES, _DRIVER_COPIES = 7, 7
+# Arrays as large as a slice: weights, gradient and two moments.
+_SLICE_ARRAYS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What memory depends on.
+
+    Attributes:
+        spec: The encoder.
+        workers: Slices of the weights.
+        replicas: Copies of the model on a worker, with a gradient each.
+        texts: Of all replicas of a worker in one step.
+        tokens: Of the longest text.
+    """
+
+    spec: EncoderSpec
+    workers: int
+    replicas: int
+    texts: int
+    tokens: int
+
+
+def weights_mb(spec: EncoderSpec) -> float:
+    """The weights as fp32."""
+    return 4 * sum(int(np.prod(shape)) for shape in weight_shapes(spec).values()) / MB
+
+
+def executor_mb(shape: Shape) -> int:
+    """Heap that a worker needs, in MiB; at most, as if all texts were of the greatest length."""
+    spec, weights = shape.spec, weights_mb(shape.spec)
+    copies = _EXECUTOR_COPIES + shape.replicas + _SLICE_ARRAYS / shape.workers
+    # Of a layer and a token: 24 vectors of the stream's width in the outputs and gradients of its
+    # parts, five of the wide part, and the shares of attention.
+    wide = 24 * spec.hidden + 5 * spec.intermediate + spec.heads * shape.tokens
+    activations = 4 * shape.texts * shape.tokens * (spec.layers * wide + 6 * spec.hidden) / MB
+    return round(_BASE_MB + copies * weights + activations + 8 * PART_TOKENS / MB)
+
+
+def driver_mb(spec: EncoderSpec) -> int:
+    """Heap that the driver needs, in MiB."""
+    return round(_BASE_MB + _DRIVER_COPIES * weights_mb(spec))
+
+
+def check_memory(session: SparkSession, config: Config) -> None:
+    """Refuses JVMs that are too small for a run. Runs on the driver.
+
+    Raises:
+        EngineUnavailable: With the conf key, and what it should be.
+    """
+    context = session.sparkContext
+    manifest = LaneManifest.load(Path(config.prepared.folder) / "lanes")
+    spec, _ = start_encoder(config, manifest.vocabulary)
+    jvm: Any = context._jvm
+    driver_heap = jvm.java.lang.Runtime.getRuntime().maxMemory() / MB
+    executor_heap = mib(context.getConf().get("spark.executor.memory", "1g") or "1g")
+    if in_one_process(context.master):
+        executor_heap = driver_heap
+    shape = shape_of(config, manifest, spec)
+    check_heaps(shape, executor_heap_mb=executor_heap, driver_heap_mb=driver_heap)
+
+
+def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:
+    """What the memory of a run depends on."""
+    training = config.training
+    sides = set(OBJECTIVES[config.objective.name].sides) & set(manifest.sides)
+    granules = training.granules_per_step // training.workers
+    return Shape(
+        spec=spec,
+        workers=training.workers,
+        replicas=replicas(training),
+        texts=granules * manifest.granule * len(sides),
+        tokens=manifest.max_length,
+    )
+
+
+def check_heaps(shape: Shape, *, executor_heap_mb: float, driver_heap_mb: float) -> None:
+    """Compares what is needed with what is there.
+
+    Args:
+        shape: Of the run.
+        executor_heap_mb: ``spark.executor.memory``.
+        driver_heap_mb: What the driver's JVM may take.
+
+    Raises:
+        EngineUnavailable: With the conf key, and what it should be.
+    """
+    for key, needed, heap in (
+        ("spark.executor.memory", executor_mb(shape), executor_heap_mb),
+        ("spark.driver.memory", driver_mb(shape.spec), driver_heap_mb),
+    ):
+        if needed > heap:
+            raise EngineUnavailable(
+                key,
+                f"engine bigdl needs some {needed} MB of heap for this encoder and these steps,"
+                f" and there are {heap:.0f}",
+                f"start the session with at least {needed}m, or use more workers, smaller"
+                " lanes.granule or tokens.max_length",
+            )
+
+
+def mib(size: str) -> float:
+    """A memory size of a Spark conf, such as `2g`, in MiB."""
+    found = re.fullmatch(r"(\d+)([kmgt]?)b?", size.strip().lower())
+    assert found is not None, "Spark has read it"
+    return int(found[1]) * {"k": 2**-10, "": 1, "m": 1, "g": 2**10, "t": 2**20}[found[2]]

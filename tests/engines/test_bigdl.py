@@ -1,0 +1,293 @@
+"""What is BigDL's own: its graph, its parts, its executors, its class path."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+from contestants import resumed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.encoder.spec import EncoderSpec
+from pipelines.engines import engine
+from pipelines.engines.bigdl import jars, memory
+from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
+from pipelines.engines.bigdl.watch import told
+from pipelines.errors import EngineError, EngineUnavailable, InputError
+from pipelines.lanes.files import Granule, Side
+from pipelines.objectives import OBJECTIVES
+from pipelines.settings import Config, ObjectiveSettings, TrainingSettings
+from pipelines.training.checkpoint import checkpoint_steps
+
+pytest.importorskip("bigdl", reason="BigDL is not installed")
+
+STEPS = 12
+
+
+def trained(spark, run, on_metrics=lambda line: None):
+    return np.array(engine("bigdl").train(spark, run, on_metrics).losses)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Loss curves of the reference, by what is special about them."""
+    return {}
+
+
+def expected(reference, spark, make_run, **settings):
+    key = tuple(settings.items())
+    if key not in reference:
+        run = make_run(STEPS, "reference", workers=1, framework="torch", **settings)
+        reference[key] = np.array(engine("local").train(spark, run, lambda line: None).losses)
+    return reference[key]
+
+
+@pytest.mark.parametrize(("workers", "compression"), [(1, "none"), (2, "none"), (2, "fp16")])
+def test_its_curve_is_that_of_one_process(spark, make_run, reference, workers, compression):
+    run = make_run(STEPS, workers=workers, framework="bigdl", compression=compression)
+    # dllib's fp16 is the upper half of the bits of an fp32: seven binary digits of each gradient,
+    # and of the weights on their way.
+    bound = {"none": 1e-3, "fp16": 2e-2}[compression]
+    curve = expected(reference, spark, make_run)
+    np.testing.assert_allclose(trained(spark, run), curve, rtol=bound)
+
+
+def test_threads_and_parts_change_nothing(spark, make_run, reference, monkeypatch):
+    settings = {"weight_decay": 0.1, "clip_norm": 0.5}
+    run = make_run(STEPS, workers=1, threads=2, framework="bigdl", **settings)
+    assert replicas(run.config.training) == 2
+    # Steps of 2 x 8 pairs of at most 32 tokens: five to a part.
+    monkeypatch.setattr("pipelines.engines.bigdl.dllib.PART_TOKENS", 5 * 2 * 8 * 2 * 32)
+    curve = trained(spark, run)
+    np.testing.assert_allclose(curve, expected(reference, spark, make_run, **settings), rtol=1e-3)
+    assert checkpoint_steps(run.run_folder) == [0, STEPS]
+    assert not list((run.run_folder / "checkpoints").glob(".*"))
+
+
+def executors_process(spark, rank):
+    """The process of a worker's executor, by the port of its block manager."""
+    context = spark.sparkContext
+    places = context._jvm.sentencepipelines.Runs.places(context._jsc, "Thread Model RDD", 2)
+    port = int(places.split("\n")[rank].rpartition(":")[2])
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "java" and any(
+            one.status == psutil.CONN_LISTEN and one.laddr.port == port
+            for one in process.net_connections("tcp")
+        ):
+            return process.pid
+    raise AssertionError("no process listens there")
+
+
+def test_an_executor_that_is_killed_ends_the_run_which_can_be_resumed(spark, make_run, reference):
+    run = make_run(STEPS, workers=2, framework="bigdl", checkpoint_every=4)
+    killed = []
+
+    def kill_once(line):
+        if line["step"] == 6 and not killed:
+            killed.append(time.monotonic())
+            os.kill(executors_process(spark, 1), signal.SIGKILL)
+
+    with pytest.raises(EngineError, match=r"rank 1, host \S+, lane 1: its executor is gone"):
+        trained(spark, run, kill_once)
+    assert time.monotonic() - killed[0] < 60
+    assert checkpoint_steps(run.run_folder) == [0, 4]
+    assert spark.range(3).count() == 3, "the session lives on"
+    curve = trained(spark, resumed(run, 4))
+    np.testing.assert_allclose(curve, expected(reference, spark, make_run)[4:], rtol=1e-3)
+
+
+FORMS = {
+    "in_batch_negatives": [2, 3],
+    "cosine_regression": [2],
+}
+
+
+@pytest.mark.parametrize(("name", "sides"), [(n, s) for n, many in FORMS.items() for s in many])
+def test_a_loss_is_that_of_pytorch(spark, name, sides):
+    import torch
+    from bigdl.dllib.nn.layer import Input, Model
+
+    generator = np.random.default_rng(1)
+    texts = generator.normal(size=(sides, 4, 6, 5)).astype(np.float32)
+    units = texts / np.linalg.norm(texts, axis=-1, keepdims=True)
+    scores = generator.uniform(size=(4, 6)).astype(np.float32)
+    inputs = [Input() for _ in range(sides)]
+    node, criterion = OBJECTIVES[name].form("bigdl")(inputs, 6, 0.1)
+    scored = OBJECTIVES[name].needs == "scores"
+    targets = scores if scored else np.tile(np.arange(1, 7, dtype=np.float32), 4)
+    output = Model(inputs, [node]).forward(list(units))
+    ours = criterion.forward(output, targets.reshape(-1))
+    theirs = [
+        OBJECTIVES[name].form("torch")(
+            [torch.from_numpy(side[granule]) for side in texts],
+            torch.from_numpy(scores[granule]),
+            0.1,
+        )
+        for granule in range(4)
+    ]
+    assert ours == pytest.approx(float(torch.stack(theirs).mean()), rel=1e-5)
+
+
+def granule(number, lengths):
+    side = Side(np.arange(number, number + 24, dtype=np.int32).reshape(3, 8), np.array(lengths))
+    return Granule(number=number, left=side)
+
+
+def test_a_thread_gets_its_granules_whole(spark, make_run):
+    from pipelines.jvm import provide_classes
+
+    run = make_run(1)
+    classes = provide_classes(spark.sparkContext)
+    granules = [granule(100, [8, 1, 3]), granule(200, [2, 2, 2]), granule(300, [5, 8, 1])]
+    objective = run.config.objective.model_copy(update={"name": "twins"})
+    config = run.config.model_copy(update={"objective": objective})
+    singles = dataclasses.replace(
+        run, config=config, manifest=dataclasses.replace(run.manifest, paired=False)
+    )
+    batch = classes.Granules.read(packed(granules, singles, scored=False))
+    assert batch.size() == 3
+    part = batch.slice(2, 2)
+    ids, lengths = (part.getInput().apply(number) for number in (1, 2))
+    # `twins` embeds the same texts twice.
+    assert [lengths.valueAt(place) for place in range(1, 13)] == [2, 2, 2] * 2 + [5, 8, 1] * 2
+    assert ids.nElement() == 2 * 6 + 2 * 14
+    assert [ids.valueAt(place) for place in (1, 3, 13)] == [200, 208, 300]
+    assert part.getTarget().nElement() == 6
+
+
+@given(
+    first=st.integers(0, 50),
+    count=st.integers(1, 300),
+    tokens=st.integers(1, 100_000),
+)
+def test_parts_are_the_run(first, count, tokens):
+    run = SimpleNamespace(
+        plan=SimpleNamespace(granules_per_step=2),
+        config=Config(training=TrainingSettings(workers=2)),
+        manifest=SimpleNamespace(granule=8, max_length=16),
+        sides=("left", "right"),
+        first_step=first,
+        last_step=first + count,
+    )
+    parts = list(parts_of(run, tokens))
+    assert [step for part in parts for step in range(part.first, part.last)] == list(
+        range(first, first + count)
+    )
+    assert all((part.last - part.first - 1) * 256 <= tokens for part in parts)
+
+
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 6))
+def test_replicas_share_the_granules_of_a_worker_evenly(threads, workers, granules):
+    training = TrainingSettings(
+        threads=threads, workers=workers, granules_per_step=workers * granules
+    )
+    count = replicas(training)
+    assert 1 <= count <= threads
+    assert granules % count == 0
+
+
+def test_what_dllib_tells():
+    first, second = told("0 0 1.5 0\n1 2.25 3.5 0.75\n")
+    assert (first.steps, first.seconds) == (0, 1.5)
+    assert (second.steps, second.loss, second.seconds, second.computing) == (1, 2.25, 3.5, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("training", "objective", "key"),
+    [
+        ({"precision": "bf16"}, {}, "training.precision"),
+        ({"dropout": 0.1}, {}, "training.dropout"),
+        ({}, {"negatives": "step"}, "objective.negatives"),
+    ],
+)
+def test_what_dllib_cannot_do_is_refused(spark, training, objective, key):
+    config = Config(
+        training=TrainingSettings(engine="bigdl", framework="bigdl", **training),
+        objective=ObjectiveSettings(**objective),
+    )
+    with pytest.raises(InputError, match=f"^{key}: "):
+        engine("bigdl").check(spark, config)
+
+
+def test_class_paths_are_added_to_what_is_there():
+    conf = jars.class_paths({"spark.executor.extraClassPath": "/mine.jar"})
+    assert conf["spark.executor.extraClassPath"].startswith("/mine.jar:")
+    assert "bigdl-dllib" in conf["spark.driver.extraClassPath"]
+    assert jars.class_paths(conf) == {}
+
+
+@pytest.mark.parametrize(
+    ("conf", "on_driver", "key"),
+    [
+        ({}, False, "spark.driver.extraClassPath"),
+        ({"spark.master": "yarn"}, True, "spark.executor.extraClassPath"),
+    ],
+)
+def test_a_session_without_the_jars_is_refused(conf, on_driver, key):
+    with pytest.raises(EngineUnavailable, match=f"^{key}: .*bigdl-dllib"):
+        jars.check_class_paths(conf, on_driver=on_driver)
+    jars.check_class_paths({"spark.master": "local[2]"}, on_driver=True)
+    jars.check_class_paths({"spark.jars": "a,hdfs:/bigdl-dllib.jar"}, on_driver=True)
+
+
+@pytest.mark.parametrize(
+    ("executor", "driver", "key"),
+    [(400, 9000, "spark.executor.memory"), (9000, 300, "spark.driver.memory")],
+)
+def test_memory_that_does_not_suffice_is_refused(executor, driver, key):
+    spec = EncoderSpec(vocabulary=30522, layers=6, hidden=384, heads=12, intermediate=1536)
+    shape = memory.Shape(spec=spec, workers=2, replicas=1, texts=128, tokens=64)
+    with pytest.raises(EngineUnavailable, match=rf"^{key}: .* at least \d+m"):
+        memory.check_heaps(shape, executor_heap_mb=executor, driver_heap_mb=driver)
+
+
+@pytest.mark.parametrize(
+    ("size", "mb"), [("1g", 1024), ("900m", 900), ("2048", 2048), ("1T", 2**20), ("512kb", 0.5)]
+)
+def test_sizes_of_a_conf(size, mb):
+    assert memory.mib(size) == mb
+
+
+IN_ONE_PROCESS = """
+import sys
+from pipelines import config, workflow
+from pipelines.session import stopped_at_the_end
+with stopped_at_the_end():
+    workflow.train(config.load(None, sys.argv[1:]))
+"""
+
+
+def test_it_trains_in_a_session_of_its_own_in_one_process(prepared, tmp_path):
+    settings = {
+        "prepared.folder": prepared,
+        "run.folder": tmp_path / "run",
+        "spark.master": "local[2]",
+        "tokens.max_length": 32,
+        "encoder.start": "random",
+        "encoder.layers": 1,
+        "encoder.hidden": 32,
+        "encoder.heads": 2,
+        "training.engine": "bigdl",
+        "training.framework": "bigdl",
+        "training.granules_per_step": 2,
+        "training.max_steps": 3,
+    }
+    arguments = [f"{key}={value}" for key, value in settings.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_PROCESS, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"step 3/3  loss \d", done.stdout + done.stderr)
+    assert (tmp_path / "run" / "model" / "modules.json").is_file()
