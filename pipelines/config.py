@@ -189,7 +189,11 @@ def _check_together(config: Config) -> None:
             f"{corpus.min_characters} is more than corpus.max_characters",
             f"at most {corpus.max_characters}",
         )
-    if encoder.hidden % encoder.heads:
+    if encoder.kind == "bag" and encoder.start == "default":
+        raise InputError(
+            "encoder.kind", "encoder.start `default` is no `bag`", "set encoder.start: random"
+        )
+    if encoder.kind == "transformer" and encoder.hidden % encoder.heads:
         raise InputError(
             "encoder.heads",
             f"{encoder.heads} does not divide encoder.hidden",

@@ -185,6 +185,13 @@ class EncoderSettings(Settings):
         default="default",
         description="A checkpoint folder, `random`, or `default` (the packaged all-MiniLM-L6-v2).",
     )
+    kind: Literal["transformer", "bag"] = Field(
+        default="transformer",
+        description=(
+            "`transformer`: of the BERT family; `bag`: the mean of static token embeddings, for "
+            "which of the shape keys only `hidden` and `normalise` count."
+        ),
+    )
     layers: int = Field(default=4, ge=1, description="Transformer layers.")
     hidden: int = Field(default=256, ge=8, description="Width.")
     heads: int = Field(default=4, ge=1, description="Attention heads; a divisor of `hidden`.")

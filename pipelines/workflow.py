@@ -169,12 +169,13 @@ def _train(chosen: Engine, session: SparkSession | None, run: TrainingRun) -> Tr
 def _export(folder: Path, step: int, prepared: Path, name: str) -> None:
     """Writes the weights before a step as a sentence-transformers folder."""
     checkpoint = load_checkpoint(folder, step)
-    card = (
-        f"A sentence encoder with {checkpoint.spec.layers} layers of {checkpoint.spec.hidden}, "
-        f"after {step} steps of training with sentence-pipelines.\n"
-    )
+    spec = checkpoint.spec
+    shape = f"with {spec.layers} layers of {spec.hidden}"
+    if spec.kind == "bag":
+        shape = f"that takes the mean of its tokens' static embeddings of {spec.hidden}"
+    card = f"A sentence encoder {shape}, after {step} steps of training with sentence-pipelines.\n"
     tokenizer = prepared / "tokens" / "tokenizer"
-    write_encoder(folder / name, checkpoint.spec, checkpoint.weights, tokenizer, card)
+    write_encoder(folder / name, spec, checkpoint.weights, tokenizer, card)
 
 
 def _training_figures(outcome: TrainingOutcome) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def load_text(text):
         ("corpus.format=xml", r"^corpus\.format: `xml` does not fit.*'parquet'"),
         ("training.workers=3", r"^training\.granules_per_step: 2 granules cannot.*multiple of 3"),
         ("encoder.heads=3", r"^encoder\.heads: 3 does not divide"),
+        ("encoder.kind=bag", r"^encoder\.kind: .*set encoder\.start: random"),
         ("objective.name=twins", r"^training\.dropout: .*for example 0\.1"),
         ("corpus.format=csv", r"^corpus\.inputs: it is empty"),
         ("corpus.pairs=group", r"^corpus\.group_column: "),
@@ -78,6 +79,11 @@ def test_a_wrong_file_is_named(tmp_path, content, message):
 def test_asynchronous_workers_need_not_share_a_step_evenly():
     config = load(overrides=["training.mode=async", "training.workers=3"])
     assert (config.training.workers, config.training.granules_per_step) == (3, 2)
+
+
+def test_a_bag_has_no_heads():
+    config = load(overrides=["encoder.start=random", "encoder.kind=bag", "encoder.hidden=250"])
+    assert config.encoder.hidden == 250
 
 
 def test_a_config_cannot_be_changed():

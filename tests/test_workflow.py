@@ -62,6 +62,20 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
     assert steps == list(range(1, 17))
 
 
+def test_a_bag_is_trained_and_measured_too(config_file, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    bag = overrides("encoder.kind=bag", "encoder.hidden=64", "training.learning_rate=0.02")
+    assert main(["train", "--config", str(config_file), *bag]) == 0
+    assert main(["evaluate", "--config", str(config_file), *bag]) == 0
+    run = tmp_path / "run"
+    figures = json.loads((run / "metrics.json").read_text())
+    assert figures["after"]["retrieval"] != figures["before"]["retrieval"]
+    assert "mean of its tokens' static embeddings of 64" in (run / "model/README.md").read_text()
+    assert "random, a bag of token embeddings of 64" in (run / "report.html").read_text()
+    assert SentenceTransformer(str(run / "model")).encode(["a text"]).shape == (1, 64)
+
+
 def write_nothing(path: Path) -> None:
     path.write_text("")
 

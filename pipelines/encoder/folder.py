@@ -1,4 +1,7 @@
-"""Encoders as folders: sentence-transformers folders in and out, plain BERT checkpoints in."""
+"""Encoders as folders: sentence-transformers folders in and out, plain BERT checkpoints in.
+
+The module of a static bag is in :mod:`pipelines.encoder.bag_folder`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from pipelines import storage
+from pipelines.encoder.bag_folder import MODULE as BAG_MODULE
+from pipelines.encoder.bag_folder import WEIGHT_FILE, read_bag, write_bag
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.weights import (
     INITIAL_DEVIATION,
@@ -22,12 +27,11 @@ from pipelines.encoder.weights import (
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.tokens.start import check_vocabulary, default_start, start_folder
-from pipelines.tokens.vocabulary import copy_tokenizer
+from pipelines.tokens.vocabulary import MODULES_FILE, copy_tokenizer
 
 __all__ = ["default_start", "read_encoder", "start_encoder", "write_encoder"]
 
 KEY = "encoder.start"
-WEIGHT_FILE = "model.safetensors"
 
 _SENTENCE_MODULES = "sentence_transformers.models"
 _POOLING_MODES: dict[str, Literal["mean", "cls"]] = {"mean": "mean", "cls": "cls"}
@@ -57,19 +61,14 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
     encoder, max_length = config.encoder, config.tokens.max_length
     folder = start_folder(config)
     if folder is None:
-        spec = EncoderSpec(
-            vocabulary=vocabulary_size,
-            layers=encoder.layers,
-            hidden=encoder.hidden,
-            heads=encoder.heads,
-            intermediate=encoder.intermediate or 4 * encoder.hidden,
-            pooling=encoder.pooling,
-            normalise=encoder.normalise,
-            max_length=max_length,
-        )
+        spec = _configured_spec(config, vocabulary_size)
         return spec, random_weights(spec, config.training.seed)
     check_vocabulary(config)
     spec, weights = read_encoder(folder)
+    if encoder.kind == "bag" and spec.kind != "bag":
+        raise InputError(
+            "encoder.kind", f"{folder} is no `bag`", "leave it out, or encoder.start: random"
+        )
     # Some checkpoints have more rows than words, to make a round number.
     if vocabulary_size > spec.vocabulary:
         raise InputError(
@@ -77,14 +76,14 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
             f"it has {vocabulary_size} entries and the start checkpoint {spec.vocabulary}",
             "`start`, or encoder.start: random",
         )
-    if max_length > spec.positions:
+    if spec.kind == "transformer" and max_length > spec.positions:
         raise InputError(
             "tokens.max_length",
             f"{max_length} is more than the checkpoint's {spec.positions} positions",
             f"at most {spec.positions}",
         )
     values = spec.to_json() | {"max_length": max_length}
-    if not (folder / "modules.json").is_file():
+    if not (folder / MODULES_FILE).is_file():
         values |= {"pooling": encoder.pooling, "normalise": encoder.normalise}
     return EncoderSpec.from_json(values), weights
 
@@ -92,14 +91,18 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
 def read_encoder(folder: str | Path) -> tuple[EncoderSpec, Weights]:
     """Reads a sentence-transformers folder or a plain Hugging Face BERT checkpoint.
 
-    A plain checkpoint is given mean pooling and normalised embeddings. Weights may carry the
-    prefix ``bert.``; poolers, heads and position ids are dropped.
+    The folder may hold a StaticEmbedding instead of a transformer. A plain checkpoint is given
+    mean pooling and normalised embeddings. Weights may carry the prefix ``bert.``; poolers, heads
+    and position ids are dropped.
 
     Raises:
         InputError: With the key ``encoder.start``, for what is not a BERT-family encoder with
-            absolute positions and exact GELU.
+            absolute positions and exact GELU, nor a static bag of token embeddings.
     """
     folder = Path(folder)
+    modules = _read_modules(folder)
+    if BAG_MODULE in modules:
+        return read_bag(folder, modules)
     path = folder / "config.json"
     if not path.is_file():
         _refuse(folder, "has no config.json")
@@ -120,7 +123,7 @@ def read_encoder(folder: str | Path) -> tuple[EncoderSpec, Weights]:
             layer_norm_epsilon=model.get("layer_norm_eps", 1e-12),
             pad_token_id=model.get("pad_token_id") or 0,
             max_length=_max_length(folder, model["max_position_embeddings"]),
-            **_head(folder),
+            **_head(folder, modules),
         )
     except KeyError as error:
         _refuse(folder, f"has a config.json without {error}")
@@ -136,7 +139,7 @@ def write_encoder(
 ) -> None:
     """Writes a sentence-transformers folder, whole or not at all.
 
-    It has the older key names, which every release since 3 reads.
+    It has the older key names, which every release since 3 reads, and a bag's every one since 3.2.
 
     Args:
         folder: Replaced if it exists.
@@ -146,14 +149,50 @@ def write_encoder(
         card: The model card, Markdown.
     """
     check_weights(spec, weights)
+    write_modules = write_bag if spec.kind == "bag" else _write_transformer
     with storage.new_folder(folder) as aside:
-        for name, value in _descriptions(spec).items():
-            storage.write_json(aside / name, value)
+        modules = write_modules(aside, spec, weights, tokenizer_folder)
         if spec.normalise:
-            (aside / "2_Normalize").mkdir()
-        copy_tokenizer(tokenizer_folder, aside, spec.max_length)
-        save_weights(aside / WEIGHT_FILE, {**weights, **_unused_pooler(spec)})
+            modules["Normalize"] = f"{len(modules)}_Normalize"
+            (aside / modules["Normalize"]).mkdir()
+        storage.write_json(aside / MODULES_FILE, list(_listed(modules)))
+        storage.write_json(
+            aside / "config_sentence_transformers.json",
+            {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        )
         storage.write_text(aside / "README.md", card)
+
+
+def _configured_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
+    encoder, max_length = config.encoder, config.tokens.max_length
+    if encoder.kind == "bag":
+        return EncoderSpec.bag(
+            vocabulary=vocabulary_size,
+            hidden=encoder.hidden,
+            normalise=encoder.normalise,
+            max_length=max_length,
+        )
+    return EncoderSpec(
+        vocabulary=vocabulary_size,
+        layers=encoder.layers,
+        hidden=encoder.hidden,
+        heads=encoder.heads,
+        intermediate=encoder.intermediate or 4 * encoder.hidden,
+        pooling=encoder.pooling,
+        normalise=encoder.normalise,
+        max_length=max_length,
+    )
+
+
+def _write_transformer(
+    folder: Path, spec: EncoderSpec, weights: Mapping[str, np.ndarray], tokenizer_folder: Path
+) -> dict[str, str]:
+    """Writes transformer and pooling; returns the paths of the modules, by their classes."""
+    for name, value in _descriptions(spec).items():
+        storage.write_json(folder / name, value)
+    copy_tokenizer(tokenizer_folder, folder, spec.max_length)
+    save_weights(folder / WEIGHT_FILE, {**weights, **_unused_pooler(spec)})
+    return {"Transformer": "", "Pooling": "1_Pooling"}
 
 
 def _refuse(folder: Path, problem: str) -> NoReturn:
@@ -178,14 +217,17 @@ def _max_length(folder: Path, positions: int) -> int:
     return positions
 
 
-def _head(folder: Path) -> dict[str, Any]:
-    """Pooling and normalising, from modules.json; nothing for a plain checkpoint."""
-    path = folder / "modules.json"
-    if not path.is_file():
+def _read_modules(folder: Path) -> dict[str, str]:
+    """The path of each module, by its class; nothing for a plain checkpoint."""
+    path = folder / MODULES_FILE
+    modules = storage.read_json(path) if path.is_file() else []
+    return {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+
+
+def _head(folder: Path, modules: Mapping[str, str]) -> dict[str, Any]:
+    """Pooling and normalising, as the modules do them; nothing for a plain checkpoint."""
+    if not modules:
         return {}
-    modules = {
-        module["type"].rpartition(".")[2]: module["path"] for module in storage.read_json(path)
-    }
     unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
     if unknown or "Pooling" not in modules or modules.get("Transformer") != "":
         _refuse(folder, f"has the modules {', '.join(modules)}")
@@ -225,9 +267,8 @@ def _unused_pooler(spec: EncoderSpec) -> Weights:
 
 
 def _descriptions(spec: EncoderSpec) -> dict[str, Any]:
-    """The JSON files of a sentence-transformers folder."""
+    """The JSON files of transformer and pooling."""
     return {
-        "modules.json": list(_modules(spec)),
         "config.json": {
             "architectures": ["BertModel"],
             "model_type": "bert",
@@ -248,11 +289,6 @@ def _descriptions(spec: EncoderSpec) -> dict[str, Any]:
             "torch_dtype": "float32",
         },
         "sentence_bert_config.json": {"max_seq_length": spec.max_length, "do_lower_case": False},
-        "config_sentence_transformers.json": {
-            "prompts": {},
-            "default_prompt_name": None,
-            "similarity_fn_name": "cosine",
-        },
         "1_Pooling/config.json": {
             "word_embedding_dimension": spec.hidden,
             "pooling_mode_cls_token": spec.pooling == "cls",
@@ -266,9 +302,9 @@ def _descriptions(spec: EncoderSpec) -> dict[str, Any]:
     }
 
 
-def _modules(spec: EncoderSpec) -> Iterator[dict[str, Any]]:
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    for index, (path, kind) in enumerate(kinds if spec.normalise else kinds[:2]):
+def _listed(modules: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The entries of modules.json."""
+    for index, (kind, path) in enumerate(modules.items()):
         yield {
             "idx": index,
             "name": str(index),

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.tensorflow_kernels import add_and_normalise, add_bias, bias_gelu
+from pipelines.encoder.weights import WORDS
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ def forward(
     """Embeds sentences. To be called inside a ``tf.function``; runs on an executor.
 
     Matrix products are in ``precision``; layer norms, softmax, GELU, pooling and the residual
-    stream are fp32 in both. What stands in the padding has no influence on the result.
+    stream are fp32 in both, and so is all of a bag. What stands in the padding has no influence
+    on the result.
 
     Args:
         spec: The shape.
@@ -63,7 +65,8 @@ def forward(
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
         precision: ``fp32`` or ``bf16``.
-        dropout: Share of activations that is dropped, at the places where BERT drops them.
+        dropout: Share of activations that is dropped, at the places where BERT drops them; of a
+            bag, share of the values of its token vectors.
         seed: int32 [2]; the noise follows from it alone. Needed with dropout.
 
     Returns:
@@ -93,6 +96,8 @@ class _Pass:
         self._places = 0
 
     def embed(self, token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+        if self._spec.kind == "bag":
+            return self._embed_bag(token_ids, lengths)
         batch, width = tf.unstack(tf.shape(token_ids))
         present = tf.sequence_mask(lengths, width, dtype=tf.float32)
         hidden_keys = ((1.0 - present) * _HIDDEN_FROM_SOFTMAX)[:, None, None, :]
@@ -104,9 +109,7 @@ class _Pass:
 
     def _token_vectors(self, token_ids: tf.Tensor, batch: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
         """[batch * tokens, hidden]: words, positions and segment, normalised."""
-        words = tf.gather(
-            self._weights["embeddings.word_embeddings.weight"], tf.reshape(token_ids, [-1])
-        )
+        words = tf.gather(self._weights[WORDS], tf.reshape(token_ids, [-1]))
         positions = tf.gather(
             self._weights["embeddings.position_embeddings.weight"], tf.range(width)
         )
@@ -167,6 +170,17 @@ class _Pass:
         else:
             total = tf.reduce_sum(vectors * present[:, :, None], axis=1)
             embeddings = total / tf.cast(lengths, tf.float32)[:, None]
+        return self._unit_length(embeddings)
+
+    def _embed_bag(self, token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+        """The mean of what is between the first and the last token; zeros if nothing is."""
+        inner, counts = token_ids[:, 1:-1], tf.maximum(lengths - 2, 0)
+        present = tf.sequence_mask(counts, tf.shape(inner)[1], dtype=tf.float32)
+        vectors = self._drop(tf.gather(self._weights[WORDS], inner))
+        total = tf.reduce_sum(vectors * present[:, :, None], axis=1)
+        return self._unit_length(total / tf.cast(tf.maximum(counts, 1), tf.float32)[:, None])
+
+    def _unit_length(self, embeddings: tf.Tensor) -> tf.Tensor:
         return tf.math.l2_normalize(embeddings, axis=-1) if self._spec.normalise else embeddings
 
     def _drop(self, values: tf.Tensor) -> tf.Tensor:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.torch_kernels import Batch, Noise, attention_form
+from pipelines.encoder.weights import WORDS
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _NOISY_PLACES = 3
@@ -139,7 +140,8 @@ def forward(
     """Embeds sentences; :func:`ready`, then :func:`embed`. Runs on an executor.
 
     Matrix products are in ``precision``; layer norms, softmax, GELU, pooling and the residual
-    stream are fp32 in both. What stands in the padding has no influence on the result.
+    stream are fp32 in both, and so is all of a bag. What stands in the padding has no influence
+    on the result.
 
     Args:
         spec: The shape.
@@ -147,7 +149,8 @@ def forward(
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
         precision: ``fp32`` or ``bf16``.
-        dropout: Share of activations that is dropped, at the places where BERT drops them.
+        dropout: Share of activations that is dropped, at the places where BERT drops them; of a
+            bag, share of the values of its token vectors.
         seed: Two numbers; the noise follows from them alone. Needed with dropout.
 
     Returns:
@@ -180,7 +183,7 @@ def embed(
     """
     if dropout and seed is None:
         raise ValueError("dropout needs a seed")
-    words = encoder.weights["embeddings.word_embeddings.weight"]
+    words = encoder.weights[WORDS]
     batch = Batch.of(token_ids, lengths, words.device)
     noise = Noise(dropout, seed, words.device) if dropout and seed is not None else None
     stream = token_vectors(encoder.spec, encoder.weights, batch, noise, sparse_words=sparse_words)
@@ -241,10 +244,13 @@ def token_vectors(
     *,
     sparse_words: bool = False,
 ) -> torch.Tensor:
-    """fp32 [tokens, hidden]: words, positions and segment, normalised, as layers take them."""
-    words = functional.embedding(
-        batch.token_ids, weights["embeddings.word_embeddings.weight"], sparse=sparse_words
-    )
+    """fp32 [tokens, hidden], as layers take them: words, positions and segment, normalised.
+
+    Those of a bag are its words.
+    """
+    words = functional.embedding(batch.token_ids, weights[WORDS], sparse=sparse_words)
+    if spec.kind == "bag":
+        return _drop(noise, 0, words)
     positions = weights["embeddings.position_embeddings.weight"][: batch.width]
     places = positions + weights["embeddings.token_type_embeddings.weight"][0]
     total = words + functional.embedding(batch.positions, places)
@@ -265,7 +271,11 @@ def _drop(noise: Noise | None, place: int, values: torch.Tensor) -> torch.Tensor
 
 def pool(spec: EncoderSpec, stream: torch.Tensor, batch: Batch) -> torch.Tensor:
     """fp32 [texts, hidden]: an embedding of each text."""
-    if spec.pooling == "cls":
+    if spec.kind == "bag":
+        ends = torch.cat([batch.firsts, batch.firsts + batch.lengths.long() - 1])
+        total = batch.rectangle(stream.index_fill(0, ends, 0.0)).sum(1)
+        embeddings = total / (batch.lengths[:, None] - 2).clamp(min=1)
+    elif spec.pooling == "cls":
         embeddings = stream.index_select(0, batch.firsts)
     else:
         embeddings = batch.rectangle(stream).sum(1) / batch.lengths[:, None]

@@ -14,6 +14,8 @@ from pipelines.encoder.spec import EncoderSpec
 Weights: TypeAlias = dict[str, np.ndarray]
 Rows: TypeAlias = Callable[[int], slice]
 
+WORDS = "embeddings.word_embeddings.weight"
+"""The word embedding, which every encoder has."""
 INITIAL_DEVIATION = 0.02
 """Standard deviation of fresh matrices; source: BERT's `initializer_range`."""
 
@@ -21,8 +23,10 @@ INITIAL_DEVIATION = 0.02
 def weight_shapes(spec: EncoderSpec) -> dict[str, tuple[int, ...]]:
     """Shape of every weight, in canonical order; matrices are [out, in] as in torch."""
     hidden, intermediate = spec.hidden, spec.intermediate
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (spec.vocabulary, hidden),
+    shapes: dict[str, tuple[int, ...]] = {WORDS: (spec.vocabulary, hidden)}
+    if spec.kind == "bag":
+        return shapes
+    shapes |= {
         "embeddings.position_embeddings.weight": (spec.positions, hidden),
         "embeddings.token_type_embeddings.weight": (spec.type_vocabulary, hidden),
         "embeddings.LayerNorm.weight": (hidden,),
@@ -63,7 +67,7 @@ def random_weights(spec: EncoderSpec, seed: int) -> Weights:
         else:
             values = generator.standard_normal(shape, dtype=np.float32)
             weights[name] = values * np.float32(INITIAL_DEVIATION)
-    weights["embeddings.word_embeddings.weight"][spec.pad_token_id] = 0.0
+    weights[WORDS][spec.pad_token_id] = 0.0
     return weights
 
 

@@ -34,7 +34,7 @@ def embedder_loader(session: SparkSession, model_folder: Path | str) -> Embedder
         InputError: The folder holds no model.
     """
     folder = Path(model_folder).absolute()
-    if not (folder / "config.json").is_file():
+    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise InputError(
             "run.folder", f"{folder} holds no model", "name a folder that training wrote"
         )

@@ -65,12 +65,14 @@ def _settings(config: Config) -> dict[str, str]:
     corpus, encoder, training = config.corpus, config.encoder, config.training
     inputs = "installed packages" if corpus.format == "docstrings" else ", ".join(corpus.inputs)
     packaged = "all-MiniLM-L6-v2, as packaged" if encoder.start == "default" else encoder.start
-    random = f"random, {encoder.layers} layers of {encoder.hidden}, {encoder.heads} heads"
+    shape = f"{encoder.layers} layers of {encoder.hidden}, {encoder.heads} heads"
+    if encoder.kind == "bag":
+        shape = f"a bag of token embeddings of {encoder.hidden}"
     examples = training.granules_per_step * config.lanes.granule
     return {
         "Corpus": f"{corpus.format} of {inputs}",
         "Pairs": corpus.pairs,
-        "Start": random if encoder.start == "random" else packaged,
+        "Start": f"random, {shape}" if encoder.start == "random" else packaged,
         "Objective": f"{config.objective.name}, temperature {config.objective.temperature:g}, "
         f"negatives of the {config.objective.negatives}",
         "Step": f"{examples} examples ({training.granules_per_step} granules of "

@@ -24,6 +24,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 VOCABULARY_FILE = "vocab.txt"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+MODULES_FILE = "modules.json"
 OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
 
 
@@ -49,7 +50,7 @@ def write_tokenizer(
     key, source = "tokens.vocabulary", Path(tokens.vocabulary)
     if tokens.vocabulary == "start":
         key, source = "encoder.start", start_folder(config) or default_start()
-    if not _read_tokenizer(key, source).num_special_tokens_to_add(is_pair=False):
+    if _read_tokenizer(key, source).num_special_tokens_to_add(is_pair=False) != 2:
         raise InputError(
             key, f"the tokenizer in {source} adds no [CLS] or [SEP]", "one of a BERT-family model"
         )
@@ -75,6 +76,7 @@ def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
         max_length: Tokens of a text, told to transformers.
     """
     _read_tokenizer("tokens.vocabulary", source).save(str(target / TOKENIZER_FILE))
+    source = _home(source)
     for name in OTHER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -168,7 +170,15 @@ _TRAINERS: Mapping[str, Callable[[Path, Mapping[str, int], TokenSettings], None]
 }
 
 
+def _home(folder: Path) -> Path:
+    """Where the files are: those of a sentence-transformers folder with its first module."""
+    path = folder / MODULES_FILE
+    modules = storage.read_json(path) if path.is_file() else []
+    return folder / modules[0]["path"] if modules else folder
+
+
 def _read_tokenizer(key: str, folder: Path) -> Tokenizer:
+    folder = _home(folder)
     if (folder / TOKENIZER_FILE).is_file():
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     elif (folder / VOCABULARY_FILE).is_file():

@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 
 from pipelines.encoder.torch import Encoder, configure_threads, embed, ready
 from pipelines.encoder.torch_kernels import to_device
-from pipelines.encoder.weights import Weights
+from pipelines.encoder.weights import WORDS, Weights
 from pipelines.lanes.files import Granule, SideName
 from pipelines.lanes.plan import noise_seed
 from pipelines.objectives import configured_loss, spans_steps
@@ -24,8 +24,6 @@ from pipelines.training.exchange import Exchange
 from pipelines.training.feed import StepWork
 from pipelines.training.precision import with_precision
 from pipelines.training.run import WorkerTask
-
-WORDS = "embeddings.word_embeddings.weight"
 
 
 class Texts(NamedTuple):

@@ -24,7 +24,8 @@ def train_pair(folder: Path, ways: list) -> list[dict]:
 
     Args:
         folder: Is filled.
-        ways: Key of the stepper, settings of the objective and of training, of each.
+        ways: Key of the stepper, settings of the objective and of training, of each; and "bag"
+            for another encoder than a transformer.
 
     Returns:
         Losses and the last checkpoint, and the losses after the middle, resumed.
@@ -73,16 +74,17 @@ def main() -> None:
         (Path(folder) / "result").write_bytes(pickle.dumps(results))
 
 
-def train(rank, exchange, folder, kind, objective, training) -> dict:
+def train(rank, exchange, folder, key, objective, training, encoder="transformer") -> dict:
     """Trains, and goes on once more from a checkpoint in between."""
-    from steppers import stepper
+    from steppers import BAG, SPEC, stepper
 
     from pipelines.training.checkpoint import load_checkpoint, save_checkpoint
 
     half = GRANULES // 2
     part = (half * rank, half * rank + half)
     training = TRAINING | training
-    make = {"objective": objective, "training": training, "exchange": exchange, "key": kind}
+    make = {"objective": objective, "training": training, "exchange": exchange, "key": key}
+    make["spec"] = BAG if encoder == "bag" else SPEC
     whole = stepper("torch", **make)
     losses = curve(whole, range(MIDDLE), *part)
     middle = whole.checkpoint(MIDDLE)

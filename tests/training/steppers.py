@@ -16,6 +16,7 @@ from pipelines.training.feed import StepWork
 from pipelines.training.worker import stepper_factory
 
 SPEC = EncoderSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
+BAG = EncoderSpec.bag(vocabulary=50, hidden=16)
 
 PAIR, TRIPLET = ("left", "right"), ("left", "right", "negative")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from steppers import PAIR, SPEC, TRIPLET, assert_close, granule, stepper, work
+from steppers import BAG, PAIR, SPEC, TRIPLET, assert_close, granule, stepper, work
 
 from pipelines.encoder.weights import random_weights
 from pipelines.training.checkpoint import load_checkpoint, save_checkpoint
@@ -16,9 +16,13 @@ def curve(each, steps, rate=3e-3):
     return [each.step(work(i, granule(2 * i), granule(2 * i + 1)), rate) for i in steps]
 
 
+@pytest.mark.parametrize("spec", [SPEC, BAG], ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("negatives", ["granule", "step"])
-def test_the_loss_curve_is_tensorflows(negatives):
-    steppers = [stepper(name, {"negatives": negatives}, LIVELY) for name in ("tensorflow", "torch")]
+def test_the_loss_curve_is_tensorflows(negatives, spec):
+    steppers = [
+        stepper(name, {"negatives": negatives}, LIVELY, spec=spec)
+        for name in ("tensorflow", "torch")
+    ]
     expected, found = (curve(each, range(20)) for each in steppers)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert np.mean(expected[-3:]) != pytest.approx(np.mean(expected[:3]), rel=0.01)
