@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,10 +109,9 @@ def session_conf(
         "spark.sql.session.timeZone": "UTC",
     }
     if not submitted:
+        memory = memory_mb(config.spark.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
         conf |= {
-            "spark.master": (
-                f"local-cluster[{executors},{training.threads},{LOCAL_EXECUTOR_MEMORY_MB}]"
-            ),
+            "spark.master": f"local-cluster[{executors},{training.threads},{ceil(memory)}]",
             "spark.executor.cores": str(training.threads),
             "spark.task.cpus": str(training.threads),
             "spark.ui.enabled": "false",
@@ -121,6 +122,19 @@ def session_conf(
     if master.startswith("local"):
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return conf | {f"spark.{key}": value for key, value in config.spark.items()}
+
+
+def memory_mb(size: str) -> float:
+    """A size of memory as Spark's conf has it, such as `2g`, in MiB, which is what Spark takes a
+    bare number for.
+
+    Raises:
+        InputError: It is none.
+    """
+    found = re.fullmatch(r"(\d+)([kmgt]?)b?", str(size).strip().lower())
+    if found is None:
+        raise InputError("spark.executor.memory", f"`{size}` is no size", "for example 2g")
+    return int(found[1]) * {"k": 2**-10, "": 1, "m": 1, "g": 2**10, "t": 2**20}[found[2]]
 
 
 def executor_count(session: SparkSession) -> int:

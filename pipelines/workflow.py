@@ -46,14 +46,18 @@ def prepare(config: Config) -> LaneManifest:
     return prepare_stages(config)
 
 
-def train(config: Config) -> Path:
+def train(config: Config, chosen: Engine | None = None) -> Path:
     """Trains on the prepared lanes; returns the folder of the model, ``run.folder/model``.
+
+    Args:
+        config: The configuration.
+        chosen: The engine; the one that ``training.engine`` names unless given.
 
     Raises:
         InputError: Settings, lanes and engine do not fit; nothing has been written then.
         EngineError: The run failed; ``training.resume`` goes on from its last checkpoint.
     """
-    chosen = engine(config.training.engine)
+    chosen = chosen or engine(config.training.engine)
     check_fit(chosen, config)
     prepared = Path(config.prepared.folder).absolute()
     manifest = LaneManifest.load(prepared / "lanes")

@@ -10,6 +10,7 @@ from pipelines.errors import InputError
 from pipelines.settings import Config
 
 BENCHMARKS: Mapping[str, str] = {
+    "bigdl": "pipelines.benchmarks.bigdl",
     "duplicates": "pipelines.benchmarks.duplicates",
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",

@@ -22,11 +22,17 @@ import numpy as np
 from bigdl.dllib.nn import layer as dllib
 
 from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import Weights, weight_shapes
+from pipelines.encoder.weights import WORDS, Weights, weight_shapes
 from pipelines.jvm import provide_classes
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+_TABLES = (
+    WORDS,
+    "embeddings.position_embeddings.weight",
+    "embeddings.token_type_embeddings.weight",
+)
 
 Groups = tuple[tuple[str, ...], ...]
 """For each array of a layer, the weights in it by canonical names, one behind another."""
@@ -100,7 +106,8 @@ def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
 
 
 def _pooled_tokens(spec: EncoderSpec) -> str:
-    return {"mean": "all", "cls": "first"}[spec.pooling]
+    """Of which tokens an embedding is the mean, as the class `Pool` takes it."""
+    return "inner" if spec.kind == "bag" else {"mean": "all", "cls": "first"}[spec.pooling]
 
 
 class _Builder:
@@ -122,14 +129,13 @@ class _Builder:
         return layer(inputs)
 
     def token_vectors(self, ids: Any) -> Any:
+        """Words, positions and segment, normalised; those of a bag are its words."""
         shapes = weight_shapes(self._spec)
-        names = [
-            f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
-        ]
-        rows = _integers(self._classes, [shapes[name][0] for name in names])
+        tables = [name for name in _TABLES if name in shapes]
+        rows = _integers(self._classes, [shapes[name][0] for name in tables])
         layer = self._classes.TokenVectors(rows, self._spec.hidden)
-        groups = tuple((name,) for name in names)
-        return self._norm(self.own(layer, [ids, self._lengths], groups), "embeddings.")
+        vectors = self.own(layer, [ids, self._lengths], tuple((name,) for name in tables))
+        return vectors if self._spec.kind == "bag" else self._norm(vectors, "embeddings.")
 
     def layer(self, stream: Any, prefix: str) -> Any:
         """A transformer layer."""

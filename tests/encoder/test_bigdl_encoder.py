@@ -59,6 +59,19 @@ def test_it_embeds_as_pytorch_does(spark, bigdl, pooling, normalise):
     )
 
 
+def test_a_bag_is_pytorchs_too(spark, bigdl):
+    spec = EncoderSpec.bag(vocabulary=500, hidden=32, max_length=40)
+    weights = rough_weights(spec)
+    graph = bigdl.encoder_graph(spark.sparkContext, spec)
+    bigdl.set_weights(graph, bigdl.flattened(graph, weights))
+    # Texts of nothing but [CLS] and [SEP] are zeros.
+    lengths = np.array([2, 3, 40, 17], np.int32)
+    token_ids = np.random.default_rng(5).integers(0, spec.vocabulary, (4, 40), np.int32)
+    ours = bigdl.forward(graph, token_ids, lengths)
+    np.testing.assert_allclose(ours, in_torch(spec, weights, token_ids, lengths), atol=1e-5)
+    assert not ours[0].any()
+
+
 def test_weights_come_out_as_they_went_in(spark, bigdl):
     graph = bigdl.encoder_graph(spark.sparkContext, SPEC)
     weights = rough_weights(SPEC)

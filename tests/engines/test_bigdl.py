@@ -249,13 +249,6 @@ def test_memory_that_does_not_suffice_is_refused(executor, driver, key):
         memory.check_heaps(shape, executor_heap_mb=executor, driver_heap_mb=driver)
 
 
-@pytest.mark.parametrize(
-    ("size", "mb"), [("1g", 1024), ("900m", 900), ("2048", 2048), ("1T", 2**20), ("512kb", 0.5)]
-)
-def test_sizes_of_a_conf(size, mb):
-    assert memory.mib(size) == mb
-
-
 IN_ONE_PROCESS = """
 import sys
 from pipelines import config, workflow

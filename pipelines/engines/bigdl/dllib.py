@@ -54,7 +54,7 @@ def train_with_dllib(
     session: SparkSession,
     run: TrainingRun,
     on_metrics: Callable[[dict[str, Any]], None],
-    on_step: OnStep = lambda times: None,
+    on_step: OnStep,
 ) -> TrainingOutcome:
     """A run from first to last. Runs on the driver.
 

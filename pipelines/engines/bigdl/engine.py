@@ -18,11 +18,17 @@ from pipelines.training.run import TrainingOutcome, TrainingRun
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pipelines.engines.bigdl.account import OnStep
+
 logger = logging.getLogger(__name__)
 
 
 class BigDLEngine:
-    """Trains in Spark's executors, by BigDL's dllib."""
+    """Trains in Spark's executors, by BigDL's dllib.
+
+    Args:
+        on_step: Called with the times of each step.
+    """
 
     name = "bigdl"
     modes: ClassVar = {
@@ -41,6 +47,9 @@ class BigDLEngine:
     shardings = ("none",)
     options = ("compression",)
     needs_spark = True
+
+    def __init__(self, on_step: OnStep = lambda times: None) -> None:
+        self._on_step = on_step
 
     def executors(self, config: Config) -> int:
         """See :class:`pipelines.engines.base.Engine`."""
@@ -66,7 +75,7 @@ class BigDLEngine:
         from pipelines.engines.bigdl.dllib import train_with_dllib
 
         assert session is not None
-        return train_with_dllib(session, run, on_metrics)
+        return train_with_dllib(session, run, on_metrics, self._on_step)
 
 
 def _check_settings(config: Config) -> None:

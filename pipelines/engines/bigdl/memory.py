@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from pipelines.engines.bigdl.feeding import PART_TOKENS, replicas
 from pipelines.errors import EngineUnavailable
 from pipelines.lanes.files import LaneManifest
 from pipelines.objectives import OBJECTIVES
-from pipelines.session import in_one_process
+from pipelines.session import in_one_process, memory_mb
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Shape:
         workers: Slices of the weights.
         replicas: Copies of the model on a worker, with a gradient each.
         texts: Of all replicas of a worker in one step.
-        tokens: Of the longest text.
+        tokens: Of the longest texts, with padding.
     """
 
     spec: EncoderSpec
@@ -58,12 +57,12 @@ def weights_mb(spec: EncoderSpec) -> float:
 
 
 def executor_mb(shape: Shape) -> int:
-    """Heap that a worker needs, in MiB; at most, as if all texts were of the greatest length."""
+    """Heap that a worker needs, in MiB, for a step of the longest texts."""
     spec, weights = shape.spec, weights_mb(shape.spec)
     copies = _EXECUTOR_COPIES + shape.replicas + _SLICE_ARRAYS / shape.workers
-    # Of a layer and a token: 24 vectors of the stream's width in the outputs and gradients of its
+    # Of a layer and a token: 20 vectors of the stream's width in the outputs and gradients of its
     # parts, five of the wide part, and the shares of attention.
-    wide = 24 * spec.hidden + 5 * spec.intermediate + spec.heads * shape.tokens
+    wide = 20 * spec.hidden + 5 * spec.intermediate + spec.heads * shape.tokens
     activations = 4 * shape.texts * shape.tokens * (spec.layers * wide + 6 * spec.hidden) / MB
     return round(_BASE_MB + copies * weights + activations + 8 * PART_TOKENS / MB)
 
@@ -84,7 +83,7 @@ def check_memory(session: SparkSession, config: Config) -> None:
     spec, _ = start_encoder(config, manifest.vocabulary)
     jvm: Any = context._jvm
     driver_heap = jvm.java.lang.Runtime.getRuntime().maxMemory() / MB
-    executor_heap = mib(context.getConf().get("spark.executor.memory", "1g") or "1g")
+    executor_heap = memory_mb(context.getConf().get("spark.executor.memory", "1g") or "1g")
     if in_one_process(context.master):
         executor_heap = driver_heap
     shape = shape_of(config, manifest, spec)
@@ -101,7 +100,7 @@ def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape
         workers=training.workers,
         replicas=replicas(training),
         texts=granules * manifest.granule * len(sides),
-        tokens=manifest.max_length,
+        tokens=max(segment.length for segment in manifest.segments),
     )
 
 
@@ -128,10 +127,3 @@ def check_heaps(shape: Shape, *, executor_heap_mb: float, driver_heap_mb: float)
                 f"start the session with at least {needed}m, or use more workers, smaller"
                 " lanes.granule or tokens.max_length",
             )
-
-
-def mib(size: str) -> float:
-    """A memory size of a Spark conf, such as `2g`, in MiB."""
-    found = re.fullmatch(r"(\d+)([kmgt]?)b?", size.strip().lower())
-    assert found is not None, "Spark has read it"
-    return int(found[1]) * {"k": 2**-10, "": 1, "m": 1, "g": 2**10, "t": 2**20}[found[2]]
