@@ -260,8 +260,9 @@ class TrainingSettings(Settings):
     compression: Literal["none", "fp16"] = Field(
         default="none",
         description=(
-            "`horovod`: what gradients travel as. `fp16`: half the bytes, and three digits; "
-            "what is below 6e-8 is lost."
+            "`horovod`, `bigdl`: what gradients travel as. `fp16`: half the bytes, and three "
+            "digits; what is below 6e-8 is lost (`bigdl`: two digits of any size, and the weights "
+            "too)."
         ),
     )
     elastic: bool = Field(

@@ -7,6 +7,7 @@ configuration and returns what it found.
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,7 @@ def _session_for(chosen: Engine, config: Config) -> SparkSession | None:
         return None
     executors = chosen.executors(config)
     if isinstance(chosen, NeedsConf):
-        return spark_session(config, executors=executors, conf=chosen.spark_conf)
+        return spark_session(config, executors=executors, conf=partial(chosen.spark_conf, config))
     return spark_session(config, executors=executors)
 
 

@@ -99,7 +99,7 @@ def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
     builder = _Builder(classes, spec, lengths)
     stream = builder.token_vectors(ids)
     for number in range(spec.layers):
-        stream = builder.layer(stream, f"encoder.layer.{number}.")
+        stream = builder.layer(stream, number)
     pooled = builder.own(classes.Pool(spec.hidden, _pooled_tokens(spec)), [stream, lengths])
     embeddings = dllib.Normalize(2.0)(pooled) if spec.normalise else pooled
     return Nodes((ids, lengths), embeddings, tuple(builder.layers))
@@ -117,6 +117,8 @@ class _Builder:
         self._classes = classes
         self._spec = spec
         self._lengths = lengths
+        # In turn: see the class.
+        self._gradients = (classes.Gradients(), classes.Gradients())
         self.layers: list[tuple[Any, Groups]] = []
 
     def own(self, layer: Any, inputs: Any, groups: Groups = ()) -> Any:
@@ -135,31 +137,46 @@ class _Builder:
         rows = _integers(self._classes, [shapes[name][0] for name in tables])
         layer = self._classes.TokenVectors(rows, self._spec.hidden)
         vectors = self.own(layer, [ids, self._lengths], tuple((name,) for name in tables))
-        return vectors if self._spec.kind == "bag" else self._norm(vectors, "embeddings.")
+        if self._spec.kind == "bag":
+            return vectors
+        own = self._classes.Gradients()
+        return self._norm(vectors, "embeddings.", own.norm(0, 0), own.norm(0, 1))
 
-    def layer(self, stream: Any, prefix: str) -> Any:
+    def layer(self, stream: Any, number: int) -> Any:
         """A transformer layer."""
-        hidden, inner = self._spec.hidden, self._spec.intermediate
+        spec, classes, prefix = self._spec, self._classes, f"encoder.layer.{number}."
+        hidden, inner = spec.hidden, spec.intermediate
+        own = self._gradients[number % 2]
+        products = [dllib.Linear(*sizes) for sizes in _product_sizes(hidden, inner)]
+        for place, product in enumerate(products):
+            own.give(product.value, place)
+        join, leave, widen, narrow = products
         parts = [f"{prefix}attention.self.{name}" for name in ("query", "key", "value")]
-        joined = self._dense(stream, hidden, 3 * hidden, parts)
-        attention = self._classes.Attention(hidden, self._spec.heads)
+        joined = self._dense(join, stream, parts)
+        attention = classes.Attention(hidden, spec.heads, own.attention())
         attended = self.own(attention, [joined, self._lengths])
-        update = self._dense(attended, hidden, hidden, [f"{prefix}attention.output.dense"])
-        stream = self._norm([stream, update], f"{prefix}attention.output.")
-        wide = self._dense(stream, hidden, inner, [f"{prefix}intermediate.dense"])
-        update = self._dense(
-            self.own(self._classes.Gelu(), wide), inner, hidden, [f"{prefix}output.dense"]
-        )
-        return self._norm([stream, update], f"{prefix}output.")
+        update = self._dense(leave, attended, [f"{prefix}attention.output.dense"])
+        norm = f"{prefix}attention.output."
+        stream = self._norm([stream, update], norm, own.norm(0, 0), own.norm(0, 1))
+        wide = self._dense(widen, stream, [f"{prefix}intermediate.dense"])
+        bent = self.own(classes.Gelu(own.gelu()), wide)
+        update = self._dense(narrow, bent, [f"{prefix}output.dense"])
+        return self._norm([stream, update], f"{prefix}output.", own.norm(1, 0), own.norm(1, 1))
 
-    def _dense(self, inputs: Any, width: int, out: int, names: Sequence[str]) -> Any:
+    def _dense(self, product: Any, inputs: Any, names: Sequence[str]) -> Any:
         groups = tuple(tuple(f"{name}.{part}" for name in names) for part in ("weight", "bias"))
-        return self._node(dllib.Linear(width, out), inputs, groups)
+        return self._node(product, inputs, groups)
 
-    def _norm(self, inputs: Any, prefix: str) -> Any:
-        layer = self._classes.ResidualNorm(self._spec.hidden, self._spec.layer_norm_epsilon)
+    def _norm(self, inputs: Any, prefix: str, back: Any, back_too: Any) -> Any:
+        epsilon = self._spec.layer_norm_epsilon
+        layer = self._classes.ResidualNorm(self._spec.hidden, epsilon, back, back_too)
         groups = ((f"{prefix}LayerNorm.weight",), (f"{prefix}LayerNorm.bias",))
         return self.own(layer, inputs, groups)
+
+
+def _product_sizes(hidden: int, inner: int) -> list[tuple[int, int]]:
+    """In and out of a layer's matrix products."""
+    return [(hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden)]
 
 
 def _integers(classes: Any, values: Sequence[int]) -> Any:

@@ -95,7 +95,7 @@ class Engine(Protocol):
 class NeedsConf(Protocol):
     """An engine whose executors must be started in a certain way."""
 
-    def spark_conf(self, conf: Mapping[str, str]) -> Mapping[str, str]:
+    def spark_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
         """What a new session needs in its conf, by what it has; both by whole keys."""
         ...
 

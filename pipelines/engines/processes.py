@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+from pipelines.training.reporter import ABORTED, report_lost
+from pipelines.training.run import WorkerTask
 
 PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
 
@@ -11,3 +17,29 @@ PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
 def end_with_parent() -> None:
     """Ends this process with its parent, even where it is stopped and can hear nobody."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_in_child(task: WorkerTask, work: Callable[[WorkerTask], object]) -> None:
+    """Has a child be a worker, and waits for its end. Runs in a Spark task.
+
+    What goes wrong is for the monitor to hear: Spark would start a task again that fails.
+
+    Args:
+        task: The worker's task.
+        work: What the child does with it.
+    """
+    # fork, since a Python worker of Spark has no main module that a new interpreter could
+    # load; this one computes nothing.
+    child = multiprocessing.get_context("fork").Process(target=_work, args=(work, task))
+    child.start()
+    # The deadlines are the monitor's: it ends the child, and the child ends with this worker.
+    child.join()
+    if child.exitcode not in (0, ABORTED):
+        # Counts only if the child could not say itself that it is there.
+        with suppress(OSError):
+            report_lost(task, f"the worker's process died (exit code {child.exitcode})")
+
+
+def _work(work: Callable[[WorkerTask], object], task: WorkerTask) -> None:
+    end_with_parent()
+    work(task)

@@ -20,13 +20,19 @@ public class Attention extends AbstractModule {
   private final int width;
   private final float scale;
   private final Tensor output = Floats.zeros(new int[] {0});
-  private final Tensor back = Floats.zeros(new int[] {0});
+  private final Tensor back;
   private final Tensor noLengths = Floats.zeros(new int[] {0});
   private transient float[] shares;
   private transient float[] pulls;
 
-  public Attention(int hidden, int heads) {
+  /**
+   * @param hidden Width.
+   * @param heads Divides it.
+   * @param back Takes the gradients; see {@link Gradients}.
+   */
+  public Attention(int hidden, int heads, Tensor back) {
     super(Floats.ACTIVITY, Floats.ACTIVITY, Floats.FLOAT, Floats.NUMERIC);
+    this.back = back;
     this.hidden = hidden;
     this.heads = heads;
     this.width = hidden / heads;

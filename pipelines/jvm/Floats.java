@@ -25,9 +25,9 @@ public final class Floats {
   }
 
   /** A tensor with a copy of some values. */
-  public static Tensor of(float[] values, int start, int count) {
-    Tensor tensor = zeros(new int[] {count});
-    System.arraycopy(values, start, array(tensor), first(tensor), count);
+  public static Tensor of(float[] values) {
+    Tensor tensor = zeros(new int[] {values.length});
+    System.arraycopy(values, 0, array(tensor), first(tensor), values.length);
     return tensor;
   }
 

@@ -17,12 +17,16 @@ public class Gelu extends AbstractModule {
   private static final float ROOT_HALF = (float) Math.sqrt(0.5);
   private static final float DENSITY = (float) (1 / Math.sqrt(2 * Math.PI));
   private final Tensor output = Floats.zeros(new int[] {0});
-  private final Tensor back = Floats.zeros(new int[] {0});
+  private final Tensor back;
   private transient float[] share;
   private transient float[] scratch;
 
-  public Gelu() {
+  /**
+   * @param back Takes the gradients; see {@link Gradients}.
+   */
+  public Gelu(Tensor back) {
     super(Floats.ACTIVITY, Floats.ACTIVITY, Floats.FLOAT, Floats.NUMERIC);
+    this.back = back;
   }
 
   public Activity updateOutput(Activity input) {

@@ -4,6 +4,7 @@ import com.intel.analytics.bigdl.dllib.feature.dataset.MiniBatch;
 import com.intel.analytics.bigdl.dllib.nn.abstractnn.Activity;
 import com.intel.analytics.bigdl.dllib.tensor.Tensor;
 import com.intel.analytics.bigdl.dllib.tensor.TensorNumericMath.TensorNumeric;
+import com.intel.analytics.bigdl.dllib.utils.Table;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
@@ -80,14 +81,15 @@ public class Granules implements MiniBatch {
         java.util.Arrays.copyOfRange(targets, (from - 1) * places, (from - 1 + size) * places));
   }
 
-  /** A table of the token ids, which count from 0, and the length of each text. */
+  /** A table of the token ids, which count from 0, the length of each text, and the targets. */
   public Activity getInput() {
-    return Floats.pair(
-        Floats.of(tokenIds, 0, tokenIds.length), Floats.of(lengths, 0, lengths.length));
+    return new Table(new Object[] {
+      Floats.of(tokenIds), Floats.of(lengths), Floats.of(targets)
+    });
   }
 
   public Activity getTarget() {
-    return Floats.of(targets, 0, targets.length);
+    return Floats.of(targets);
   }
 
   public Tensor data() {

@@ -17,13 +17,21 @@ public class ResidualNorm extends AbstractModule {
   private final Tensor[] weights;
   private final Tensor[] gradients;
   private final Tensor output = Floats.zeros(new int[] {0});
-  private final Tensor back = Floats.zeros(new int[] {0});
-  private final Tensor backToo = Floats.zeros(new int[] {0});
+  private final Tensor back;
+  private final Tensor backToo;
   private transient float[] normal;
   private transient float[] inverse;
 
-  public ResidualNorm(int hidden, double epsilon) {
+  /**
+   * @param hidden Width.
+   * @param epsilon Added to the variance.
+   * @param back Takes the gradients of the first input; see {@link Gradients}.
+   * @param backToo Those of the second.
+   */
+  public ResidualNorm(int hidden, double epsilon, Tensor back, Tensor backToo) {
     super(Floats.ACTIVITY, Floats.ACTIVITY, Floats.FLOAT, Floats.NUMERIC);
+    this.back = back;
+    this.backToo = backToo;
     this.hidden = hidden;
     this.epsilon = epsilon;
     this.weights = new Tensor[] {row(), row()};

@@ -77,22 +77,67 @@ def train_worker(
         feed: The worker's granules, step by step.
         reporter: The line to the driver.
     """
-    run, training = task.run, task.run.config.training
-    stepper = stepper_factory(task, load_checkpoint(run.run_folder, run.first_step), exchange)
-    reporter.ready()
-    meter = Meter(reporter)
-    for work in meter.timed(feed):
-        rate = learning_rate(work.index, run.last_step, training)
+    steps = SharedSteps(task, stepper_factory, exchange, feed, reporter)
+    for work in steps:
+        steps.make(work)
+
+
+class SharedSteps:
+    """A worker's part of each step of a synchronous run; iterating gives the work of each.
+
+    For libraries that have a loop of their own: whoever iterates passes each work to :meth:`make`
+    before asking for the next.
+
+    Args:
+        task: See :func:`train_worker`.
+        stepper_factory: See :func:`train_worker`.
+        exchange: See :func:`train_worker`.
+        feed: See :func:`train_worker`.
+        reporter: See :func:`train_worker`.
+    """
+
+    def __init__(
+        self,
+        task: WorkerTask,
+        stepper_factory: StepperFactory,
+        exchange: Exchange,
+        feed: Iterator[StepWork],
+        reporter: Reporter,
+    ) -> None:
+        self._task = task
+        self._exchange = exchange
+        self._feed = feed
+        self._reporter = reporter
+        checkpoint = load_checkpoint(task.run.run_folder, task.run.first_step)
+        self._stepper = stepper_factory(task, checkpoint, exchange)
+        reporter.ready()
+        self._meter = Meter(reporter)
+
+    def __iter__(self) -> Iterator[StepWork]:
+        return self._meter.timed(self._feed)
+
+    def make(self, work: StepWork) -> float:
+        """Makes a step with the other workers, and writes its checkpoint if there is to be one.
+
+        Returns:
+            The loss over all workers.
+
+        Raises:
+            FloatingPointError: See :func:`check_finite`.
+        """
+        run, stepper = self._task.run, self._stepper
+        rate = learning_rate(work.index, run.last_step, run.config.training)
         loss = stepper.step(work, rate)
         check_finite(work.index, loss)
-        meter.step_done(work, loss, rate)
+        self._meter.step_done(work, loss, rate)
         done = work.index + 1
-        if work.index == run.first_step and exchange.workers > 1 and not stepper.sharded:
-            check_agreement(stepper.checkpoint(done), exchange)
+        if work.index == run.first_step and self._exchange.workers > 1 and not stepper.sharded:
+            check_agreement(stepper.checkpoint(done), self._exchange)
         if run.is_checkpointed(done):
             # The driver goes on from no checkpoint whose steps it has not heard of.
-            reporter.send_records()
-            _save(stepper, task, done)
+            self._reporter.send_records()
+            _save(stepper, self._task, done)
+        return loss
 
 
 def _save(stepper: Stepper, task: WorkerTask, step: int) -> None:

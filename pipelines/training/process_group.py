@@ -23,11 +23,8 @@ BUCKET_BYTES = 25 * 2**20
 that one bucket is gathered in memory while the one before it is on its way."""
 
 
-class ProcessGroupExchange:
+class GroupExchange:
     """Collective operations of the default group; see :class:`.exchange.Exchange`.
-
-    Joins the group that torchrun's environment describes, by NCCL where the worker has a GPU and
-    by Gloo where it has none.
 
     Gradients are averaged in flat buckets, as DistributedDataParallel does, and not by it. It
     would begin while the last granule's gradients are still computed. For that it asks for a
@@ -36,22 +33,13 @@ class ProcessGroupExchange:
     passes over the granules (``negatives: step``) fit none of these.
 
     Args:
-        settings: The deadlines, of the start and of a step.
+        device: Where the worker computes; the group, which it has joined, can send from there.
     """
 
-    def __init__(self, settings: TrainingSettings) -> None:
-        self.device = worker_device()
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        start = timedelta(seconds=settings.start_seconds)
-        store, self.rank, self.workers = next(processes.rendezvous("env://", timeout=start))
-        processes.init_process_group(
-            "nccl" if self.device.type == "cuda" else "gloo",
-            store=store,
-            rank=self.rank,
-            world_size=self.workers,
-            timeout=timedelta(seconds=settings.stall_seconds),
-        )
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank = processes.get_rank()
+        self.workers = processes.get_world_size()
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The mean of each tensor over the workers; fp32 on the worker's device."""
@@ -71,6 +59,31 @@ class ProcessGroupExchange:
         joined = own.new_empty(self.workers * own.shape[0], *own.shape[1:])
         processes.all_gather_single(joined, own)
         return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined
+
+
+class ProcessGroupExchange(GroupExchange):
+    """Joins the group that torchrun's environment describes.
+
+    By NCCL where the worker has a GPU, and by Gloo where it has none.
+
+    Args:
+        settings: The deadlines, of the start and of a step.
+    """
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        device = worker_device()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        start = timedelta(seconds=settings.start_seconds)
+        store, rank, workers = next(processes.rendezvous("env://", timeout=start))
+        processes.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=workers,
+            timeout=timedelta(seconds=settings.stall_seconds),
+        )
+        super().__init__(device)
 
 
 @contextmanager

@@ -119,6 +119,7 @@ CONTESTANTS = [
     contestant("bigdl", framework="bigdl", watched=False),
     contestant("torch-ddp", framework="torch"),
     contestant("torch-fsdp", framework="torch", sharding="parameters", faults=False),
+    contestant("bigdl-torch", framework="torch"),
     contestant("deepspeed-zero1", framework="torch", sharding="optimizer", trains=False),
     contestant("deepspeed-zero2", framework="torch", sharding="gradients", trains=False),
     contestant("deepspeed-zero3", framework="torch", sharding="parameters"),

@@ -29,6 +29,7 @@ def test_two_workers_give_the_curve_of_one_process(spark, make_run, reference, f
 
 
 SHARDINGS = [
+    ("bigdl", "none"),
     ("torch", "none"),
     ("torch", "parameters"),
     ("deepspeed", "parameters"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics
 from pipelines.engines.bigdl.jars import check_class_paths, class_paths
 from pipelines.engines.bigdl.memory import check_memory
+from pipelines.engines.bigdl.orca import ORCA_NEEDS, check_orca, train_with_orca
 from pipelines.engines.jobs import await_slots
 from pipelines.errors import InputError
 from pipelines.objectives import spans_steps
@@ -20,62 +21,93 @@ if TYPE_CHECKING:
 
     from pipelines.engines.bigdl.account import OnStep
 
-logger = logging.getLogger(__name__)
+DLLIB_NEEDS = (
+    "`training.framework: bigdl` (dllib): BigDL's jars on `spark.driver.extraClassPath` and"
+    " `spark.executor.extraClassPath`, which a session that is started here has; and for the"
+    " weights, the gradients and the activations `spark.executor.memory`, of which too little is"
+    " refused with what is needed. No ports but Spark's own."
+)
 
 
 class BigDLEngine:
-    """Trains in Spark's executors, by BigDL's dllib.
+    """Trains by BigDL: by its dllib in Spark's executors, or by its Orca in PyTorch.
 
     Args:
-        on_step: Called with the times of each step.
+        on_step: Called with dllib's times of each step.
     """
 
     name = "bigdl"
     modes: ClassVar = {
         "sync": Mode(
-            guarantee="The loss curve of `local` on any number of workers; with"
-            " `training.compression: fp16` to about 1 %.",
+            guarantee="The loss curve of `local` on any number of workers; with dllib and"
+            " `training.compression: fp16` to about 2 %.",
             choose_when="No Python training process may run on the executors, or no port but"
-            " Spark's own may be opened.",
-            needs="BigDL's jars on `spark.driver.extraClassPath` and"
-            " `spark.executor.extraClassPath` (set in a session that is started here), and memory"
-            " for some ten copies of the weights in `spark.executor.memory`.",
+            " Spark's own may be opened (dllib); or the cluster runs BigDL, and PyTorch is to"
+            " compute on its CPUs (Orca).",
+            needs=f"{DLLIB_NEEDS} {ORCA_NEEDS}",
         )
     }
-    frameworks = ("bigdl",)
+    frameworks = ("bigdl", "torch")
     feeds = ("lanes", "memory")
     shardings = ("none",)
     options = ("compression",)
     needs_spark = True
 
     def __init__(self, on_step: OnStep = lambda times: None) -> None:
-        self._on_step = on_step
+        self._train: Mapping[str, Callable[..., TrainingOutcome]] = {
+            "bigdl": partial(_train_with_dllib, on_step),
+            "torch": train_with_orca,
+        }
 
     def executors(self, config: Config) -> int:
         """See :class:`pipelines.engines.base.Engine`."""
         return config.training.workers
 
-    def spark_conf(self, conf: Mapping[str, str]) -> dict[str, str]:
+    def spark_conf(self, config: Config, conf: Mapping[str, str]) -> dict[str, str]:
         """See :class:`pipelines.engines.base.NeedsConf`."""
-        return class_paths(conf)
+        return class_paths(conf) if config.training.framework == "bigdl" else {}
 
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""
         assert session is not None
-        _check_settings(config)
-        context = session.sparkContext
-        check_class_paths(dict(context.getConf().getAll()), on_driver=_finds_dllib(session))
-        await_slots(session, self.name, config.training)
-        check_memory(session, config)
+        _CHECKS[config.training.framework](session, config)
 
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
         """See :class:`pipelines.engines.base.Engine`."""
-        from pipelines.engines.bigdl.dllib import train_with_dllib
+        return self._train[run.config.training.framework](session, run, on_metrics)
 
-        assert session is not None
-        return train_with_dllib(session, run, on_metrics, self._on_step)
+
+def _train_with_dllib(
+    on_step: OnStep, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
+) -> TrainingOutcome:
+    # Imports BigDL's Python package.
+    from pipelines.engines.bigdl.dllib import train_with_dllib
+
+    return train_with_dllib(session, run, on_metrics, on_step)
+
+
+def _check_dllib(session: SparkSession, config: Config) -> None:
+    _check_settings(config)
+    conf = dict(session.sparkContext.getConf().getAll())
+    check_class_paths(conf, on_driver=_finds_dllib(session))
+    await_slots(session, BigDLEngine.name, config.training)
+    check_memory(session, config)
+
+
+def _check_orca(session: SparkSession, config: Config) -> None:
+    if config.training.compression != "none":
+        raise InputError(
+            "training.compression", "PyTorch's gradients travel as they are", "leave it none"
+        )
+    check_orca(session, config)
+
+
+_CHECKS: Mapping[str, Callable[[SparkSession, Config], None]] = {
+    "bigdl": _check_dllib,
+    "torch": _check_orca,
+}
 
 
 def _check_settings(config: Config) -> None:

@@ -1,7 +1,8 @@
-"""The graph that is trained: the encoder, and the loss of each granule."""
+"""What is trained: the encoder, and the loss of each granule, one granule after another."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.dllib.nn import layer as dllib
@@ -24,8 +25,8 @@ def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -
         run: Says what is minimised.
 
     Returns:
-        A graph from token ids and lengths of any number of granules to what is compared with
-        their targets, and the criterion that does so.
+        A module from token ids, lengths and targets of any number of granules to their mean loss,
+        with the encoder's weights, and dllib's criterion for it.
     """
     objective, examples = run.config.objective, run.manifest.granule
     sides = len(run.sides)
@@ -38,4 +39,7 @@ def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -
         ]
         form = OBJECTIVES[objective.name].form("bigdl")
         output, criterion = form(each, examples, objective.temperature)
-        return graph_of(context, spec, nodes, output), criterion.value
+        graph = graph_of(context, spec, nodes, output)
+    classes = graph.classes
+    losses = classes.GranuleLosses(graph.model, criterion.value, sides * examples)
+    return replace(graph, model=losses), classes.MeanLoss()

@@ -40,7 +40,7 @@ class Shape:
         spec: The encoder.
         workers: Slices of the weights.
         replicas: Copies of the model on a worker, with a gradient each.
-        texts: Of all replicas of a worker in one step.
+        texts: Of a granule: a copy computes one granule at a time.
         tokens: Of the longest texts, with padding.
     """
 
@@ -60,10 +60,12 @@ def executor_mb(shape: Shape) -> int:
     """Heap that a worker needs, in MiB, for a step of the longest texts."""
     spec, weights = shape.spec, weights_mb(shape.spec)
     copies = _EXECUTOR_COPIES + shape.replicas + _SLICE_ARRAYS / shape.workers
-    # Of a layer and a token: 20 vectors of the stream's width in the outputs and gradients of its
-    # parts, five of the wide part, and the shares of attention.
-    wide = 20 * spec.hidden + 5 * spec.intermediate + spec.heads * shape.tokens
-    activations = 4 * shape.texts * shape.tokens * (spec.layers * wide + 6 * spec.hidden) / MB
+    # Of a token: what the parts of each layer give, attention's shares among it, and the gradients
+    # of two layers.
+    outputs = spec.layers * (10 * spec.hidden + 3 * spec.intermediate + spec.heads * shape.tokens)
+    gradients = 2 * (10 * spec.hidden + 2 * spec.intermediate)
+    floats = outputs + gradients + 6 * spec.hidden
+    activations = 4 * shape.replicas * shape.texts * shape.tokens * floats / MB
     return round(_BASE_MB + copies * weights + activations + 8 * PART_TOKENS / MB)
 
 
@@ -94,12 +96,11 @@ def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape
     """What the memory of a run depends on."""
     training = config.training
     sides = set(OBJECTIVES[config.objective.name].sides) & set(manifest.sides)
-    granules = training.granules_per_step // training.workers
     return Shape(
         spec=spec,
         workers=training.workers,
         replicas=replicas(training),
-        texts=granules * manifest.granule * len(sides),
+        texts=manifest.granule * len(sides),
         tokens=max(segment.length for segment in manifest.segments),
     )
 

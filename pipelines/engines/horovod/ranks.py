@@ -7,7 +7,6 @@ child of one.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -21,11 +20,10 @@ from typing import NamedTuple
 import psutil
 
 from pipelines.engines.horovod.exchange import HorovodExchange, means_peer_lost
-from pipelines.engines.processes import end_with_parent
+from pipelines.engines.processes import run_in_child
 from pipelines.errors import PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.training.monitor import SILENCE_SECONDS
-from pipelines.training.reporter import ABORTED, report_lost
 from pipelines.training.resources import gpus_given_by_spark
 from pipelines.training.run import WorkerTask
 from pipelines.training.worker import run_worker
@@ -67,20 +65,9 @@ class RankMaker:
             ranks: One number.
         """
         (rank,) = ranks
-        task = replace(self.task, rank=rank)
-        # fork, since a Python worker of Spark has no main module that a new interpreter could
-        # load; this one computes nothing.
-        child = multiprocessing.get_context("fork").Process(target=self._work, args=(task,))
-        child.start()
-        # The deadlines are the monitor's: it ends the child, and the child ends with this worker.
-        child.join()
-        if child.exitcode not in (0, ABORTED):
-            # Counts only if the child could not say itself that it is there.
-            with suppress(OSError):
-                report_lost(task, f"the worker's process died (exit code {child.exitcode})")
+        run_in_child(replace(self.task, rank=rank), self._work)
 
     def _work(self, task: WorkerTask) -> None:
-        end_with_parent()
         with ExitStack() as afterwards:
             join = partial(self._join, task, afterwards)
             run_worker(task, join, means_peer_lost=means_peer_lost)

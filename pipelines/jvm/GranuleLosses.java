@@ -1,0 +1,66 @@
+package sentencepipelines;
+
+import com.intel.analytics.bigdl.dllib.nn.abstractnn.AbstractCriterion;
+import com.intel.analytics.bigdl.dllib.nn.abstractnn.AbstractModule;
+import com.intel.analytics.bigdl.dllib.nn.abstractnn.Activity;
+import com.intel.analytics.bigdl.dllib.tensor.Tensor;
+import scala.Tuple2;
+
+/**
+ * The mean loss of some granules, of which one at a time is in memory.
+ *
+ * <p>A granule's loss does not depend on the others. So its backward pass follows its forward pass
+ * at once, which adds up the gradients of the weights; nothing is left to do for the backward pass
+ * of this module. Its own criterion is {@link MeanLoss}.
+ */
+public class GranuleLosses extends AbstractModule {
+  private final AbstractModule graph;
+  private final AbstractCriterion criterion;
+  private final int texts;
+  private final Tensor output = Floats.zeros(new int[] {1});
+
+  /**
+   * @param graph From a table of token ids and lengths of one granule.
+   * @param criterion Compares what the graph gives with the granule's targets.
+   * @param texts Of a granule.
+   */
+  public GranuleLosses(AbstractModule graph, AbstractCriterion criterion, int texts) {
+    super(Floats.ACTIVITY, Floats.ACTIVITY, Floats.FLOAT, Floats.NUMERIC);
+    this.graph = graph;
+    this.criterion = criterion;
+    this.texts = texts;
+  }
+
+  public Tuple2 parameters() {
+    return graph.parameters();
+  }
+
+  /** From a table of token ids, lengths and targets of all granules to a tensor of one number. */
+  public Activity updateOutput(Activity input) {
+    Tensor ids = Floats.member(input, 1), lengths = Floats.member(input, 2);
+    Tensor targets = Floats.member(input, 3);
+    int[] starts = Floats.starts(lengths);
+    int granules = lengths.nElement() / texts, each = targets.nElement() / granules;
+    double sum = 0;
+    for (int granule = 0; granule < granules; granule++) {
+      int first = starts[granule * texts], end = starts[(granule + 1) * texts];
+      Activity own = Floats.pair(
+          (Tensor) ids.narrow(1, first + 1, end - first),
+          (Tensor) lengths.narrow(1, granule * texts + 1, texts));
+      Activity target = (Tensor) targets.narrow(1, granule * each + 1, each);
+      Activity compared = graph.forward(own);
+      sum += ((Number) criterion.forward(compared, target)).doubleValue();
+      Tensor pull = (Tensor) criterion.backward(compared, target);
+      graph.backward(own, (Tensor) pull.div(Float.valueOf(granules)));
+    }
+    Floats.array(output)[Floats.first(output)] = (float) (sum / granules);
+    output_$eq(output);
+    return output;
+  }
+
+  /** Nothing: the weights have their gradients, and the input has none. */
+  public Activity updateGradInput(Activity input, Activity gradOutput) {
+    gradInput_$eq(input);
+    return input;
+  }
+}
