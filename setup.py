@@ -36,7 +36,11 @@ setup(
     version=VERSION.group(1),
     description="Train sentence encoders inside a Spark cluster, on the engine of your choice.",
     packages=find_packages(include=["pipelines", "pipelines.*"]),
-    package_data={"pipelines": ["*.properties"], "pipelines.report": ["*.html", "*.css"]},
+    package_data={
+        "pipelines": ["*.properties"],
+        "pipelines.jvm": ["*.java"],
+        "pipelines.report": ["*.html", "*.css"],
+    },
     python_requires=">=3.11,<3.12",
     install_requires=[
         "charset-normalizer>=3",

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from bigdl.dllib.nn import layer as dllib
 
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.weights import WORDS, Weights, weight_shapes
 from pipelines.jvm import provide_classes
+from pipelines.quiet import quiet_import
+
+with quiet_import():
+    from bigdl.dllib.nn import layer as dllib
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bigdl.dllib.nn import layer as dllib
-
-from pipelines.encoder.bigdl import Graph, encoder_nodes, graph_of, quiet
+from pipelines.encoder.bigdl import Graph, dllib, encoder_nodes, graph_of, quiet
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.objectives import OBJECTIVES
 from pipelines.training.run import TrainingRun
