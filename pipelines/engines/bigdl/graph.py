@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pipelines.encoder.bigdl import Graph, dllib, encoder_nodes, graph_of, quiet
+from pipelines.encoder.bigdl import Graph, encoder_nodes, graph_of, quiet
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.objectives import OBJECTIVES
+from pipelines.quiet import quiet_import
 from pipelines.training.run import TrainingRun
+
+with quiet_import():
+    from bigdl.dllib.nn import layer as dllib
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
