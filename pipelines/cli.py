@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,13 +108,14 @@ def _prepare(config: Config) -> None:
 
 
 def _run(config: Config) -> None:
-    workflow.prepare(config)
-    workflow.train(config)
-    _evaluate(config)
+    _show(config, workflow.run(config))
 
 
 def _evaluate(config: Config) -> None:
-    figures = workflow.evaluate(config)
+    _show(config, workflow.evaluate(config))
+
+
+def _show(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
     folder = Path(config.run.folder).absolute()
     console = Console()
     console.print(metrics_table(figures["before"], figures["after"]))

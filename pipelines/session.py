@@ -40,7 +40,8 @@ def spark_session(
         config: The configuration.
         app_name: What Spark's pages show.
         executors: Of a local cluster; one per training worker unless told.
-        conf: What else a new session is to have, by what it has.
+        conf: What else a new session is to have, by what it has; not asked under spark-submit,
+            whose own conf has started the driver already.
 
     Raises:
         InputError: There is no Java, or the cluster cannot be reached.
@@ -53,8 +54,11 @@ def spark_session(
     # Executors must run the Python of the driver, where `pipelines` is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    own = session_conf(config, submitted=_under_spark_submit(), executors=executors)
-    for key, value in (own | dict(conf(own))).items():
+    submitted = _under_spark_submit()
+    own = session_conf(config, submitted=submitted, executors=executors)
+    if not submitted:
+        own |= conf(own)
+    for key, value in own.items():
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()
@@ -125,16 +129,16 @@ def session_conf(
 
 
 def memory_mb(size: str) -> float:
-    """A size of memory as Spark's conf has it, such as `2g`, in MiB, which is what Spark takes a
-    bare number for.
+    """A size of memory as Spark's conf has it, such as `2g`, in MiB; a bare number is MiB.
 
     Raises:
         InputError: It is none.
     """
-    found = re.fullmatch(r"(\d+)([kmgt]?)b?", str(size).strip().lower())
+    found = re.fullmatch(r"(\d+)(|b|[kmgt]b?)", str(size).strip().lower())
     if found is None:
         raise InputError("spark.executor.memory", f"`{size}` is no size", "for example 2g")
-    return int(found[1]) * {"k": 2**-10, "": 1, "m": 1, "g": 2**10, "t": 2**20}[found[2]]
+    units = {"": 1, "b": 2**-20, "k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}
+    return float(int(found[1]) * units[found[2][:1]])
 
 
 def executor_count(session: SparkSession) -> int:

@@ -63,7 +63,7 @@ def train(config: Config, chosen: Engine | None = None) -> Path:
     prepared = Path(config.prepared.folder).absolute()
     manifest = LaneManifest.load(prepared / "lanes")
     plan = _plan(config, manifest)
-    session = _session_for(chosen, config)
+    session = session_for(chosen, config)
     chosen.check(session, config)
     spec, weights = start_encoder(config, manifest.vocabulary)
     steps = plan.steps_per_epoch * config.training.epochs
@@ -117,13 +117,13 @@ def run(config: Config) -> dict[str, Metrics]:
     chosen = engine(config.training.engine)
     check_fit(chosen, config)
     # All stages share the session, so it is made for the one that asks for most.
-    _session_for(chosen, config)
+    session_for(chosen, config)
     prepare(config)
     train(config)
     return evaluate(config)
 
 
-def _session_for(chosen: Engine, config: Config) -> SparkSession | None:
+def session_for(chosen: Engine, config: Config) -> SparkSession | None:
     """The session that an engine trains in, if it needs one."""
     if not chosen.needs_spark:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def spark() -> Iterator:
     """A session on a real local cluster: executors of one core for two workers and a server."""
     brief = Config(spark={"executor.extraJavaOptions": BRIEF_JVM})
-    session = spark_session(brief, "tests", executors=3, conf=class_paths)
+    with_bigdl = {"conf": class_paths} if find_spec("bigdl") else {}
+    session = spark_session(brief, "tests", executors=3, **with_bigdl)
     yield session
     session.stop()
 

@@ -22,6 +22,7 @@ from rich.table import Table
 from pipelines import workflow
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.rates import training_rate
+from pipelines.engines import engine
 from pipelines.engines.bigdl import BigDLEngine
 from pipelines.errors import InputError
 from pipelines.lanes.files import LaneManifest
@@ -52,6 +53,10 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     Raises:
         InputError: The lanes cannot give steps of these sizes.
     """
+    # With dllib on its class paths, whatever is prepared in it first.
+    training = config.training.model_copy(update={"engine": "bigdl", "framework": "bigdl"})
+    config = config.model_copy(update={"training": training})
+    workflow.session_for(engine("bigdl"), config)
     config = prepared(config, data)
     manifest = LaneManifest.load(Path(config.prepared.folder) / "lanes")
     found = {pairs: _measured(_sized(config, manifest, pairs)) for pairs in PAIRS}

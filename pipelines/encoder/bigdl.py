@@ -279,7 +279,7 @@ def forward(graph: Graph, token_ids: np.ndarray, lengths: np.ndarray) -> np.ndar
         fp32 [texts, hidden].
     """
     ids = packed_texts(token_ids, lengths)
-    head = np.array([1, len(ids), len(lengths), 0])
+    head = np.array([0, 1, len(ids), len(lengths), 0])
     content = np.concatenate([head, ids, lengths]).astype("<i4").tobytes()
     output = graph.model.forward(graph.classes.Granules.read(content).getInput())
     with tempfile.TemporaryDirectory() as folder:

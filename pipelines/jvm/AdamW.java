@@ -96,6 +96,10 @@ public class AdamW implements OptimMethod {
           "worker " + slice + " was lost: its part of the optimiser is at update " + made
               + " of this part, the run at " + asked);
     }
+    if (TaskContext.get().attemptNumber() > 0) {
+      throw new IllegalArgumentException(
+          "worker " + slice + " has failed in this update, and may have added gradients twice");
+    }
     int step = firstStep + made + 1;
     update(Floats.array(weight), Floats.first(weight), Floats.array(gradient),
         Floats.first(gradient), weight.nElement(), rates[made], step);

@@ -4,6 +4,7 @@ import com.intel.analytics.bigdl.dllib.nn.abstractnn.AbstractCriterion;
 import com.intel.analytics.bigdl.dllib.nn.abstractnn.AbstractModule;
 import com.intel.analytics.bigdl.dllib.nn.abstractnn.Activity;
 import com.intel.analytics.bigdl.dllib.tensor.Tensor;
+import com.intel.analytics.bigdl.dllib.utils.Table;
 import scala.Tuple2;
 
 /**
@@ -18,6 +19,9 @@ public class GranuleLosses extends AbstractModule {
   private final AbstractCriterion criterion;
   private final int texts;
   private final Tensor output = Floats.zeros(new int[] {1});
+  private transient int made = 0;
+  private transient int first = 0;
+  private transient RuntimeException failure;
 
   /**
    * @param graph From a table of token ids and lengths of one granule.
@@ -35,8 +39,46 @@ public class GranuleLosses extends AbstractModule {
     return graph.parameters();
   }
 
-  /** From a table of token ids, lengths and targets of all granules to a tensor of one number. */
+  /**
+   * From a table of token ids, lengths and targets of all granules, and the number of the step, to a
+   * tensor of one number.
+   *
+   * <p>Spark makes a task again that has failed, with the next granules and half a gradient: that
+   * ends in the first failure once more.
+   */
   public Activity updateOutput(Activity input) {
+    if (failure != null) {
+      throw failure;
+    }
+    try {
+      int step = ((Integer) ((Table) input).apply(Integer.valueOf(4))).intValue();
+      check(step);
+      float loss = (float) meanLoss(input);
+      if (Float.isNaN(loss) || Float.isInfinite(loss)) {
+        throw new ArithmeticException(
+            "the loss of step " + step + " is " + loss + ": lower training.learning_rate");
+      }
+      made++;
+      Floats.array(output)[Floats.first(output)] = loss;
+      output_$eq(output);
+      return output;
+    } catch (RuntimeException error) {
+      failure = error;
+      throw error;
+    }
+  }
+
+  private void check(int step) {
+    if (made == 0) {
+      first = step;
+    }
+    if (step != first + made) {
+      throw new IllegalArgumentException(
+          "a worker was given step " + step + " after " + made + " steps from " + first + " on");
+    }
+  }
+
+  private double meanLoss(Activity input) {
     Tensor ids = Floats.member(input, 1), lengths = Floats.member(input, 2);
     Tensor targets = Floats.member(input, 3);
     int[] starts = Floats.starts(lengths);
@@ -53,9 +95,7 @@ public class GranuleLosses extends AbstractModule {
       Tensor pull = (Tensor) criterion.backward(compared, target);
       graph.backward(own, (Tensor) pull.div(Float.valueOf(granules)));
     }
-    Floats.array(output)[Floats.first(output)] = (float) (sum / granules);
-    output_$eq(output);
-    return output;
+    return sum / granules;
   }
 
   /** Nothing: the weights have their gradients, and the input has none. */

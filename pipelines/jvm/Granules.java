@@ -18,12 +18,14 @@ import scala.collection.Seq;
  * side. Each granule has as many texts, and as many targets, as any other.
  */
 public class Granules implements MiniBatch {
+  private final int step;
   private final int count;
   private final float[] tokenIds;
   private final float[] lengths;
   private final float[] targets;
 
-  private Granules(int count, float[] tokenIds, float[] lengths, float[] targets) {
+  private Granules(int step, int count, float[] tokenIds, float[] lengths, float[] targets) {
+    this.step = step;
     this.count = count;
     this.tokenIds = tokenIds;
     this.lengths = lengths;
@@ -33,13 +35,13 @@ public class Granules implements MiniBatch {
   /**
    * Reads what `pipelines.engines.bigdl.feeding.packed` wrote.
    *
-   * @param bytes int32 numbers of granules, tokens, texts and targets; then int32 ids and lengths,
+   * @param bytes int32 numbers: of the step, of granules, tokens, texts and targets; then int32 ids and lengths,
    *     and float32 targets; little-endian.
    */
   public static Granules read(byte[] bytes) {
     ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN);
     IntBuffer head = buffer.asIntBuffer();
-    int count = head.get();
+    int step = head.get(), count = head.get();
     float[] tokenIds = new float[head.get()];
     float[] lengths = new float[head.get()];
     float[] targets = new float[head.get()];
@@ -52,7 +54,7 @@ public class Granules implements MiniBatch {
     buffer.position(4 * head.position());
     FloatBuffer values = buffer.asFloatBuffer();
     values.get(targets);
-    return new Granules(count, tokenIds, lengths, targets);
+    return new Granules(step, count, tokenIds, lengths, targets);
   }
 
   public int size() {
@@ -75,16 +77,17 @@ public class Granules implements MiniBatch {
       }
     }
     return new Granules(
+        step,
         size,
         java.util.Arrays.copyOfRange(tokenIds, firstToken, firstToken + tokens),
         java.util.Arrays.copyOfRange(lengths, firstText, endText),
         java.util.Arrays.copyOfRange(targets, (from - 1) * places, (from - 1 + size) * places));
   }
 
-  /** A table of the token ids, which count from 0, the length of each text, and the targets. */
+  /** A table of token ids, which count from 0, the length of each text, targets, and the step. */
   public Activity getInput() {
     return new Table(new Object[] {
-      Floats.of(tokenIds), Floats.of(lengths), Floats.of(targets)
+      Floats.of(tokenIds), Floats.of(lengths), Floats.of(targets), Integer.valueOf(step)
     });
   }
 

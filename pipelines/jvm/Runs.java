@@ -13,6 +13,8 @@ import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.storage.BlockManagerId;
 import org.apache.spark.storage.RDDBlockId;
+import scala.Tuple2;
+import scala.collection.JavaConverters;
 import scala.reflect.ClassTag$;
 
 /** What is asked of dllib and Spark on the driver, where Scala's types are wanted. */
@@ -42,14 +44,16 @@ public final class Runs {
   /**
    * The executors that hold the partitions of a cached RDD.
    *
-   * @return Host and port of their block managers, by partition; null where it is nowhere, and for
-   *     all together where there is no such RDD.
+   * @return Host and port of their block managers, a line for each partition, empty where it is
+   *     nowhere; of the newest RDD of the name; nothing where there is none.
    */
   public static String places(JavaSparkContext context, String name, int partitions) {
     StringBuilder places = new StringBuilder();
+    int newest = -1;
     for (Iterator rdds = context.getPersistentRDDs().values().iterator(); rdds.hasNext(); ) {
       JavaRDD rdd = (JavaRDD) rdds.next();
-      if (name.equals(rdd.name())) {
+      if (name.equals(rdd.name()) && rdd.id() > newest) {
+        newest = rdd.id();
         places.setLength(0);
         for (int partition = 0; partition < partitions; partition++) {
           places.append(place(new RDDBlockId(rdd.id(), partition))).append('\n');
@@ -57,6 +61,27 @@ public final class Runs {
       }
     }
     return places.toString();
+  }
+
+  /** Removes what dllib leaves in the executors, which Spark does not know to be garbage. */
+  public static void clean(JavaSparkContext context) {
+    java.util.List partitions = new java.util.ArrayList();
+    for (scala.collection.Iterator managers =
+            SparkEnv.get().blockManager().master().getMemoryStatus().keysIterator();
+        managers.hasNext(); ) {
+      BlockManagerId manager = (BlockManagerId) managers.next();
+      if (!manager.isDriver() || context.isLocal()) {
+        // As Spark writes that a task is to run in one executor.
+        String place = "executor_" + manager.host() + "_" + manager.executorId();
+        partitions.add(new Tuple2(place, JavaConverters.asScalaBuffer(
+            java.util.Collections.singletonList(place)).toSeq()));
+      }
+    }
+    context.sc()
+        .makeRDD(JavaConverters.asScalaBuffer(partitions).toSeq(),
+            ClassTag$.MODULE$.apply(String.class))
+        .toJavaRDD()
+        .foreachPartition(new Cleaner());
   }
 
   private static String place(RDDBlockId block) {

@@ -15,19 +15,28 @@ import pytest
 from contestants import resumed
 from hypothesis import given
 from hypothesis import strategies as st
+from py4j.protocol import Py4JJavaError
+from small import small_config
 
 from pipelines.encoder.spec import EncoderSpec
+from pipelines.encoder.weights import random_weights
 from pipelines.engines import engine
 from pipelines.engines.bigdl import jars, memory
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
 from pipelines.engines.bigdl.watch import told
 from pipelines.errors import EngineError, EngineUnavailable, InputError
-from pipelines.lanes.files import Granule, Side
+from pipelines.lanes.files import Granule, LaneReader, Side
 from pipelines.objectives import OBJECTIVES
 from pipelines.settings import Config, ObjectiveSettings, TrainingSettings
-from pipelines.training.checkpoint import checkpoint_steps
+from pipelines.training.checkpoint import (
+    Checkpoint,
+    checkpoint_steps,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 pytest.importorskip("bigdl", reason="BigDL is not installed")
+training_graph = pytest.importorskip("pipelines.engines.bigdl.graph").training_graph
 
 STEPS = 12
 
@@ -70,6 +79,58 @@ def test_threads_and_parts_change_nothing(spark, make_run, reference, monkeypatc
     np.testing.assert_allclose(curve, expected(reference, spark, make_run, **settings), rtol=1e-3)
     assert checkpoint_steps(run.run_folder) == [0, STEPS]
     assert not list((run.run_folder / "checkpoints").glob(".*"))
+
+
+def blocks(spark):
+    """The names of all blocks that the driver knows of."""
+    master = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager().master()
+    return " ".join(status.blocks().keys().mkString(" ") for status in master.getStorageStatus())
+
+
+def test_slices_that_are_not_alike_and_what_is_left_afterwards(spark, make_run, monkeypatch):
+    # An odd number of weights, which two workers cannot share evenly.
+    spec = EncoderSpec(vocabulary=2000, layers=1, hidden=33, heads=3, intermediate=64)
+    weights = random_weights(spec, 1)
+    assert sum(value.size for value in weights.values()) % 2 == 1
+    settings = {"weight_decay": 0.1, "clip_norm": 0.5}
+    runs = {
+        "local": make_run(STEPS, "reference", workers=1, framework="torch", **settings),
+        "bigdl": make_run(STEPS, workers=2, framework="bigdl", **settings),
+    }
+    # Steps of 8 pairs a worker of at most 32 tokens: five to a part.
+    monkeypatch.setattr("pipelines.engines.bigdl.dllib.PART_TOKENS", 5 * 8 * 2 * 32)
+    cached = spark.range(5).cache()
+    cached.count()
+    curves = {}
+    for name, run in runs.items():
+        save_checkpoint(run.run_folder, Checkpoint(0, spec, weights, {}), 9)
+        curves[name] = engine(name).train(spark, run, lambda line: None).losses
+    np.testing.assert_allclose(curves["bigdl"], curves["local"], rtol=1e-3)
+    last, expected = (load_checkpoint(runs[name].run_folder, STEPS) for name in runs)
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(last.weights[name], weight, atol=5e-5, err_msg=name)
+    # What dllib has cached is gone, and what others have is not.
+    assert "test_" not in blocks(spark)
+    assert "rdd_" in blocks(spark)
+    cached.unpersist()
+
+
+def test_a_task_that_is_made_again_is_refused(spark, make_run):
+    run = make_run(4, framework="bigdl", workers=1)
+    context = spark.sparkContext
+    spec = load_checkpoint(run.run_folder, 0).spec
+    graph, _ = training_graph(context, spec, run)
+    reader = LaneReader(run.lanes_folder, run.manifest, run.sides)
+    inputs = []
+    for step, addresses in run.shares(0, 1):
+        granules = [reader.granule(address) for address in addresses]
+        batch = graph.classes.Granules.read(packed(step.index, granules, run, scored=False))
+        inputs.append(batch.getInput())
+    graph.model.forward(inputs[0])
+    graph.model.forward(inputs[1])
+    for again in (inputs[3], inputs[2]):
+        with pytest.raises(Py4JJavaError, match="was given step 3 after 2 steps from 0 on"):
+            graph.model.forward(again)
 
 
 def executors_process(spark, rank):
@@ -152,7 +213,7 @@ def test_a_thread_gets_its_granules_whole(spark, make_run):
     singles = dataclasses.replace(
         run, config=config, manifest=dataclasses.replace(run.manifest, paired=False)
     )
-    batch = classes.Granules.read(packed(granules, singles, scored=False))
+    batch = classes.Granules.read(packed(7, granules, singles, scored=False))
     assert batch.size() == 3
     part = batch.slice(2, 2)
     ids, lengths = (part.getInput().apply(number) for number in (1, 2))
@@ -161,6 +222,7 @@ def test_a_thread_gets_its_granules_whole(spark, make_run):
     assert ids.nElement() == 2 * 6 + 2 * 14
     assert [ids.valueAt(place) for place in (1, 3, 13)] == [200, 208, 300]
     assert part.getTarget().nElement() == 6
+    assert part.getInput().apply(4) == 7
 
 
 @given(
@@ -238,15 +300,28 @@ def test_a_session_without_the_jars_is_refused(conf, on_driver, key):
     jars.check_class_paths({"spark.jars": "a,hdfs:/bigdl-dllib.jar"}, on_driver=True)
 
 
-@pytest.mark.parametrize(
-    ("executor", "driver", "key"),
-    [(400, 9000, "spark.executor.memory"), (9000, 300, "spark.driver.memory")],
-)
-def test_memory_that_does_not_suffice_is_refused(executor, driver, key):
-    spec = EncoderSpec(vocabulary=30522, layers=6, hidden=384, heads=12, intermediate=1536)
-    shape = memory.Shape(spec=spec, workers=2, replicas=1, texts=128, tokens=64)
-    with pytest.raises(EngineUnavailable, match=rf"^{key}: .* at least \d+m"):
-        memory.check_heaps(shape, executor_heap_mb=executor, driver_heap_mb=driver)
+MINILM = EncoderSpec(vocabulary=30522, layers=6, hidden=384, heads=12, intermediate=1536)
+
+
+def test_memory_that_does_not_suffice_is_refused():
+    needed = memory.driver_mb(MINILM)
+    memory.check_heap("spark.driver.memory", needed, needed)
+    with pytest.raises(EngineUnavailable, match=rf"^spark\.driver\.memory: .* least {needed}m"):
+        memory.check_heap("spark.driver.memory", needed, needed - 1)
+
+
+def test_memory_grows_with_all_that_takes_it():
+    shape = memory.Shape(spec=MINILM, workers=2, replicas=1, texts=128, tokens=64)
+    least = memory.executor_mb(shape)
+    for key, value in {"replicas": 2, "texts": 256, "tokens": 128, "workers": 1}.items():
+        assert memory.executor_mb(dataclasses.replace(shape, **{key: value})) > least, key
+
+
+def test_a_session_that_is_too_small_is_refused_before_anything_is_written(spark, prepared):
+    config = small_config(prepared, engine="bigdl", framework="bigdl")
+    encoder = config.encoder.model_copy(update={"hidden": 8192, "intermediate": 8192})
+    with pytest.raises(EngineUnavailable, match=r"^spark\.executor\.memory: .* at least \d+m"):
+        engine("bigdl").check(spark, config.model_copy(update={"encoder": encoder}))
 
 
 IN_ONE_PROCESS = """

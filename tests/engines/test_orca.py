@@ -8,6 +8,8 @@ from test_equivalence import curve, with_step_negatives
 from pipelines.engines.bigdl.orca import check_conf, train_with_orca
 from pipelines.errors import EngineUnavailable
 
+pytest.importorskip("bigdl", reason="BigDL is not installed")
+
 
 @pytest.mark.parametrize(
     ("key", "value"),

@@ -11,7 +11,6 @@ from pipelines.engines.bigdl.states import States
 from pipelines.engines.bigdl.watch import StepTimes
 from pipelines.training.checkpoint import Checkpoint, save_checkpoint
 from pipelines.training.ledger import Ledger, StepRecord
-from pipelines.training.loop import check_finite
 from pipelines.training.run import TrainingRun
 from pipelines.training.schedule import learning_rate
 
@@ -52,14 +51,9 @@ class Account:
         self._part, self._sizes, self._waited = part, sizes, waited
 
     def enter(self, times: StepTimes) -> Checkpoint | None:
-        """A step is done; gives the state after it if it is a checkpoint or the part's last.
-
-        Raises:
-            FloatingPointError: The loss is no number.
-        """
+        """A step is done; gives the state after it if it is a checkpoint or the part's last."""
         run, workers = self._run, self._states.workers
         step, now = self._part.first + times.steps - 1, time.monotonic()
-        check_finite(step, times.loss)
         self._on_step(times)
         sizes = [self._sizes[step, rank] for rank in range(workers)]
         self._ledger.add(

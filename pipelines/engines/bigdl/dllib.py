@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 0.05
+# Of dllib, as Spark tells where an RDD was made.
+_SOURCES = ("DistriOptimizer.scala", "FeatureSet.scala", "AllReduceParameter.scala")
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def _train_part(trainer: _Trainer, part: Part, state: Checkpoint) -> Checkpoint:
     context, run, graph = trainer.context, trainer.run, trainer.graph
     places = Places(context, graph.classes, run.config.training)
     sizes = context.accumulator({}, SizesParam())
-    with _forgotten_rdds(context):
+    with _forgotten(graph, context):
         asked = time.monotonic()
         data = graph.classes.Runs.data(part_bytes(context, run, part, sizes))
         _read(context, places, data)
@@ -94,8 +96,13 @@ def _train_part(trainer: _Trainer, part: Part, state: Checkpoint) -> Checkpoint:
         progress = graph.classes.Progress(part.last - part.first, optimizer.metrics())
         optimizer.setEndWhen(progress)
         trainer.account.begin(part, sizes.value, time.monotonic() - asked)
+        # Spark's registry of accumulators keeps this one, but no longer what it has found.
+        sizes.value = {}
         with _job(context, places, "training", optimizer.optimize) as job, _stopped(progress):
-            return _watch(trainer, part, job, places, progress)
+            last = _watch(trainer, part, job, places, progress)
+            # The next part's graph is this one's.
+            _await(job, places.training.stall_seconds, "dllib has not given the weights back")
+            return last
 
 
 def _read(context: SparkContext, places: Places, data: Any) -> None:
@@ -106,10 +113,18 @@ def _read(context: SparkContext, places: Places, data: Any) -> None:
     """
     seconds = places.training.stall_seconds
     with _job(context, places, "reading the lanes", data.size) as job:
-        job.join(seconds)
-        if job.is_alive():
-            cause = f"the lanes were not read within training.stall_seconds ({seconds} s)"
-            raise EngineError("bigdl", cause)
+        _await(job, seconds, "the lanes were not read")
+
+
+def _await(job: SparkJob, seconds: float, what: str) -> None:
+    """Waits for the end of a job.
+
+    Raises:
+        EngineError: It has failed, or takes too long.
+    """
+    job.join(seconds)
+    if job.is_alive():
+        raise EngineError("bigdl", f"{what} within training.stall_seconds ({seconds:.0f} s)")
     if (failure := job.failure()) is not None:
         raise failure
 
@@ -166,11 +181,7 @@ def _watch(
             if times.steps == 0:
                 places.find()
                 continue
-            try:
-                state = trainer.account.enter(times)
-            except FloatingPointError as error:
-                cause = f"{type(error).__name__}: {error}"
-                raise EngineError("bigdl", cause, **places.place(0)) from error
+            state = trainer.account.enter(times)
             if state is not None and state.step == part.last:
                 return state
         if (failure := job.failure()) is not None:
@@ -206,12 +217,14 @@ def _stopped(progress: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _forgotten_rdds(context: SparkContext) -> Iterator[None]:
-    """Frees what dllib has cached meanwhile, also where a run has failed."""
+def _forgotten(graph: Graph, context: SparkContext) -> Iterator[None]:
+    """Frees what dllib has left in the executors meanwhile, also where a run has failed."""
     before = set(context._jsc.getPersistentRDDs())
     try:
         yield
     finally:
         for number, rdd in dict(context._jsc.getPersistentRDDs()).items():
-            if number not in before:
+            made_at = str(rdd.rdd().getCreationSite())
+            if number not in before and any(source in made_at for source in _SOURCES):
                 rdd.unpersist()
+        graph.classes.Runs.clean(context._jsc)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipelines.engines.base import Mode, OnMetrics
 from pipelines.engines.bigdl.jars import check_class_paths, class_paths
 from pipelines.engines.bigdl.memory import check_memory
-from pipelines.engines.bigdl.orca import ORCA_NEEDS, check_orca, train_with_orca
+from pipelines.engines.bigdl.orca import ORCA_NEEDS, check_orca, check_workers_conf, train_with_orca
 from pipelines.engines.jobs import await_slots
 from pipelines.errors import InputError
 from pipelines.objectives import spans_steps
@@ -25,7 +25,8 @@ DLLIB_NEEDS = (
     "`training.framework: bigdl` (dllib): BigDL's jars on `spark.driver.extraClassPath` and"
     " `spark.executor.extraClassPath`, which a session that is started here has; and for the"
     " weights, the gradients and the activations `spark.executor.memory`, of which too little is"
-    " refused with what is needed. No ports but Spark's own."
+    " refused with what is needed; `spark.speculation` and `spark.dynamicAllocation.enabled` false."
+    " No ports but Spark's own."
 )
 
 
@@ -91,6 +92,7 @@ def _train_with_dllib(
 def _check_dllib(session: SparkSession, config: Config) -> None:
     _check_settings(config)
     conf = dict(session.sparkContext.getConf().getAll())
+    check_workers_conf(conf)
     check_class_paths(conf, on_driver=_finds_dllib(session))
     await_slots(session, BigDLEngine.name, config.training)
     check_memory(session, config)

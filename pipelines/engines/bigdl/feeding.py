@@ -99,7 +99,7 @@ def packed_steps(
                 sum(getattr(one, of) for one in granules) for of in ("tokens", "slots")
             )
             sizes.add({(step.index, rank): (tokens, slots)})
-            yield packed(granules, run, scored=scored)
+            yield packed(step.index, granules, run, scored=scored)
     except (OSError, ValueError) as error:
         lane = first_lane(rank, workers, run.plan.granules_per_step)
         cause = f"{type(error).__name__}: {error}"
@@ -107,10 +107,11 @@ def packed_steps(
         raise EngineError("bigdl", cause, rank=rank, host=host, lane=lane) from error
 
 
-def packed(granules: list[Granule], run: TrainingRun, *, scored: bool) -> bytes:
+def packed(step: int, granules: list[Granule], run: TrainingRun, *, scored: bool) -> bytes:
     """Granules as the class `Granules` of :mod:`pipelines.jvm` reads them.
 
     Args:
+        step: Number of their step.
         granules: Of the same number of examples.
         run: Says which sides are embedded.
         scored: Whether the loss compares with the scores; otherwise with the number of the
@@ -123,7 +124,7 @@ def packed(granules: list[Granule], run: TrainingRun, *, scored: bool) -> bytes:
     lengths = [side.lengths for side in sides]
     targets = [_scores(one) if scored else np.arange(1, one.examples + 1) for one in granules]
     numbers = [np.concatenate(list(arrays)) for arrays in (ids, lengths, targets)]
-    head = np.array([len(granules), *map(len, numbers)], "<i4")
+    head = np.array([step, len(granules), *map(len, numbers)], "<i4")
     types = ("<i4", "<i4", "<f4")
     body = (array.astype(kind).tobytes() for array, kind in zip(numbers, types, strict=True))
     return b"".join([head.tobytes(), *body])

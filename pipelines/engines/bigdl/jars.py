@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipelines.errors import EngineUnavailable
+from pipelines.session import in_one_process
 
 CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 # A part of the name of dllib's jar, and of what tells that it is there.
@@ -59,7 +60,7 @@ def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
     everywhere = any(
         _DLLIB in conf.get(key, "") for key in ("spark.jars", "spark.executor.extraClassPath")
     )
-    if on_driver and (everywhere or conf.get("spark.master", "").startswith("local[")):
+    if on_driver and (everywhere or in_one_process(conf.get("spark.master"))):
         return
     own = os.pathsep.join(map(str, jars()))
     key = CLASS_PATHS[1] if on_driver else CLASS_PATHS[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,14 @@ from pipelines.engines.bigdl.feeding import PART_TOKENS, replicas
 from pipelines.errors import EngineUnavailable
 from pipelines.lanes.files import LaneManifest
 from pipelines.objectives import OBJECTIVES
-from pipelines.session import in_one_process, memory_mb
+from pipelines.session import executor_count, in_one_process, memory_mb
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MB = 2**20
+EXECUTOR_KEY, DRIVER_KEY = "spark.executor.memory", "spark.driver.memory"
 # What Spark and dllib's classes take by themselves.
 _BASE_MB = 150
 # Copies of all weights, found by the peaks of measured runs: on an executor those of the model, of
@@ -83,19 +85,25 @@ def check_memory(session: SparkSession, config: Config) -> None:
     context = session.sparkContext
     manifest = LaneManifest.load(Path(config.prepared.folder) / "lanes")
     spec, _ = start_encoder(config, manifest.vocabulary)
+    # Spark spreads the workers over the executors.
+    workers = ceil(config.training.workers / max(executor_count(session), 1))
+    executor = workers * executor_mb(shape_of(config, manifest, spec))
+    driver = driver_mb(spec)
     jvm: Any = context._jvm
     driver_heap = jvm.java.lang.Runtime.getRuntime().maxMemory() / MB
-    executor_heap = memory_mb(context.getConf().get("spark.executor.memory", "1g") or "1g")
     if in_one_process(context.master):
-        executor_heap = driver_heap
-    shape = shape_of(config, manifest, spec)
-    check_heaps(shape, executor_heap_mb=executor_heap, driver_heap_mb=driver_heap)
+        check_heap(DRIVER_KEY, driver + executor, driver_heap)
+    else:
+        executor_heap = memory_mb(context.getConf().get(EXECUTOR_KEY, "1g") or "1g")
+        check_heap(EXECUTOR_KEY, executor, executor_heap)
+        check_heap(DRIVER_KEY, driver, driver_heap)
 
 
 def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:
     """What the memory of a run depends on."""
     training = config.training
-    sides = set(OBJECTIVES[config.objective.name].sides) & set(manifest.sides)
+    wanted = OBJECTIVES[config.objective.name].sides
+    sides = [name for name in wanted if name in manifest.sides]
     return Shape(
         spec=spec,
         workers=training.workers,
@@ -105,26 +113,22 @@ def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape
     )
 
 
-def check_heaps(shape: Shape, *, executor_heap_mb: float, driver_heap_mb: float) -> None:
+def check_heap(key: str, needed_mb: float, heap_mb: float) -> None:
     """Compares what is needed with what is there.
 
     Args:
-        shape: Of the run.
-        executor_heap_mb: ``spark.executor.memory``.
-        driver_heap_mb: What the driver's JVM may take.
+        key: Of the Spark conf, which sets the heap.
+        needed_mb: What the run needs.
+        heap_mb: What there is.
 
     Raises:
-        EngineUnavailable: With the conf key, and what it should be.
+        EngineUnavailable: It does not suffice.
     """
-    for key, needed, heap in (
-        ("spark.executor.memory", executor_mb(shape), executor_heap_mb),
-        ("spark.driver.memory", driver_mb(shape.spec), driver_heap_mb),
-    ):
-        if needed > heap:
-            raise EngineUnavailable(
-                key,
-                f"engine bigdl needs some {needed} MB of heap for this encoder and these steps,"
-                f" and there are {heap:.0f}",
-                f"start the session with at least {needed}m, or use more workers, smaller"
-                " lanes.granule or tokens.max_length",
-            )
+    if needed_mb > heap_mb:
+        raise EngineUnavailable(
+            key,
+            f"engine bigdl needs some {needed_mb} MB of heap for this encoder and these granules,"
+            f" and there are {heap_mb:.0f}",
+            f"start the session with at least {needed_mb}m, or prepare with a smaller"
+            " lanes.granule or tokens.max_length",
+        )

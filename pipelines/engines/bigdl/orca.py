@@ -12,6 +12,7 @@ wrap and bring back through Spark, stands empty.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -55,11 +56,20 @@ def check_orca(session: SparkSession, config: Config) -> None:
     await_slots(session, NAME, config.training)
 
 
-def check_conf(conf: dict[str, str]) -> None:
-    """Refuses a Spark conf with which Orca cannot start; see :func:`check_orca`."""
+def check_workers_conf(conf: Mapping[str, str]) -> None:
+    """Refuses a Spark conf with which workers cannot stay what they are.
+
+    Raises:
+        EngineUnavailable: With the conf key.
+    """
     for key, unfit, cause, remedy in _UNFIT:
         if conf.get(key, "false") == unfit:
             raise EngineUnavailable(key, f"engine {NAME} {cause}", remedy)
+
+
+def check_conf(conf: Mapping[str, str]) -> None:
+    """Refuses a Spark conf with which Orca cannot start; see :func:`check_orca`."""
+    check_workers_conf(conf)
     if float(conf.get(_GPU_AMOUNT) or 0) > 0:
         raise EngineUnavailable(
             _GPU_AMOUNT,

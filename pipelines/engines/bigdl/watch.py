@@ -73,9 +73,11 @@ class Places:
             WorkerLostError: One is not.
         """
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if not self.known or now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
+        if not all(self.known):
+            self.find()
         there = self.context._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ").split()
         for rank, place in enumerate(self.known):
             if place and place not in there:
