@@ -54,10 +54,6 @@ public class GranuleLosses extends AbstractModule {
       int step = ((Integer) ((Table) input).apply(Integer.valueOf(4))).intValue();
       check(step);
       float loss = (float) meanLoss(input);
-      if (Float.isNaN(loss) || Float.isInfinite(loss)) {
-        throw new ArithmeticException(
-            "the loss of step " + step + " is " + loss + ": lower training.learning_rate");
-      }
       made++;
       Floats.array(output)[Floats.first(output)] = loss;
       output_$eq(output);

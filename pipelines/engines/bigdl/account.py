@@ -11,6 +11,7 @@ from pipelines.engines.bigdl.states import States
 from pipelines.engines.bigdl.watch import StepTimes
 from pipelines.training.checkpoint import Checkpoint, save_checkpoint
 from pipelines.training.ledger import Ledger, StepRecord
+from pipelines.training.loop import check_finite
 from pipelines.training.run import TrainingRun
 from pipelines.training.schedule import learning_rate
 
@@ -51,9 +52,14 @@ class Account:
         self._part, self._sizes, self._waited = part, sizes, waited
 
     def enter(self, times: StepTimes) -> Checkpoint | None:
-        """A step is done; gives the state after it if it is a checkpoint or the part's last."""
+        """A step is done; gives the state after it if it is a checkpoint or the part's last.
+
+        Raises:
+            FloatingPointError: The loss is no number.
+        """
         run, workers = self._run, self._states.workers
         step, now = self._part.first + times.steps - 1, time.monotonic()
+        check_finite(step, times.loss)
         self._on_step(times)
         sizes = [self._sizes[step, rank] for rank in range(workers)]
         self._ledger.add(

@@ -181,7 +181,12 @@ def _watch(
             if times.steps == 0:
                 places.find()
                 continue
-            state = trainer.account.enter(times)
+            try:
+                state = trainer.account.enter(times)
+            except FloatingPointError as error:
+                # Of the mean of all workers, for which the first stands.
+                cause = f"{type(error).__name__}: {error}"
+                raise EngineError("bigdl", cause, **places.place(0)) from error
             if state is not None and state.step == part.last:
                 return state
         if (failure := job.failure()) is not None:
