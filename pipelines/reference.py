@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipelines import config, storage
 from pipelines.engines import REGISTRY, engine
+from pipelines.engines.conf import ConfRule, all_rules
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTICE = "<!-- Written by `python -m pipelines.reference`; edit the code instead. -->\n\n"
@@ -65,9 +66,27 @@ def engines_page() -> str:
                 for name, mode in found.modes.items()
             ),
         ),
+        "\n## What each insists on in the Spark conf\n",
+        "Refused before a worker starts, with the key. "
+        "`sentence-pipelines engines NAME --config FILE` prints what spark-submit is to be given "
+        "for a run: these, executors and their cores, and what more the engine asks for; with "
+        "`--defaults` as lines of `spark-defaults.conf`.\n",
+        *_table(
+            ("engine", "key", "must be", "since the engine"),
+            (
+                (f"`{found.name}`", f"`{rule.key}`", _must_be(rule), rule.why)
+                for found in engines
+                for rule in all_rules(found)
+            ),
+        ),
         "\n[Synchronous or asynchronous](modes.md) says how the modes differ.\n",
     ]
     return "\n".join(lines)
+
+
+def _must_be(rule: ConfRule) -> str:
+    amount = "at most " if rule.most else ""
+    return f"{amount}`{rule.value}`" + (f", or `{rule.unless}` true" if rule.unless else "")
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

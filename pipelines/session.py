@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import ceil
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCAL_EXECUTOR_MEMORY_MB = 1024
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+PARENT_CHECK_SECONDS = 1.0
 
 
 def spark_session(
@@ -86,6 +90,24 @@ def stopped_at_the_end() -> Iterator[None]:
             SparkSession.builder.getOrCreate().stop()
 
 
+def end_with_spark_submit() -> None:
+    """Has this process end when the spark-submit that started it is gone.
+
+    Schedulers end a job by killing spark-submit. A driver that lived on would train beside the next
+    try, in the same run folder.
+    """
+    if not _under_spark_submit():
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="spark-submit-watch", daemon=True).start()
+
+
 def _is_running() -> bool:
     """Whether this process has a SparkContext, in whichever thread it was made."""
     if "pyspark" not in sys.modules:
@@ -120,12 +142,15 @@ def session_conf(
             "spark.task.cpus": str(training.threads),
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": str(4 * executors),
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j_file()}",
+            _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_log4j_file()}",
         }
     master = config.spark.get("master", conf.get("spark.master", ""))
     if master.startswith("local"):
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    return conf | {f"spark.{key}": value for key, value in config.spark.items()}
+    asked = {f"spark.{key}": value for key, value in config.spark.items()}
+    if _JAVA_OPTIONS in conf and _JAVA_OPTIONS in asked:
+        asked[_JAVA_OPTIONS] = f"{conf[_JAVA_OPTIONS]} {asked[_JAVA_OPTIONS]}"
+    return conf | asked
 
 
 def memory_mb(size: str) -> float:

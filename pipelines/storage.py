@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,11 +16,16 @@ from typing import Any
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yields a folder beside ``path`` that takes its place when the block ends well.
 
     An error inside leaves what was at ``path`` before, and nothing else. What a process of this
     machine left when it was killed is removed by the next one.
+
+    Args:
+        path: Where the folder is to be.
+        replace: Whether it may take the place of another. Otherwise, of two processes that want the
+            same place one is given it, and the other an OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
@@ -27,7 +33,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     aside.mkdir()
     try:
         yield aside
-        if path.exists():
+        if replace and path.exists():
             replaced = aside.with_suffix(".old")
             path.rename(replaced)
             aside.rename(path)
@@ -43,6 +49,16 @@ def remove_folder(path: Path) -> None:
     replaced = _aside(path, ".old")
     path.rename(replaced)
     shutil.rmtree(replaced)
+
+
+def digest_folder(folder: Path) -> str:
+    """A digest of the names and the bytes of all files in a folder, 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def _aside(path: Path, suffix: str) -> Path:

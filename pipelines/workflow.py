@@ -1,4 +1,4 @@
-"""The jobs as functions: prepare, train, evaluate, and all three in a row.
+"""The jobs as functions: prepare, train, evaluate, all three in a row, promote, and embed.
 
 ``jobs/``, the console command, notebooks and schedulers call these; each takes the
 configuration and returns what it found.
@@ -6,6 +6,7 @@ configuration and returns what it found.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,23 +16,37 @@ from pipelines import storage
 from pipelines.encoder.folder import start_encoder, write_encoder
 from pipelines.engines import engine
 from pipelines.engines.base import Engine, NeedsConf, check_fit
+from pipelines.engines.jobs import await_archives
 from pipelines.errors import InputError
+from pipelines.evaluation.checkpoints import CheckpointEvaluation
+from pipelines.evaluation.history import add_evaluations
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.objectives import OBJECTIVES
+from pipelines.promotion import stage
+from pipelines.promotion.stage import Promotion
 from pipelines.session import spark_session
 from pipelines.settings import Config
+from pipelines.tracking import check_trackers
+from pipelines.tracking.following import Following
+from pipelines.tracking.names import evaluation_values, training_values
 from pipelines.training.checkpoint import (
     Checkpoint,
+    checkpoint_steps,
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
 )
 from pipelines.training.run import TrainingOutcome, TrainingRun
-from pipelines.training.runlog import RunLog, can_resume, open_run_folder
+from pipelines.training.runlog import RunLog, can_resume, check_run_folder, open_run_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from pipelines.embedding.lookup import Hit
+    from pipelines.embedding.table import EmbeddingSummary
+    from pipelines.evaluation.retrieval import Retrieved
+    from pipelines.evaluation.snapshot import Snapshot
 
 Metrics = dict[str, dict[str, float]]
 
@@ -60,14 +75,18 @@ def train(config: Config, chosen: Engine | None = None) -> Path:
     """
     chosen = chosen or engine(config.training.engine)
     check_fit(chosen, config)
+    check_trackers(config.tracking)
     prepared = Path(config.prepared.folder).absolute()
     manifest = LaneManifest.load(prepared / "lanes")
     plan = _plan(config, manifest)
     session = session_for(chosen, config)
     chosen.check(session, config)
+    if session is not None:
+        await_archives(session, chosen.name)
     spec, weights = start_encoder(config, manifest.vocabulary)
     steps = plan.steps_per_epoch * config.training.epochs
     last_step = min(steps, config.training.max_steps or steps)
+    snapshots = _snapshots(config, session)
     folder = open_run_folder(config, plan, manifest, last_step)
     if not can_resume(folder):
         save_checkpoint(folder, Checkpoint(0, spec, weights, {}), config.training.keep_checkpoints)
@@ -82,45 +101,129 @@ def train(config: Config, chosen: Engine | None = None) -> Path:
         first_step=newest_checkpoint(folder),
         last_step=last_step,
     )
-    # A run may have died between its last step and its model.
-    if run.first_step < run.last_step:
-        outcome = _train(chosen, session, run)
-        _merge_metrics(folder, {"training": _training_figures(outcome)})
-    _export(folder, newest_checkpoint(folder), prepared, "model")
+    with Following(config, folder, run.first_step) as following:
+        # A run may have died between its last step and its model.
+        if run.first_step < run.last_step:
+            outcome = _train(chosen, session, run, snapshots, following)
+            _merge_metrics(folder, {"training": _training_figures(outcome)})
+        _export(folder, newest_checkpoint(folder), prepared, "model")
+        following.keep(*_files(folder, "environment.json", "metrics.jsonl"), model=folder / "model")
     return folder / "model"
 
 
 def evaluate(config: Config) -> dict[str, Metrics]:
-    """Measures the run's start and its model; writes ``metrics.json`` and the report.
+    """Measures the run's start and its model; writes ``metrics.json``, samples and the report.
 
     Returns:
         The figures under `before` and `after`.
     """
+    from pipelines.evaluation.samples import write_samples
+    from pipelines.evaluation.sets import digest_sets
     from pipelines.evaluation.stage import evaluate as evaluate_folder
-    from pipelines.report.page import write_report
 
     folder = Path(config.run.folder).absolute()
     if not (folder / "model").is_dir():
         raise InputError("run.folder", f"there is no model in {folder}", "run `train` first")
+    check_trackers(config.tracking)
     session = spark_session(config)
-    figures = {
-        name: evaluate_folder(session, config, folder / model)
-        for name, model in (("before", "start"), ("after", "model"))
-    }
-    _merge_metrics(folder, figures)
-    write_report(folder, Path(config.prepared.folder).absolute())
+    models = {"before": folder / "start", "after": folder / "model"}
+    retrieved: dict[str, Retrieved] = {}
+    with Following(config, folder) as following:
+        figures = {
+            name: evaluate_folder(session, config, model, partial(retrieved.__setitem__, name))
+            for name, model in models.items()
+        }
+        measured = {
+            "model": storage.digest_folder(folder / "model"),
+            "sets": digest_sets(session, config),
+        }
+        _merge_metrics(folder, figures | {"measured": measured})
+        write_samples(session, config, models, retrieved)
+        made = max(checkpoint_steps(folder), default=0)
+        for name, step in (("before", 0), ("after", made)):
+            add_evaluations(folder, step, figures[name])
+            following.log(step, evaluation_values("evaluation", figures[name]))
+            following.log(made, evaluation_values(name, figures[name]))
+        report(config)
+        following.keep(*_files(folder, "report.html", "metrics.json", "evaluations.jsonl"))
     return figures
+
+
+def report(config: Config) -> Path:
+    """Draws the report of a run from what is in its folder, finished or not; returns its path."""
+    from pipelines.report.page import write_report
+
+    folder = Path(config.run.folder).absolute()
+    if not folder.is_dir():
+        raise InputError("run.folder", f"there is no {folder}", "run `train` first")
+    return write_report(folder, Path(config.prepared.folder).absolute())
+
+
+def promote(config: Config) -> Promotion:
+    """Puts the run's model in service if it is no worse than the one that is there.
+
+    Raises:
+        InputError: See :func:`pipelines.promotion.stage.promote`.
+        PromotionRefused: It is worse; what is in service has not changed.
+    """
+    return stage.promote(config)
+
+
+def roll_back(config: Config, to: str | None = None) -> Path:
+    """Puts the model that was in service before, or the version ``to``, back in service."""
+    return stage.roll_back(config, to)
 
 
 def run(config: Config) -> dict[str, Metrics]:
     """Prepares, trains and evaluates."""
     chosen = engine(config.training.engine)
     check_fit(chosen, config)
+    check_trackers(config.tracking)
+    # Preparing may take hours.
+    check_run_folder(config)
     # All stages share the session, so it is made for the one that asks for most.
     session_for(chosen, config)
     prepare(config)
     train(config)
     return evaluate(config)
+
+
+def embed(config: Config) -> EmbeddingSummary:
+    """Embeds the table of ``embedding.inputs`` into ``embedding.output``, or what is missing of it.
+
+    Raises:
+        InputError: Model and input cannot be used, or the output is of something else.
+    """
+    from pipelines.embedding.plan import check_job
+    from pipelines.embedding.table import embed_table
+
+    check_job(config)
+    return embed_table(spark_session(config), config)
+
+
+def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = False) -> list[Hit]:
+    """The k rows of ``embedding.output`` that are nearest to each query, the best first.
+
+    Spark starts only for a table that is too large for this process, or to build an index.
+
+    Args:
+        config: The section ``embedding`` names the table.
+        queries: Texts.
+        k: Rows of each query.
+        indexed: Search an index, which is built where there is none, instead of all rows.
+
+    Raises:
+        InputError: There is no such table, or nothing is asked.
+    """
+    from pipelines.embedding.index import has_index
+    from pipelines.embedding.lookup import find_texts, fits_in_process
+    from pipelines.embedding.store import open_table
+
+    table = open_table(config.embedding.output)
+    here = fits_in_process(table) and not (indexed and not has_index(table))
+    session = None if here else spark_session(config)
+    backend = config.embedding.backend
+    return find_texts(table, queries, k, session=session, indexed=indexed, backend=backend)
 
 
 def session_for(chosen: Engine, config: Config) -> SparkSession | None:
@@ -166,9 +269,37 @@ def _plan(config: Config, manifest: LaneManifest) -> BatchPlan:
     )
 
 
-def _train(chosen: Engine, session: SparkSession | None, run: TrainingRun) -> TrainingOutcome:
-    with RunLog(run) as log:
-        return chosen.train(session, run, log.add)
+def _snapshots(config: Config, session: SparkSession | None) -> Sequence[Snapshot]:
+    """What checkpoints are measured on while training goes on, if they are."""
+    if not config.evaluation.every_checkpoints:
+        return ()
+    from pipelines.evaluation.snapshot import read_snapshots
+
+    return read_snapshots(session or spark_session(config), config)
+
+
+def _train(
+    chosen: Engine,
+    session: SparkSession | None,
+    run: TrainingRun,
+    snapshots: Sequence[Snapshot],
+    following: Following,
+) -> TrainingOutcome:
+    def on_figures(step: int, figures: Metrics) -> None:
+        following.log(step, evaluation_values("evaluation", figures))
+
+    tokenizer = run.lanes_folder.parent / "tokens" / "tokenizer"
+    with CheckpointEvaluation(snapshots, run, tokenizer, on_figures), RunLog(run) as log:
+
+        def on_metrics(line: dict[str, Any]) -> None:
+            log.add(line)
+            following.log(line["step"], training_values(line))
+
+        return chosen.train(session, run, on_metrics)
+
+
+def _files(folder: Path, *names: str) -> list[Path]:
+    return [folder / name for name in names]
 
 
 def _export(folder: Path, step: int, prepared: Path, name: str) -> None:

@@ -26,6 +26,19 @@ def test_spark_keys_flat_and_nested():
     assert found == {"master": "local[2]", "executor.memory": "2g", "ui.enabled": "true"}
 
 
+def test_mappings_by_names_with_dots_survive_a_file_and_take_overrides(tmp_path):
+    text = (
+        "promotion:\n  metrics: [retrieval.ndcg@10, sts.spearman]\n  minimum: {sts.spearman: 60}\n"
+    )
+    (tmp_path / "a.yaml").write_text(text)
+    given = ["promotion.minimum.retrieval.ndcg@10=40", "promotion.tolerance={sts.spearman: 0.5}"]
+    loaded = load(tmp_path / "a.yaml", given)
+    assert loaded.promotion.minimum == {"sts.spearman": 60, "retrieval.ndcg@10": 40}
+    assert loaded.promotion.tolerance == {"sts.spearman": 0.5}
+    (tmp_path / "b.yaml").write_text(dump(loaded))
+    assert load(tmp_path / "b.yaml") == loaded
+
+
 def load_text(text):
     merged = {}
     for key, value in config._leaves(yaml.safe_load(text)):
@@ -52,6 +65,14 @@ def load_text(text):
         ("corpus.pairs=single", r"^objective\.name: single texts"),
         ("corpus.min_characters=9999", r"^corpus\.min_characters: "),
         ("training.activation_checkpointing=true", r"^training\.activation_.*framework: torch"),
+        ("promotion.metrics=[ndcg@10]", r"^promotion\.metrics: `ndcg@10` names no evaluation"),
+        ("promotion.metrics=[]", r"^promotion\.metrics: `\[\]` does not fit.*at least 1 item"),
+        ("promotion.minimum.a.b=1", r"^promotion\.minimum: `a\.b` is not one of promotion\.met"),
+        (
+            "promotion.tolerance.retrieval.ndcg@10=-1",
+            r"^promotion\.tolerance\.retrieval\.ndcg@10: `-1`",
+        ),
+        ("promotion.tolerance=0.5", r"^promotion\.tolerance: `0\.5` does not fit"),
         ("novalue", r"^--set: `novalue` is not KEY=VALUE"),
         ("training.seed=[", r"^training\.seed: `\[` is not a YAML value"),
         ("training=3", r"^training: "),

@@ -2,17 +2,22 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from small import small_config
 
+from pipelines import storage, workflow
 from pipelines.cli import main
 from pipelines.config import dump
+from pipelines.errors import InputError
 
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +65,30 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
     assert main(["train", "--config", str(config_file), *again]) == 0
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 17))
+
+
+def test_a_training_may_be_asked_for_again_whatever_became_of_it(
+    config_file, tmp_path, capsys, caplog
+):
+    run = tmp_path / "run"
+    settings = overrides("training.framework=torch", "training.max_steps=1", "training.resume=true")
+    train = ["train", "--config", str(config_file), *settings]
+    assert main(train) == 0
+    model = storage.digest_folder(run / "model")
+    assert main(train) == 0
+    assert "the run has made its 1 steps already" in caplog.text
+    assert storage.digest_folder(run / "model") == model
+    # Killed while the run folder was made.
+    plan, settings_file = (run / "checkpoints" / "plan.json"), (run / "config.yaml")
+    kept = {path: path.read_bytes() for path in (plan, settings_file)}
+    shutil.rmtree(run)
+    plan.parent.mkdir(parents=True)
+    settings_file.write_bytes(kept[settings_file])
+    assert main(train) == 2
+    assert "holds other files" in capsys.readouterr().err
+    plan.write_bytes(kept[plan])
+    assert main(train) == 0
+    assert storage.digest_folder(run / "model") == model
 
 
 def test_a_bag_is_trained_and_measured_too(config_file, tmp_path):
@@ -152,25 +181,60 @@ def test_a_wrong_command_line_is_refused(capsys):
     assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == ["error:"] * 2
 
 
-def test_spark_submit_runs_the_jobs(prepared, tmp_path):
+def spark_submit(*arguments: str | Path) -> subprocess.Popen:
     import pyspark
 
+    return subprocess.Popen(
+        [Path(pyspark.__file__).parent / "bin" / "spark-submit", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | dict.fromkeys(PYTHON_VARIABLES, sys.executable),
+    )
+
+
+def test_spark_submit_runs_the_jobs(prepared, tmp_path):
     config = small_config(prepared, max_steps=4)
     run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
     (tmp_path / "small.yaml").write_text(dump(config.model_copy(update={"run": run})))
-    done = subprocess.run(
-        [
-            Path(pyspark.__file__).parent / "bin" / "spark-submit",
-            *("--master", "local-cluster[2,1,1024]"),
-            ROOT / "jobs" / "train.py",
-            *("--config", tmp_path / "small.yaml"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ
-        | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+    done = spark_submit(
+        *("--master", "local-cluster[2,1,1024]", ROOT / "jobs" / "train.py"),
+        *("--config", tmp_path / "small.yaml"),
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    said, _ = done.communicate(timeout=300)
+    assert done.returncode == 0, said[-2000:]
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_job_ends_with_the_spark_submit_that_is_killed(config_file, tmp_path):
+    endless = overrides(
+        "training.framework=torch", "training.epochs=99999", "training.max_steps=99999"
+    )
+    submitted = spark_submit(
+        *("--master", "local[1]", ROOT / "jobs" / "train.py", "--config", config_file, *endless)
+    )
+    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+    while not metrics.exists():
+        assert submitted.poll() is None, submitted.stdout.read()[-2000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    drivers = psutil.Process(submitted.pid).children(recursive=True)
+    assert any("train.py" in " ".join(driver.cmdline()) for driver in drivers)
+    submitted.kill()
+    _, alive = psutil.wait_procs(drivers, timeout=20)
+    for driver in alive:
+        driver.kill()
+    submitted.communicate(timeout=20)
+    assert alive == []
+
+
+def test_a_folder_with_other_files_is_refused_before_anything_is_prepared(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").touch()
+    config = small_config(tmp_path / "prepared", engine="local")
+    config = config.model_copy(
+        update={"run": config.run.model_copy(update={"folder": str(tmp_path / "run")})}
+    )
+    with pytest.raises(InputError, match=r"^run\.folder: .* holds other files"):
+        workflow.run(config)
+    assert not (tmp_path / "prepared").exists()

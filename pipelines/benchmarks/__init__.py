@@ -12,6 +12,7 @@ from pipelines.settings import Config
 BENCHMARKS: Mapping[str, str] = {
     "bigdl": "pipelines.benchmarks.bigdl",
     "duplicates": "pipelines.benchmarks.duplicates",
+    "embed": "pipelines.benchmarks.embed",
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",
     "quality": "pipelines.benchmarks.quality",

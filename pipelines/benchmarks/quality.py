@@ -21,7 +21,8 @@ from pipelines import workflow
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.trainers import sentence_transformers_trainer
 from pipelines.errors import InputError
-from pipelines.evaluation.similarity import file_names, scored_pairs
+from pipelines.evaluation.pairs import file_names
+from pipelines.evaluation.similarity import scored_pairs
 from pipelines.session import spark_session
 from pipelines.settings import Config
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import statistics
 import subprocess
@@ -39,6 +38,7 @@ from rich.table import Table
 from pipelines import config as configuration
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.rates import training_rate
+from pipelines.encoder.processor import computes_in_bf16
 from pipelines.errors import PipelineError
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
@@ -52,7 +52,6 @@ HOROVOD_WORKERS = 2
 HOROVOD_ROUNDS = 3
 HOROVOD_STEPS = 24
 LEARNING_RATE = 2e-5
-_CPU_INFORMATION = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """
     config = prepared(config, data)
     granule = LaneManifest.load(Path(config.prepared.folder) / "lanes").granule
-    precisions = ("bf16", "fp32") if computes_in_bf16(_CPU_INFORMATION) else ("fp32",)
+    precisions = ("bf16", "fp32") if computes_in_bf16() else ("fp32",)
     rates = _step_rates(
         config, granule, {n: one for n, one in CONTENDERS.items() if one.precision in precisions}
     )
@@ -117,17 +116,6 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
             name: [round(rate, 2) for rate in values] for name, values in rates.items()
         },
     }
-
-
-def computes_in_bf16(information: Path) -> bool:
-    """Whether a CPU multiplies matrices in bf16; where nothing is known of it, it may.
-
-    Args:
-        information: What Linux tells of it, ``/proc/cpuinfo``.
-    """
-    if not information.exists():
-        return True
-    return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", information.read_text()))
 
 
 def _step_rates(

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,14 +213,25 @@ def graph_of(context: SparkContext, spec: EncoderSpec, nodes: Nodes, output: Any
 
 def encoder_graph(context: SparkContext, spec: EncoderSpec) -> Graph:
     """A graph from token ids and lengths to embeddings [texts, hidden]. Runs on the driver."""
-    with quiet():
+    with quiet(context):
         nodes = encoder_nodes(context, spec)
         return graph_of(context, spec, nodes, nodes.embeddings)
 
 
-def quiet() -> redirect_stdout[io.StringIO]:
-    """Keeps to itself what dllib prints for every layer that is made."""
-    return redirect_stdout(io.StringIO())
+@contextmanager
+def quiet(context: SparkContext) -> Iterator[None]:
+    """Keeps to itself what dllib prints for every layer, and its JVM side when it begins."""
+    jvm: Any = context._jvm
+    system, nowhere = jvm.java.lang.System, jvm.java.io.OutputStream.nullOutputStream()
+    streams = system.out, system.err
+    system.setOut(jvm.java.io.PrintStream(nowhere))
+    system.setErr(jvm.java.io.PrintStream(nowhere))
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        system.setOut(streams[0])
+        system.setErr(streams[1])
 
 
 def flattened(graph: Graph, weights: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -1,124 +1,199 @@
-"""Embeds texts in this process, with TensorFlow on the CPU. Runs on an executor."""
+"""Embeds texts in this process. Runs on an executor.
+
+A backend computes; it is a module that is imported when it is asked for. All that comes before it
+is shared: token ids, equal texts once, and batches of similar length.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
+from pipelines.encoder.batches import (
+    BATCH_TOKENS,
+    TokenEmbedder,
+    TokenRows,
+    embed_rows,
+    embed_token_ids,
+    text_column,
+)
 from pipelines.encoder.folder import read_encoder
+from pipelines.encoder.processor import computes_in_bf16
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.weights import Weights
+from pipelines.errors import InputError
+from pipelines.tokens.encoding import TextEncoder, open_encoder
 from pipelines.tokens.vocabulary import load_tokenizer
 
-Embedder = Callable[[Sequence[str]], np.ndarray]
-"""Texts to fp32 [texts, hidden], in the order of the texts."""
-TokenEmbedder = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Token ids int32 [batch, tokens] and lengths int32 [batch] to fp32 [batch, hidden]."""
+__all__ = [
+    "BACKENDS",
+    "Embedder",
+    "TextEmbedder",
+    "TokenEmbedder",
+    "choose_backend",
+    "choose_precision",
+    "embed_token_ids",
+    "load_embedder",
+    "token_embedder",
+]
 
-WIDTH_MULTIPLE = 8
-"""Batches are padded to a multiple, so that a graph is compiled for few shapes."""
+Precision = Literal["auto", "fp32", "bf16"]
+"""``auto``: bf16 on a GPU and on a CPU with the instructions for it, otherwise fp32."""
+
+BACKENDS: Mapping[str, str] = {
+    "openvino": "pipelines.encoder.inference_openvino",
+    "torch": "pipelines.encoder.inference_torch",
+    "tensorflow": "pipelines.encoder.inference_tensorflow",
+}
+"""Name, which is that of the package it needs, to the module that has the ``open_backend``; the
+first that is installed is taken where none is named. On a CPU they stand in the order of speed."""
+
+GPU_BACKEND = "torch"
+"""The one that computes on GPUs too."""
+GPU_BATCH_TOKENS = 65536
+
 TEXTS_AT_ONCE = 8192
 """Texts that are tokenised and sorted together, which bounds the memory for their ids."""
 
 
+class OpenBackend(Protocol):
+    """Makes the function that embeds batches of token ids."""
+
+    def __call__(
+        self, spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
+    ) -> TokenEmbedder:
+        """See :func:`token_embedder`."""
+
+
+class TextEmbedder:
+    """Texts to embeddings.
+
+    Args:
+        encoder: Makes token ids.
+        embed_tokens: Embeds batches of them.
+        hidden: Width of an embedding.
+        batch_tokens: Tokens of one forward pass.
+    """
+
+    def __init__(
+        self, encoder: TextEncoder, embed_tokens: TokenEmbedder, hidden: int, batch_tokens: int
+    ) -> None:
+        self.hidden = hidden
+        self._encoder = encoder
+        self._embed_tokens = embed_tokens
+        self._batch_tokens = batch_tokens
+
+    def __call__(self, texts: Sequence[str] | pa.StringArray) -> np.ndarray:
+        """Embeds texts, those of equal tokens once.
+
+        Args:
+            texts: Strings, or a column without nulls.
+
+        Returns:
+            fp32 [texts, hidden], in the order of the texts.
+        """
+        column = text_column(texts)
+        embeddings = np.empty((len(column), self.hidden), np.float32)
+        for start in range(0, len(column), TEXTS_AT_ONCE):
+            some = column.slice(start, TEXTS_AT_ONCE)
+            rows, numbers = TokenRows.distinct(self._encoder.encode(some))
+            found = embed_rows(
+                self._embed_tokens, rows, hidden=self.hidden, batch_tokens=self._batch_tokens
+            )
+            embeddings[start : start + len(some)] = found[numbers]
+        return embeddings
+
+
+Embedder: TypeAlias = TextEmbedder
+
+
 def load_embedder(
-    folder: str | Path, *, threads: int = 1, precision: str = "fp32", batch_size: int = 64
-) -> Embedder:
+    folder: str | Path,
+    *,
+    backend: str = "auto",
+    threads: int = 1,
+    precision: str = "fp32",
+    device: str = "cpu",
+    batch_tokens: int | None = None,
+) -> TextEmbedder:
     """Loads an encoder folder. Runs on an executor.
 
     Args:
         folder: A folder that :func:`~pipelines.encoder.folder.read_encoder` reads, with a
             tokenizer.
-        threads: CPU threads, if TensorFlow has not begun in this process.
-        precision: ``fp32`` or ``bf16``, of the matrix products.
-        batch_size: Texts of one forward pass.
-
-    Returns:
-        A function from texts to embeddings.
+        backend: A name of :data:`BACKENDS`, or ``auto``.
+        threads: CPU threads, if the backend has not begun in this process.
+        precision: Of the matrix products; see :data:`Precision`.
+        device: ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
+        batch_tokens: Tokens of one forward pass; what suits the device unless given.
 
     Raises:
-        InputError: The folder holds no encoder that can be read.
+        InputError: The folder holds no encoder that can be read, or the backend is not there.
     """
     spec, weights = read_encoder(folder)
-    tokenizer = load_tokenizer(Path(folder))
-    tokenizer.enable_truncation(spec.max_length)
     # The library would otherwise start a thread for every core of the machine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if threads == 1 else "true")
-    embed_tokens = token_embedder(spec, weights, threads=threads, precision=precision)
-
-    def embed(texts: Sequence[str]) -> np.ndarray:
-        embeddings = np.empty((len(texts), spec.hidden), np.float32)
-        for start in range(0, len(texts), TEXTS_AT_ONCE):
-            some = list(texts[start : start + TEXTS_AT_ONCE])
-            rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(some)]
-            embeddings[start : start + len(some)] = embed_token_ids(
-                embed_tokens, rows, hidden=spec.hidden, batch_size=batch_size
-            )
-        return embeddings
-
-    return embed
+    embed_tokens = token_embedder(
+        spec, weights, backend=backend, threads=threads, precision=precision, device=device
+    )
+    encoder = open_encoder(load_tokenizer(Path(folder)), spec.max_length)
+    suited = BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS
+    return TextEmbedder(encoder, embed_tokens, spec.hidden, batch_tokens or suited)
 
 
 def token_embedder(
-    spec: EncoderSpec, weights: Weights, *, threads: int = 1, precision: str = "fp32"
+    spec: EncoderSpec,
+    weights: Weights,
+    *,
+    backend: str = "auto",
+    threads: int = 1,
+    precision: str = "fp32",
+    device: str = "cpu",
 ) -> TokenEmbedder:
-    """A function over padded batches of token ids. Runs on an executor."""
-    import tensorflow as tf
-
-    from pipelines.encoder.tensorflow import configure_threads, forward
-
-    configure_threads(threads)
-    tensors = {name: tf.constant(value) for name, value in weights.items()}
-
-    def embed(token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-        return forward(spec, tensors, token_ids, lengths, precision=precision)
-
-    ids, lengths = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
-    graph = tf.function(embed, input_signature=[ids, lengths], autograph=False)
-    return lambda token_ids, lengths: graph(token_ids, lengths).numpy()
-
-
-def embed_token_ids(
-    embed: TokenEmbedder, rows: Sequence[Sequence[int]], *, hidden: int, batch_size: int = 64
-) -> np.ndarray:
-    """Embeds rows of token ids in batches of similar length. Runs on an executor.
+    """A function over padded batches of token ids. Runs on an executor.
 
     Args:
-        embed: Embeds one padded batch.
-        rows: The ids of each text, special tokens included.
-        hidden: Width of an embedding.
-        batch_size: Texts of one forward pass.
-
-    Returns:
-        fp32 [rows, hidden], in the order of the rows.
+        spec: The shape.
+        weights: fp32, in canonical names.
+        backend: See :func:`load_embedder`, as for the other arguments.
+        threads: CPU threads.
+        precision: Of the matrix products.
+        device: Where it computes.
     """
-    embeddings = np.empty((len(rows), hidden), np.float32)
-    lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-    # The longest first, so that too large a batch fails at once.
-    order = np.argsort(-lengths, kind="stable")
-    for places in _split(order, batch_size):
-        token_ids, batch_lengths = _pad([rows[place] for place in places], lengths[places])
-        embeddings[places] = embed(token_ids, batch_lengths)[: len(places)]
-    return embeddings
-
-
-def _split(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    return (order[start : start + size] for start in range(0, len(order), size))
-
-
-def _pad(rows: Sequence[Sequence[int]], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pads both ways: tokens to a multiple, and texts, with one-token ones, to a power of two."""
-    height = 1 << (len(rows) - 1).bit_length()
-    width = -(-int(lengths.max()) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    padded_lengths = np.ones(height, np.int32)
-    padded_lengths[: len(rows)] = lengths
-    token_ids = np.zeros((height, width), np.int32)
-    there = np.arange(width) < lengths[:, None]
-    token_ids[: len(rows)][there] = np.fromiter(
-        chain.from_iterable(rows), np.int32, int(lengths.sum())
+    open_backend: OpenBackend = import_module(BACKENDS[choose_backend(backend)]).open_backend
+    return open_backend(
+        spec,
+        weights,
+        threads=threads,
+        precision=choose_precision(precision, device),
+        device=device,
     )
-    return token_ids, padded_lengths
+
+
+def choose_backend(name: str, key: str = "embedding.backend") -> str:
+    """The backend of a name, or the first that is installed for ``auto``.
+
+    Raises:
+        InputError: With ``key``: there is no such backend, or its package is not installed.
+    """
+    if name != "auto" and name not in BACKENDS:
+        raise InputError(key, f"there is no backend `{name}`", f"one of {', '.join(BACKENDS)}")
+    wanted = [*BACKENDS] if name == "auto" else [name]
+    for package in wanted:
+        if find_spec(package) is not None:
+            return package
+    raise InputError(key, f"{' or '.join(wanted)} is not installed", f"pip install {wanted[0]}")
+
+
+def choose_precision(name: str, device: str = "cpu") -> str:
+    """The precision of a name on this machine; see :data:`Precision`."""
+    if name != "auto":
+        return name
+    return "bf16" if device != "cpu" or computes_in_bf16() else "fp32"

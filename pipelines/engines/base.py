@@ -8,7 +8,7 @@ of the batches, the schedule, checkpoints and metrics are not its business: each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -20,6 +20,8 @@ from pipelines.training.run import TrainingOutcome, TrainingRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from pipelines.engines.conf import ConfRule
 
 # Settings under `training` that an engine must say that it knows.
 OPTIONS = ("compression", "elastic")
@@ -65,6 +67,10 @@ class Engine(Protocol):
 
     def executors(self, config: Config) -> int:
         """Executors that a run occupies at once; 0 if it needs no Spark."""
+        ...
+
+    def conf_rules(self, config: Config) -> Sequence[ConfRule]:
+        """What the Spark conf must not contradict; :meth:`check` refuses by the same rules."""
         ...
 
     def check(self, session: SparkSession | None, config: Config) -> None:

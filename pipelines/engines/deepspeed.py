@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 
 from pipelines.engines.base import Mode, OnMetrics
+from pipelines.engines.conf import ConfRule
 from pipelines.engines.distributor import (
     NEEDS,
     HeldDistributor,
     WorkerMaker,
     check_cluster,
+    distributor_rules,
     train_distributed,
     work_with,
 )
@@ -48,11 +50,15 @@ class DeepSpeedEngine:
         """See :class:`pipelines.engines.base.Engine`."""
         return config.training.workers
 
+    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return distributor_rules(DeepspeedTorchDistributor._DEEPSPEED_SSL_CONF)
+
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""
         assert session is not None
         check_installed("deepspeed", NAME)
-        check_cluster(session, NAME, DeepspeedTorchDistributor._DEEPSPEED_SSL_CONF, config)
+        check_cluster(session, NAME, self.conf_rules(config), config)
 
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml.torch.distributor import TorchDistributor
 
 from pipelines.engines.base import OnMetrics, monitor_for
+from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule, refuse_unfit
 from pipelines.engines.jobs import (
     SparkJob,
     await_slots,
@@ -28,7 +29,6 @@ from pipelines.engines.jobs import (
 )
 from pipelines.engines.local import check_installed
 from pipelines.engines.processes import end_with_parent
-from pipelines.errors import EngineUnavailable
 from pipelines.settings import Config
 from pipelines.training.reporter import report_lost
 from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask
@@ -43,7 +43,6 @@ NEEDS = (
     " `spark.task.resource.gpu.amount` 1. A network that only the cluster can reach: torchrun's"
     " store and the workers' exchange ask nobody who they are."
 )
-GPU_AMOUNT = "spark.task.resource.gpu.amount"
 
 
 @dataclass(frozen=True)
@@ -125,41 +124,41 @@ def _hold(
         tempfile.tempdir = None
 
 
-def check_cluster(session: SparkSession, engine: str, ignore_ssl: str, config: Config) -> None:
+def distributor_rules(ignore_ssl: str) -> tuple[ConfRule, ...]:
+    """What a distributor needs of the Spark conf.
+
+    Args:
+        ignore_ssl: Conf key by which the user accepts traffic that Spark does not encrypt.
+    """
+    return (
+        *LASTING_WORKERS,
+        ConfRule(
+            key="spark.ssl.enabled",
+            value="false",
+            why="has its workers exchange gradients in clear text",
+            unless=ignore_ssl,
+        ),
+        ConfRule(key=GPU_AMOUNT, value="1", most=1, why="has each worker compute on one GPU"),
+    )
+
+
+def check_cluster(
+    session: SparkSession, engine: str, rules: Sequence[ConfRule], config: Config
+) -> None:
     """Refuses a cluster on which a distributor cannot start. Runs on the driver.
 
     Args:
         session: The Spark session.
         engine: Name of the engine.
-        ignore_ssl: Conf key by which the user accepts traffic that Spark does not encrypt.
+        rules: Of :func:`distributor_rules`.
         config: The configuration.
 
     Raises:
         EngineUnavailable: With the conf key that makes it run.
     """
     check_installed("torch", engine)
-    check_conf(dict(session.sparkContext.getConf().getAll()), engine, ignore_ssl)
+    refuse_unfit(dict(session.sparkContext.getConf().getAll()), engine, rules)
     await_slots(session, engine, config.training)
-
-
-def check_conf(conf: Mapping[str, str], engine: str, ignore_ssl: str) -> None:
-    """Refuses a Spark conf with which a distributor cannot start; see :func:`check_cluster`."""
-    for key, unfit, cause, remedy in (
-        ("spark.speculation", "true", "cannot run a worker twice", "set false"),
-        ("spark.dynamicAllocation.enabled", "true", "starts all workers at once", "set false"),
-        (
-            "spark.ssl.enabled",
-            "true" if conf.get(ignore_ssl, "false") == "false" else "",
-            "has its workers exchange gradients in clear text",
-            f"set false, or {ignore_ssl} true",
-        ),
-    ):
-        if conf.get(key, "false") == unfit:
-            raise EngineUnavailable(key, f"engine {engine} {cause}", remedy)
-    if _gpus_of_a_task(conf) > 1:
-        raise EngineUnavailable(
-            GPU_AMOUNT, f"a worker of engine {engine} computes on one GPU", "set it to 1"
-        )
 
 
 def train_distributed(

@@ -7,11 +7,12 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipelines.errors import EngineError, EngineUnavailable
+from pipelines.session import in_one_process
 from pipelines.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JOB_END_SECONDS = 20.0
+UNPACK_SECONDS = 600.0
 
 
 def driver_addresses(context: SparkContext) -> tuple[str, str]:
@@ -75,6 +77,48 @@ def task_slots(context: SparkContext) -> int:
     return int(spark.maxNumConcurrentTasks(profile))
 
 
+def await_archives(session: SparkSession, engine: str) -> None:
+    """Has the executors unpack what spark-submit sends along. Runs on the driver.
+
+    They do so at their first task. For an environment of gigabytes that takes a minute, which
+    would count against the deadline for the start of the workers.
+
+    Raises:
+        EngineUnavailable: It takes longer than :data:`UNPACK_SECONDS`.
+        EngineError: It fails, or no Python starts there.
+    """
+    context = session.sparkContext
+    archives = context.getConf().get("spark.archives")
+    if not archives or in_one_process(context.master):
+        return
+    began, slots = time.monotonic(), task_slots(context)
+    # All slots are free, so Spark gives each of them one task.
+    job = SparkJob(
+        context,
+        engine,
+        "the first Spark job",
+        "executors unpack spark.archives",
+        lambda: context.parallelize(range(slots), slots).foreachPartition(_touch),
+    )
+    job.start()
+    job.join(UNPACK_SECONDS)
+    if job.is_alive():
+        job.call_off()
+        raise EngineUnavailable(
+            "spark.archives",
+            f"the executors have not unpacked {archives} within {UNPACK_SECONDS:.0f} s",
+            "pack fewer engines, or install the environment on the machines",
+        )
+    failure = job.failure()
+    if failure is not None:
+        raise failure
+    logger.info("the executors have unpacked %s (%.0f s)", archives, time.monotonic() - began)
+
+
+def _touch(_: Iterable[int]) -> None:
+    """Does nothing. Runs on an executor."""
+
+
 class SparkJob(threading.Thread):
     """A Spark job on a thread beside the one that watches; a context manager.
 
@@ -115,6 +159,10 @@ class SparkJob(threading.Thread):
             cause = f"{self._what} failed ({spark_cause(error)})"
             self._failure = EngineError(self._engine, cause)
 
+    def call_off(self) -> None:
+        """Has Spark end the job."""
+        self._context.cancelJobGroup(self._group)
+
     def failure(self) -> EngineError | None:
         """The error that the job has ended with, if it has."""
         return self._failure
@@ -126,11 +174,11 @@ class SparkJob(threading.Thread):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Waits for the end of the job, which is called off after an error."""
         if kind is not None:
-            self._context.cancelJobGroup(self._group)
+            self.call_off()
         self.join(JOB_END_SECONDS)
         if self.is_alive():
             logger.warning("engine %s: %s goes on; it is called off", self._engine, self._what)
-            self._context.cancelJobGroup(self._group)
+            self.call_off()
         elif kind is None and self._failure is not None:
             # All workers have finished their part, so that the run itself is whole.
             logger.warning("%s", self._failure)

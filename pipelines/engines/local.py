@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
+from pipelines.engines.conf import ConfRule
 from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.settings import Config
 from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask
@@ -49,6 +50,10 @@ class LocalEngine:
     def executors(self, config: Config) -> int:
         """See :class:`pipelines.engines.base.Engine`."""
         return 0
+
+    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return ()
 
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics
+from pipelines.engines.conf import ConfRule
 from pipelines.engines.distributor import (
     NEEDS,
     HeldDistributor,
     WorkerMaker,
     check_cluster,
+    distributor_rules,
     train_distributed,
     work_with,
 )
@@ -46,10 +48,14 @@ class TorchEngine:
         """See :class:`pipelines.engines.base.Engine`."""
         return config.training.workers
 
+    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return distributor_rules(HeldDistributor._TORCH_SSL_CONF)
+
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""
         assert session is not None
-        check_cluster(session, NAME, HeldDistributor._TORCH_SSL_CONF, config)
+        check_cluster(session, NAME, self.conf_rules(config), config)
 
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics

@@ -1,4 +1,7 @@
-"""How evaluation jobs come by embeddings: a model folder, loaded once in each task."""
+"""How evaluation jobs come by embeddings: a model folder, loaded once in each task.
+
+In fp32, so that figures do not depend on the processor; by the first backend that is installed.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ public class AdamW implements OptimMethod {
   private Table state = new Table(new Object[0]);
   private transient float[] first;
   private transient float[] second;
-  private transient boolean[] decays;
+  private transient int[] decayedHere;
   private transient int made;
   private transient RuntimeException failure;
 
@@ -50,7 +50,8 @@ public class AdamW implements OptimMethod {
    * @param workers Slices.
    * @param size Of the whole vector.
    * @param decay Weight decay.
-   * @param decayed Begin and end of each range of the vector that is decayed; bytes of int32.
+   * @param decayed Begin and end of each range of the vector that is decayed, ascending; bytes of
+   *     int32.
    * @param rates Learning rate of each step; bytes of float32.
    * @param kept Numbers of the steps before which the state is written; bytes of int32.
    * @param begin File of both moments of the whole vector to begin from; empty for zeros.
@@ -116,13 +117,9 @@ public class AdamW implements OptimMethod {
       FlatFile.read(begin, from, firstMoments, 0, count);
       FlatFile.read(begin, (long) size + from, secondMoments, 0, count);
     }
-    decays = new boolean[count];
-    for (int range = 0; range < decayed.length; range += 2) {
-      int low = Math.max(decayed[range] - from, 0);
-      int high = Math.min(decayed[range + 1] - from, count);
-      if (low < high) {
-        Arrays.fill(decays, low, high, true);
-      }
+    decayedHere = new int[decayed.length];
+    for (int bound = 0; bound < decayed.length; bound++) {
+      decayedHere[bound] = Math.min(Math.max(decayed[bound] - from, 0), count);
     }
     first = firstMoments;
     second = secondMoments;
@@ -133,20 +130,35 @@ public class AdamW implements OptimMethod {
     return slice * (size / workers) + Math.min(slice, size % workers);
   }
 
+  /** Ranges that are decayed and those between them, in turn. */
   private void update(float[] weight, int to, float[] gradient, int from, int count, float rate,
       int number) {
+    float keep = 1 - rate * decay;
+    int done = 0;
+    for (int range = 0; range < decayedHere.length; range += 2) {
+      int low = decayedHere[range], high = decayedHere[range + 1];
+      update(weight, to, gradient, from, done, low, 1f, rate, number);
+      update(weight, to, gradient, from, low, high, keep, rate, number);
+      done = high;
+    }
+    update(weight, to, gradient, from, done, count, 1f, rate, number);
+  }
+
+  // Without a condition inside, the JVM computes several elements at once.
+  private void update(float[] weight, int to, float[] gradient, int from, int begin, int end,
+      float keep, float rate, int number) {
     float step = (float) (rate / (1 - Math.pow(BETA_1, number)));
     float correction = (float) (1 / Math.sqrt(1 - Math.pow(BETA_2, number)));
-    float keep = 1 - rate * decay;
-    for (int place = 0; place < count; place++) {
+    float[] means = first, squares = second;
+    for (int place = begin; place < end; place++) {
       float pull = gradient[from + place];
-      float mean = first[place] + PULL_1 * (pull - first[place]);
-      float square = second[place] + PULL_2 * (pull * pull - second[place]);
-      first[place] = mean;
-      second[place] = square;
-      float value = weight[to + place] * (decays[place] ? keep : 1f);
+      float mean = means[place] + PULL_1 * (pull - means[place]);
+      float square = squares[place] + PULL_2 * (pull * pull - squares[place]);
       float root = (float) Math.sqrt(square);
-      weight[to + place] = value - step * mean / (root * correction + EPSILON);
+      means[place] = mean;
+      squares[place] = square;
+      weight[to + place] =
+          weight[to + place] * keep - step * mean / (root * correction + EPSILON);
     }
   }
 

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, MaxNLocator, PercentFormatter
+
+from pipelines.report.colours import AXIS, BLUE, INK, LINE, ORANGE, PALE_BLUE, SOFT, VARIABLES
 
 _STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 10.5,
-    "axes.edgecolor": "#9ca3af",
-    "axes.labelcolor": "#4b5563",
+    "axes.edgecolor": AXIS,
+    "axes.labelcolor": SOFT,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "grid.color": "#e5e7eb",
-    "xtick.color": "#4b5563",
-    "ytick.color": "#4b5563",
-    "text.color": "#1f2937",
+    "grid.color": LINE,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "text.color": INK,
     "legend.frameon": False,
+    # Names may hold a dollar.
+    "text.parse_math": False,
 }
-BLUE, PALE_BLUE, ORANGE = "#1d4ed8", "#93c5fd", "#c2410c"
+# The page's own background shows through.
+_CLEAR = {"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none"}
+_ROOM = 1.06
+"""The vertical axis over the highest value, so that a level line does not lie on the edge."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,7 @@ def chart(
     size: tuple[float, float] = (5.2, 2.5),
     shares: bool = False,
     from_zero: bool = True,
+    dots: bool = False,
 ) -> str:
     """An `<svg>` element that takes the width of what it is put into.
 
@@ -60,6 +71,7 @@ def chart(
         size: Width and height in inches, for the proportions.
         shares: Whether values are shares, to be shown in per cent.
         from_zero: Whether the vertical axis begins at zero.
+        dots: Whether each value is marked, for few of them.
     """
 
     def draw(figure: Figure) -> None:
@@ -72,12 +84,13 @@ def chart(
                 color=curve.colour,
                 label=curve.label or None,
                 linewidth=curve.width,
-                marker="o" if len(steps) == 1 else None,
+                marker="o" if dots or len(steps) == 1 else None,
+                markersize=4.5,
             )
         axes.set_xlabel("step")
         axes.margins(x=0.01)
         if from_zero:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, _ROOM * max((*_finite(curves), 0.0)) or None)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         axes.xaxis.set_major_formatter(FuncFormatter(_whole))
         axes.yaxis.set_major_formatter(_values(shares))
@@ -85,6 +98,10 @@ def chart(
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(curves), borderpad=0)
 
     return _picture(name, size, draw)
+
+
+def _finite(curves: Sequence[Curve]) -> list[float]:
+    return [value for curve in curves for value in curve.values if math.isfinite(value)]
 
 
 def histogram(
@@ -134,6 +151,94 @@ def histogram(
     return _picture(name, size, draw)
 
 
+def stack(
+    name: str,
+    steps: Sequence[float],
+    layers: Mapping[str, tuple[Sequence[float], str]],
+    *,
+    size: tuple[float, float] = (10, 3),
+) -> str:
+    """Shares of a whole over the steps, one on the other, as an `<svg>` like :func:`chart`'s.
+
+    Args:
+        name: See :func:`chart`.
+        steps: The horizontal axis.
+        layers: By name, the lowest first: as many values as there are steps, and a colour.
+        size: See :func:`chart`.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        values = [layer for layer, _ in layers.values()]
+        colours = [colour for _, colour in layers.values()]
+        if len(steps) == 1:
+            # A single moment has no area.
+            base = 0.0
+            for (share,), colour in zip(values, colours, strict=True):
+                axes.bar(steps, [share], bottom=base, color=colour, width=1.0)
+                base += share
+            axes.set_xlim(steps[0] - 3, steps[0] + 3)
+        else:
+            axes.stackplot(steps, values, colors=colours, linewidth=0)
+            axes.set_xlim(steps[0], steps[-1])
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axes.xaxis.set_major_formatter(FuncFormatter(_whole))
+        axes.yaxis.set_major_formatter(_values(shares=True))
+
+    return _picture(name, size, draw)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How often values occur, as a filled shape or as an outline."""
+
+    values: Sequence[float]
+    colour: str
+    label: str
+    fill: bool = True
+
+
+def distributions(
+    name: str,
+    shapes: Sequence[Distribution],
+    edges: Sequence[float],
+    *,
+    label: str,
+    size: tuple[float, float] = (5.2, 2.5),
+) -> str:
+    """How values are spread, as shares of their number, as an `<svg>` like :func:`chart`'s.
+
+    Args:
+        name: See :func:`chart`.
+        shapes: What is compared.
+        edges: Of the bins, ascending.
+        label: Of the horizontal axis.
+        size: See :func:`chart`.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for shape in shapes:
+            heights, _ = np.histogram(shape.values, edges)
+            axes.stairs(
+                heights / max(len(shape.values), 1),
+                edges,
+                fill=shape.fill,
+                color=shape.colour,
+                label=shape.label,
+                linewidth=1.8,
+            )
+        axes.set_xlim(edges[0], edges[-1])
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(label)
+        axes.yaxis.set_major_formatter(_values(shares=True))
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(shapes), borderpad=0)
+
+    return _picture(name, size, draw)
+
+
 @dataclass(frozen=True)
 class Panel:
     """One of several pictures over the same sizes."""
@@ -163,18 +268,30 @@ def scaling(name: str, sizes: Sequence[float], panels: Sequence[Panel], label: s
             axes.set_ylim(0, 1.15 * max(panel.values))
             axes.yaxis.set_major_formatter(FuncFormatter(_number))
 
-    return _picture(name, (4.6 * len(panels), 3), draw)
+    return _picture(name, (4.6 * len(panels), 3), draw, alone=True)
 
 
-def _picture(name: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """Draws in the style of the page."""
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
+def _picture(
+    name: str, size: tuple[float, float], draw: Callable[[Figure], None], *, alone: bool = False
+) -> str:
+    """Draws in the style of the page, in its colours unless the picture stands alone."""
+    style = _STYLE | {"svg.hashsalt": name} | ({} if alone else _CLEAR)
+    with mpl.rc_context(style):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
         draw(figure)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return _inline(text.getvalue(), name)
+    picture = _inline(text.getvalue(), name)
+    return picture if alone else _in_colours_of_the_page(picture)
+
+
+def _in_colours_of_the_page(picture: str) -> str:
+    def replaced(found: re.Match[str]) -> str:
+        variable = VARIABLES.get(found[1])
+        return f": var({variable})" if variable else found[0]
+
+    return re.sub(r": (#[0-9a-f]{6})\b", replaced, picture)
 
 
 def _values(shares: bool) -> Formatter:
@@ -198,5 +315,5 @@ def _inline(document: str, name: str) -> str:
     view = attributes.partition('viewBox="')[2].partition('"')[0]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'viewBox="{view}" role="img" aria-label="{name}">{content}'
+        f'viewBox="{view}" role="img" aria-label="{escape(name)}">{content}'
     )

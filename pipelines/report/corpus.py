@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -26,15 +25,11 @@ from pipelines.report.parts import (
     render,
     whole,
 )
+from pipelines.report.text import shown
 
 TEMPLATE = "corpus.html"
-MOST_CHARACTERS = 200
 _MOST_REASONS = 10
 _MOST_LANGUAGES = 20
-# They would turn the text around them, or do nothing that can be seen.
-_HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufeff"} | set(
-    map(chr, range(0x2066, 0x206A))
-)
 
 FunnelLines = Sequence[Mapping[str, Any]]
 
@@ -92,6 +87,7 @@ def write_corpus_report(prepared_folder: Path) -> Path:
             "name": folder.name,
             "kind": "corpus report",
             "sentence": "Corpus report",
+            "scores": [],
             "tiles": _tiles(funnel, statistics, manifest),
             "funnel": funnel_levels(funnel),
             "reasons": _reasons(funnel, statistics.get("examples", {})),
@@ -111,27 +107,10 @@ def write_corpus_report(prepared_folder: Path) -> Path:
     return path
 
 
-def shown(text: str) -> str:
-    """A text on one line, at most :data:`MOST_CHARACTERS` long, with nothing hidden in it.
-
-    Characters that control something, among them those that turn the direction of what follows,
-    are written as escapes.
-    """
-    line = " ".join(text[: 4 * MOST_CHARACTERS].split())
-    cut = line[:MOST_CHARACTERS].rstrip() + "…" if len(line) > MOST_CHARACTERS else line
-    return "".join(_escaped(character) for character in cut)
-
-
 def text_level(funnel: FunnelLines) -> str:
     """The level whose units are made into pairs: the last one before them; `rows` without any."""
     levels = [line["level"] for line in funnel if line["level"] not in (FILES, PAIRS)]
     return str(levels[-1]) if levels else ROWS
-
-
-def _escaped(character: str) -> str:
-    if character in _HIDDEN or unicodedata.category(character) in ("Cc", "Cs"):
-        return character.encode("unicode_escape").decode("ascii")
-    return character
 
 
 def _manifest(path: Path) -> LaneManifest:

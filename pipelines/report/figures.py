@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+from pipelines.evaluation.metrics import lower_is_better
 
 Figures = Mapping[str, Mapping[str, float]]
 """Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
@@ -20,7 +22,9 @@ COUNTS = ("queries", "documents", "pairs")
 LOST = ("dropped", "quarantined")
 """Kinds of funnel lines that name a reason for which rows are not kept."""
 
-_LABELS = {"ndcg": "nDCG", "mrr": "MRR"}
+_LABELS = {"ndcg": "nDCG", "mrr": "MRR", "map": "MAP", "ap": "AP", "f1": "F1"}
+
+Line = TypeVar("Line")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Comparison:
         metric: Its name, for people.
         before: Times 100; None where it was not measured.
         after: The same.
+        lower_is_better: Whether less of it is more.
     """
 
     evaluation: str
@@ -40,6 +45,23 @@ class Comparison:
     metric: str
     before: float | None
     after: float | None
+    lower_is_better: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`better` or `worse`; empty where nothing has changed that can be seen, or is known."""
+        difference = self.difference
+        if difference is None or not abs(difference) >= 0.005:
+            return ""
+        return "better" if (difference > 0) != self.lower_is_better else "worse"
+
+    @property
+    def places(self) -> tuple[float, float] | None:
+        """Before and after on a track from 0 to 100; None where they do not lie on it."""
+        if self.before is None or self.after is None:
+            return None
+        on_track = all(0 <= value <= 100 for value in (self.before, self.after))
+        return (self.before, self.after) if on_track and not self.lower_is_better else None
 
     @property
     def difference(self) -> float | None:
@@ -55,11 +77,20 @@ def compare(before: Figures, after: Figures) -> list[Comparison]:
     for evaluation in {**before, **after}:
         old, new = before.get(evaluation, {}), after.get(evaluation, {})
         both = {**old, **new}
-        basis = ", ".join(f"{both[name]:,.0f} {name}" for name in COUNTS if name in both)
+        basis = ", ".join(
+            f"{both[name]:,.0f} {name}" for name in COUNTS if is_number(both.get(name))
+        )
         lines += [
-            Comparison(evaluation, basis, _label(metric), old.get(metric), new.get(metric))
+            Comparison(
+                evaluation,
+                basis,
+                metric_label(metric),
+                old.get(metric),
+                new.get(metric),
+                lower_is_better(metric),
+            )
             for metric in both
-            if metric not in COUNTS
+            if metric not in COUNTS and is_number(both[metric])
         ]
     return lines
 
@@ -86,23 +117,40 @@ def smoothed(values: Sequence[float], span: float) -> list[float]:
     return [float(a / b) if b > 0 else math.nan for a, b in zip(total, weight, strict=True)]
 
 
-def thinned(lines: Sequence[Mapping[str, float]], most: int) -> list[dict[str, float]]:
-    """At most so many lines: each the mean of equally many neighbours, the last of fewer.
+def grouped(lines: Sequence[Line], most: int) -> list[Sequence[Line]]:
+    """At most so many groups of neighbours: all of equally many, the last of fewer.
 
     Args:
-        lines: Of equal keys.
-        most: Lines that a picture can show.
+        lines: In their order.
+        most: Groups that a picture can show.
     """
     size = max(1, math.ceil(len(lines) / most))
-    groups = (lines[start : start + size] for start in range(0, len(lines), size))
+    return [lines[start : start + size] for start in range(0, len(lines), size)]
+
+
+def thinned(lines: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, float]]:
+    """At most so many lines: each the mean of a group; see :func:`grouped`.
+
+    Args:
+        lines: With what is to be shown; what is no number, or not in all of them, is left out.
+        most: Lines that a picture can show.
+    """
+    names = [name for name in lines[0] if all(is_number(line.get(name)) for line in lines)]
     return [
-        {name: math.fsum(line[name] for line in group) / len(group) for name in group[0]}
-        for group in groups
+        {name: math.fsum(line[name] for line in group) / len(group) for name in names}
+        for group in grouped(lines, most)
     ]
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The lines of ``metrics.jsonl``; a last line that a killed run left half written is dropped.
+def is_number(value: object) -> bool:
+    """Whether JSON gave a number; true and false are none, NaN is one."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` or its like; half a line at the end is dropped.
+
+    A run that was killed leaves one.
 
     Raises:
         ValueError: Another line is no JSON.
@@ -154,6 +202,8 @@ def funnel_bars(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[FunnelBar]
     return levels
 
 
-def _label(metric: str) -> str:
+def metric_label(metric: str) -> str:
+    """The name of a metric, for people."""
     kind, at, rank = metric.partition("@")
-    return _LABELS.get(kind, kind.capitalize()) + at + rank
+    words = kind.replace("_", " ")
+    return _LABELS.get(kind, words[:1].upper() + words[1:]) + at + rank

@@ -8,21 +8,22 @@ from typing import Any
 
 from pipelines import config as configuration
 from pipelines import storage
-from pipelines.report.figures import Comparison, compare, read_metrics, smoothed, thinned
-from pipelines.report.parts import Chart, duration, funnel_levels, read_if_there, render, whole
+from pipelines.report.figures import Comparison, compare, is_number, read_lines
+from pipelines.report.parts import duration, funnel_levels, read_if_there, render, whole
+from pipelines.report.pictures import evaluation_charts, time_spent, training_charts
+from pipelines.report.samples import MAP_SIZE, changes, maps, queries, similarity_charts
 from pipelines.settings import Config
 
 TEMPLATE = "page.html"
-_SMOOTHED_SHARE = 0.015
-_MOST_POINTS = 1000
+_MOST_SCORES = 2
 
 
 def write_report(run_folder: Path, prepared_folder: Path) -> Path:
     """Writes ``report.html`` of a run; what is not there yet leaves its section out.
 
     Args:
-        run_folder: Holds ``config.yaml``, ``environment.json``, ``metrics.jsonl`` and
-            ``metrics.json``.
+        run_folder: Holds ``config.yaml``, ``environment.json``, ``metrics.jsonl``,
+            ``metrics.json``, ``samples.json`` and ``evaluations.jsonl``.
         prepared_folder: Holds ``corpus/funnel.json``.
 
     Returns:
@@ -30,8 +31,10 @@ def write_report(run_folder: Path, prepared_folder: Path) -> Path:
     """
     config = read_if_there(run_folder / "config.yaml", configuration.load)
     figures: Mapping[str, Any] = read_if_there(run_folder / "metrics.json", storage.read_json) or {}
-    lines = read_if_there(run_folder / "metrics.jsonl", read_metrics) or []
+    lines = read_if_there(run_folder / "metrics.jsonl", read_lines) or []
     funnel = read_if_there(prepared_folder / "corpus" / "funnel.json", storage.read_json) or []
+    samples = read_if_there(run_folder / "samples.json", storage.read_json) or {}
+    comparisons = compare(figures.get("before", {}), figures.get("after", {}))
     page = render(
         TEMPLATE,
         {
@@ -39,12 +42,23 @@ def write_report(run_folder: Path, prepared_folder: Path) -> Path:
             "kind": "training report",
             "sentence": _sentence(config) if config else "Training report",
             "settings": _settings(config) if config else {},
-            "whole_config": configuration.dump(config) if config else "",
+            "whole_config": _whole(config) if config else "",
+            "notice": _notice(run_folder, lines, comparisons),
+            "scores": _scores(comparisons),
             "tiles": _tiles(figures.get("training", {})),
-            "evaluations": _by_evaluation(
-                compare(figures.get("before", {}), figures.get("after", {}))
+            "evaluations": _by_evaluation(comparisons),
+            "evaluation_charts": evaluation_charts(
+                read_if_there(run_folder / "evaluations.jsonl", read_lines) or []
             ),
-            "charts": _charts(lines),
+            "maps": maps(samples),
+            "map_size": MAP_SIZE,
+            "depth": samples.get("depth", 0),
+            "similarity_charts": similarity_charts(samples),
+            "neighbours": queries(samples),
+            "changes": changes(samples),
+            "charts": training_charts(lines),
+            "time": time_spent(lines),
+            "times_known": bool(lines),
             "funnel": funnel_levels(funnel),
             "environment": read_if_there(run_folder / "environment.json", storage.read_json) or {},
         },
@@ -58,6 +72,11 @@ def _sentence(config: Config) -> str:
     training = config.training
     workers = "1 worker" if training.workers == 1 else f"{training.workers} workers"
     return f"Trained by {training.engine} ({training.mode}, {training.framework}) on {workers}"
+
+
+def _whole(config: Config) -> str:
+    """All settings, for whoever the page is shown to."""
+    return configuration.dump(configuration.without_secrets(config))
 
 
 def _settings(config: Config) -> dict[str, str]:
@@ -95,7 +114,34 @@ def _tiles(training: Mapping[str, float]) -> dict[str, str]:
         "final_loss": ("final loss", lambda value: f"{value:.4f}"),
         "staleness_mean": ("mean staleness", lambda value: f"{value:.2f}"),
     }
-    return {title: form(training[key]) for key, (title, form) in forms.items() if key in training}
+    return {
+        title: form(training[key])
+        for key, (title, form) in forms.items()
+        if is_number(training.get(key))
+    }
+
+
+def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The first figure of the first evaluations."""
+    first: dict[str, Comparison] = {}
+    for line in comparisons:
+        if line.after is not None:
+            first.setdefault(line.evaluation, line)
+    return list(first.values())[:_MOST_SCORES]
+
+
+def _notice(
+    run_folder: Path, lines: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]
+) -> str:
+    """What a reader should know before anything else; nothing of a run that is whole."""
+    if lines and not (run_folder / "model").is_dir():
+        return (
+            f"This run has not finished: its last logged step is {lines[-1]['step']:,}. "
+            "With training.resume=true it goes on from its last checkpoint."
+        )
+    if lines and not comparisons:
+        return "Nothing has been measured of this model: see `evaluate` and evaluation.retrieval."
+    return ""
 
 
 def _by_evaluation(lines: Sequence[Comparison]) -> dict[str, list[Comparison]]:
@@ -103,41 +149,3 @@ def _by_evaluation(lines: Sequence[Comparison]) -> dict[str, list[Comparison]]:
     for line in lines:
         groups.setdefault(line.evaluation, []).append(line)
     return groups
-
-
-def _charts(logged: Sequence[Mapping[str, float]]) -> list[Chart]:
-    if not logged:
-        return []
-    from pipelines.report.charts import BLUE, ORANGE, PALE_BLUE, Curve, chart
-
-    lines = thinned(logged, _MOST_POINTS)
-
-    def column(name: str) -> list[float]:
-        return [line[name] for line in lines]
-
-    steps, losses = column("step"), column("loss")
-    span = max(1.0, _SMOOTHED_SHARE * len(lines))
-    loss = chart(
-        "Loss",
-        steps,
-        [Curve(losses, PALE_BLUE, "logged", 1.2), Curve(smoothed(losses, span), BLUE, "smoothed")],
-        size=(10, 3),
-        from_zero=False,
-    )
-    shares = [
-        Curve(column("padding"), BLUE, "padding, of slots"),
-        Curve(column("data_wait"), ORANGE, "wait, of time"),
-    ]
-    waste = "Padding and data wait"
-    single = {
-        "Learning rate": "learning_rate",
-        "Examples/s": "examples_per_second",
-        "Tokens/s": "tokens_per_second",
-    }
-    if any(line.get("staleness_max") for line in lines):
-        single |= {"Staleness, updates (mean)": "staleness_mean"}
-    return [
-        Chart("Loss", loss, wide=True),
-        *(Chart(title, chart(title, steps, [Curve(column(key))])) for title, key in single.items()),
-        Chart(waste, chart(waste, steps, shares, shares=True)),
-    ]

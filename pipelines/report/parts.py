@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pipelines.report.figures import funnel_bars
 from pipelines.report.table import points, signed_points
+from pipelines.report.text import shown
 
 _PREFIXES = {"dropped": "dropped: ", "quarantined": "quarantined: "}
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -18,11 +19,21 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Chart:
-    """A titled picture; ``svg`` is markup."""
+    """A titled picture.
+
+    Attributes:
+        title: For people.
+        svg: Markup.
+        wide: Whether it takes the whole width.
+        narrow: The same picture for a narrow screen, on which a wide one's text is too small.
+        note: How to read it.
+    """
 
     title: str
     svg: str
     wide: bool = False
+    narrow: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,12 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"points": points, "signed_points": signed_points, "markup": Markup}
+    templates.filters |= {
+        "points": points,
+        "signed_points": signed_points,
+        "markup": Markup,
+        "shown": shown,
+    }
     return templates.get_template(template).render(values)
 
 

@@ -88,13 +88,13 @@ def train_asynchronously(
     run, training = task.run, task.run.config.training
     checkpoint = load_checkpoint(run.run_folder, run.first_step)
     stepper = stepper_factory(task, checkpoint, Alone())
-    gate = _Gate(task, parameters, checkpoint, reporter)
     reporter.ready()
     meter = Meter(reporter)
+    gate = _Gate(task, parameters, checkpoint, reporter, meter)
     for work in meter.timed(feed):
         gate.wait_for(work.index)
         rate = learning_rate(work.index, run.last_step, training)
-        loss, staleness = _update(stepper, parameters, work, rate)
+        loss, staleness = _update(stepper, parameters, work, rate, meter)
         meter.step_done(work, loss, rate, staleness)
     gate.finish()
 
@@ -116,13 +116,16 @@ def _fence(run: TrainingRun, step: int) -> int:
 
 
 def _update(
-    stepper: Stepper, parameters: Parameters, work: StepWork, rate: float
+    stepper: Stepper, parameters: Parameters, work: StepWork, rate: float, meter: Meter
 ) -> tuple[float, int]:
     """One update; returns its loss, and how many others came between pull and push."""
-    weights, pulled = parameters.pull()
-    loss, gradients = stepper.gradients(work, weights)
+    with meter.communication():
+        weights, pulled = parameters.pull()
+    with meter.arithmetic():
+        loss, gradients = stepper.gradients(work, weights)
     check_finite(work.index, loss)
-    pushed = parameters.push(work.index, gradients, rate)
+    with meter.communication():
+        pushed = parameters.push(work.index, gradients, rate)
     return loss, pushed - 1 - pulled
 
 
@@ -138,9 +141,11 @@ class _Gate:
         parameters: Parameters,
         checkpoint: Checkpoint,
         reporter: Reporter,
+        meter: Meter,
     ) -> None:
         self._task = task
         self._reporter = reporter
+        self._meter = meter
         self._parameters = parameters
         self._spec = checkpoint.spec
         self._known = Progress(applied=task.run.first_step, saved=task.run.first_step)
@@ -163,7 +168,8 @@ class _Gate:
         between = filter(run.is_checkpointed, range(self._known.saved + 1, last))
         for step in (*between, last) if last > self._known.saved else ():
             self._await(applied=step)
-            weights, moments = self._parameters.state()
+            with self._meter.communication():
+                weights, moments = self._parameters.state()
             saved = Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)
             save_checkpoint(run.run_folder, saved, run.config.training.keep_checkpoints)
             self._parameters.mark_saved(step)
@@ -177,7 +183,7 @@ class _Gate:
         seconds = self._task.run.config.training.stall_seconds
         moved, pause = time.monotonic(), _FIRST_PAUSE
         while self._known.saved < saved or self._known.applied < applied:
-            with self._reporter.waiting():
+            with self._reporter.waiting(), self._meter.communication():
                 before, self._known = self._known, self._parameters.progress()
                 if self._known != before:
                     moved, pause = time.monotonic(), _FIRST_PAUSE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -42,3 +43,37 @@ class Alone:
     def gather(self, tensor: Any) -> Any:
         """The tensor itself."""
         return tensor
+
+
+class Timed:
+    """An exchange with a clock.
+
+    What a worker waits for slower ones inside of an operation counts too: it is the price of
+    working in step. Operations that only queue work, as a GPU's do, are not timed by this.
+
+    Args:
+        exchange: What moves the tensors, operation by operation.
+
+    Attributes:
+        seconds: In all operations so far.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.rank = exchange.rank
+        self.workers = exchange.workers
+        self.seconds = 0.0
+
+    def mean(self, tensors: Sequence[Any]) -> list[Any]:
+        """See :meth:`Exchange.mean`."""
+        began = time.perf_counter()
+        means = self._exchange.mean(tensors)
+        self.seconds += time.perf_counter() - began
+        return means
+
+    def gather(self, tensor: Any) -> Any:
+        """See :meth:`Exchange.gather`."""
+        began = time.perf_counter()
+        joined = self._exchange.gather(tensor)
+        self.seconds += time.perf_counter() - began
+        return joined

@@ -6,7 +6,8 @@ alone, it is complete when all of its granules are accounted for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,11 @@ class StepRecord:
         seconds: Since the worker's first step began, at the end of this one.
         staleness: Updates between the parameters that the gradient was computed on and those
             that it was applied to; None where they are the same by construction.
+        rank: Of the worker; None where a record stands for all of them.
+        worked: Seconds of arithmetic and communication; None where they are not measured.
+        communicated: Seconds of these that numbers travelled, or that the worker waited for what
+            others did; None where they cannot be told from arithmetic.
+        took: Seconds from the end of the worker's step before to the end of this one.
     """
 
     step: int
@@ -41,6 +47,10 @@ class StepRecord:
     waited: float
     seconds: float
     staleness: int | None = None
+    rank: int | None = None
+    worked: float | None = None
+    communicated: float | None = None
+    took: float = 0.0
 
 
 class Ledger:
@@ -144,6 +154,7 @@ class Ledger:
         tokens = sum(record.tokens for record in records)
         ages = [record.staleness for record in records if record.staleness is not None]
         staleness = _staleness(ages)
+        workers = self._workers_of(records)
         line = {
             "step": self._next,
             "epoch": records[-1].epoch,
@@ -156,12 +167,62 @@ class Ledger:
             "seconds": self._seconds,
             "staleness_mean": staleness.mean if staleness else 0.0,
             "staleness_max": staleness.most if staleness else 0,
+            **_shares(workers),
+            "workers": workers,
         }
         if self._settled is None:
             self._settled = (self._seconds, len(self._losses))
         self._window_began = self._seconds
         self._window = []
         self._on_line(line)
+
+    def _workers_of(self, records: Sequence[StepRecord]) -> list[dict[str, Any]]:
+        """What each worker did, and where its seconds went; none if that was not measured."""
+        if any(record.rank is None or record.worked is None for record in records):
+            return []
+        ranks = sorted({record.rank for record in records if record.rank is not None})
+        examples = self._run.manifest.granule
+        return [
+            _worker_line(rank, [one for one in records if one.rank == rank], examples)
+            for rank in ranks
+        ]
+
+
+def _worker_line(rank: int, records: Sequence[StepRecord], examples: int) -> dict[str, Any]:
+    """Of one worker: what it did, and seconds, of which the parts add up to the whole.
+
+    Args:
+        rank: Its number.
+        records: Its own, of which all know their ``worked``.
+        examples: Of a granule.
+    """
+    seconds = math.fsum(record.took for record in records)
+    waited = math.fsum(record.waited for record in records)
+    worked = math.fsum(record.worked or 0.0 for record in records)
+    communicated = [one.communicated for one in records if one.communicated is not None]
+    if len(communicated) == len(records):
+        communication = math.fsum(communicated)
+        parts = {"arithmetic": max(0.0, worked - communication), "communication": communication}
+    else:
+        parts = {"arithmetic_and_communication": worked}
+    parts = {"data": waited, **parts, "other": max(0.0, seconds - waited - worked)}
+    return {
+        "rank": rank,
+        "examples": examples * sum(record.granules for record in records),
+        "tokens": sum(record.tokens for record in records),
+        "seconds": round(seconds, 6),
+        **{name: round(part, 6) for name, part in parts.items()},
+    }
+
+
+def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Arithmetic and communication as shares of all workers' time, where they are known."""
+    seconds = max(math.fsum(worker["seconds"] for worker in workers), 1e-9)
+    return {
+        part: math.fsum(worker[part] for worker in workers) / seconds
+        for part in ("arithmetic", "communication")
+        if workers and all(part in worker for worker in workers)
+    }
 
 
 def _staleness(ages: Sequence[int]) -> Staleness | None:

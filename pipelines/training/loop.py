@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from pipelines.encoder.weights import Weights
@@ -28,6 +29,15 @@ class Stepper(Protocol):
     """
 
     sharded: bool
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """Seconds that its steps have spent in the exchange so far, waiting for others included.
+
+        None where that cannot be told from arithmetic: a library moves parameters while it
+        computes, or a GPU only queues what it is given, and is not stopped to be timed.
+        """
+        ...
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
@@ -127,7 +137,8 @@ class SharedSteps:
         """
         run, stepper = self._task.run, self._stepper
         rate = learning_rate(work.index, run.last_step, run.config.training)
-        loss = stepper.step(work, rate)
+        with self._meter.step(stepper):
+            loss = stepper.step(work, rate)
         check_finite(work.index, loss)
         self._meter.step_done(work, loss, rate)
         done = work.index + 1
@@ -163,14 +174,18 @@ def check_finite(step: int, loss: float) -> None:
 class Meter:
     """Measures a worker's steps, and tells the driver of each.
 
+    What happens after a step, such as writing its checkpoint, is time of the worker's next one.
+
     Args:
         reporter: The line to the driver.
     """
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._began = time.monotonic()
+        self._began = self._ended = time.monotonic()
         self._waited = 0.0
+        self._worked = 0.0
+        self._communicated: float | None = 0.0
 
     def timed(self, feed: Iterator[StepWork]) -> Iterator[StepWork]:
         """Passes the feed on, and measures how long each step's granules took to come."""
@@ -182,10 +197,40 @@ class Meter:
                 return
             yield work
 
+    @contextmanager
+    def step(self, stepper: Stepper) -> Iterator[None]:
+        """While a stepper makes a step: arithmetic, but for what it spends in its exchange."""
+        before = stepper.exchange_seconds
+        with self.arithmetic():
+            yield
+        after = stepper.exchange_seconds
+        if before is None or after is None or self._communicated is None:
+            self._communicated = None
+        else:
+            self._communicated += after - before
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """While the worker computes."""
+        began = time.monotonic()
+        yield
+        self._worked += time.monotonic() - began
+
+    @contextmanager
+    def communication(self) -> Iterator[None]:
+        """While the worker moves numbers, or waits for what others do."""
+        began = time.monotonic()
+        yield
+        seconds = time.monotonic() - began
+        self._worked += seconds
+        if self._communicated is not None:
+            self._communicated += seconds
+
     def step_done(
         self, work: StepWork, loss: float, rate: float, staleness: int | None = None
     ) -> None:
         """Reports a step."""
+        now = time.monotonic()
         self._reporter.step_done(
             StepRecord(
                 step=work.index,
@@ -196,7 +241,11 @@ class Meter:
                 tokens=sum(granule.tokens for granule in work.granules),
                 slots=sum(granule.slots for granule in work.granules),
                 waited=self._waited,
-                seconds=time.monotonic() - self._began,
+                seconds=now - self._began,
                 staleness=staleness,
+                worked=self._worked,
+                communicated=self._communicated,
+                took=now - self._ended,
             )
         )
+        self._ended, self._worked, self._communicated = now, 0.0, 0.0

@@ -289,7 +289,8 @@ class Monitor:
                         return  # Other workers may be making this step again.
                     # A worker counts from its own beginning, the ledger from the first worker's.
                     seconds = record["seconds"] + worker.behind
-                    self._ledger.add(StepRecord(**record | {"seconds": seconds}))
+                    known = {"seconds": seconds, "rank": worker.rank}
+                    self._ledger.add(StepRecord(**record | known))
         except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             self._shared.broken = error
 

@@ -68,20 +68,24 @@ def train_in_rounds(
     reporter.ready()
     meter = Meter(reporter)
     steps = meter.timed(feed)
-    before = rounds.pull(run.first_step)
+    with meter.communication():
+        before = rounds.pull(run.first_step)
     for end in round_ends(run):
         granules = 0
         for work in steps:
             rate = learning_rate(work.index, run.last_step, training)
-            loss = stepper.step(work, rate)
+            with meter.arithmetic():
+                loss = stepper.step(work, rate)
             check_finite(work.index, loss)
             meter.step_done(work, loss, rate)
             granules += len(work.granules)
             if work.index + 1 == end:
                 break
         after = state_of(stepper.checkpoint(end))
-        rounds.push(end, {name: before[name] - after[name] for name in after}, granules)
-        with reporter.waiting():
+        deltas = {name: before[name] - after[name] for name in after}
+        with meter.communication():
+            rounds.push(end, deltas, granules)
+        with reporter.waiting(), meter.communication():
             before = rounds.pull(end)
         mean = checkpoint_of(before, end, first)
         stepper.load(mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -20,9 +21,23 @@ from pipelines.settings import Config
 from pipelines.training.checkpoint import checkpoint_steps
 from pipelines.training.run import TrainingRun
 
+logger = logging.getLogger(__name__)
+
 # What a folder must hold to be taken for a run, and all else that a run writes.
 _OF_A_RUN = ("config.yaml", "environment.json", "checkpoints")
-_LATER_OF_A_RUN = ("metrics.jsonl", "metrics.json", "report.html", "start", "model")
+_LATER_OF_A_RUN = (
+    "metrics.jsonl",
+    "metrics.json",
+    "evaluations.jsonl",
+    "promotion.json",
+    "samples.json",
+    "report.html",
+    "start",
+    "model",
+    "evaluation",
+    "tracking",
+    "tensorboard",
+)
 _LIBRARIES = (
     "pyspark",
     "tensorflow",
@@ -33,6 +48,8 @@ _LIBRARIES = (
     "flask",
     "werkzeug",
     "torch",
+    "mlflow",
+    "tensorboardX",
     "numpy",
     "pyarrow",
 )
@@ -47,28 +64,48 @@ def open_run_folder(
         InputError: It holds a run already and the settings do not say what to do with it, or
             a run that cannot be resumed with these settings.
     """
-    folder = Path(config.run.folder).absolute()
-    has_run = all((folder / name).exists() for name in _OF_A_RUN)
-    if folder.exists() and not has_run and any(folder.iterdir()):
-        raise InputError("run.folder", f"{folder} holds other files", "name an empty folder")
+    folder, has_run = check_run_folder(config)
     if has_run and config.training.resume:
         _check_same_run(folder, plan, manifest)
-        _check_not_finished(folder, last_step)
-    elif has_run and config.run.overwrite:
+        _tell_if_finished(folder, last_step)
+    elif has_run:
         for name in (*_OF_A_RUN, *_LATER_OF_A_RUN):
             _delete(folder / name)
-    elif has_run:
-        raise InputError(
-            "run.folder",
-            f"{folder} holds a run already",
-            "set training.resume or run.overwrite to true, or name another folder",
-        )
     for torn in folder.glob("checkpoints/.*.part"):
         shutil.rmtree(torn)
     storage.write_json(folder / "checkpoints" / "plan.json", _identity(plan, manifest))
     storage.write_text(folder / "config.yaml", configuration.dump(config))
     storage.write_json(folder / "environment.json", environment())
     return folder
+
+
+def check_run_folder(config: Config) -> tuple[Path, bool]:
+    """Looks at what can be known of the run folder before there are lanes; changes nothing.
+
+    Returns:
+        The folder, and whether it holds a run, which is then to be resumed or overwritten.
+
+    Raises:
+        InputError: It holds other files, or a run, and the settings do not say what to do with it.
+    """
+    folder = Path(config.run.folder).absolute()
+    has_run = all((folder / name).exists() for name in _OF_A_RUN)
+    if folder.exists() and not has_run and not _is_barely_begun(folder):
+        raise InputError("run.folder", f"{folder} holds other files", "name an empty folder")
+    if has_run and not (config.training.resume or config.run.overwrite):
+        raise InputError(
+            "run.folder",
+            f"{folder} holds a run already",
+            "set training.resume or run.overwrite to true, or name another folder",
+        )
+    return folder, has_run
+
+
+def _is_barely_begun(folder: Path) -> bool:
+    """Whether a folder is empty, or holds a run that was killed while its files were written."""
+    names = {path.name for path in folder.iterdir() if not path.name.endswith(".part")}
+    begun = (folder / "checkpoints" / "plan.json").is_file() and names <= set(_OF_A_RUN)
+    return begun or not names
 
 
 def _identity(plan: BatchPlan, manifest: LaneManifest) -> dict[str, Any]:
@@ -93,14 +130,14 @@ def _check_same_run(folder: Path, plan: BatchPlan, manifest: LaneManifest) -> No
             )
 
 
-def _check_not_finished(folder: Path, last_step: int) -> None:
-    """Refuses to resume what is done; a run without its model is not."""
+def _tell_if_finished(folder: Path, last_step: int) -> None:
+    """Says that nothing is left to do, which is no error: a scheduler may ask for a run twice."""
     made = max(checkpoint_steps(folder), default=0)
-    if made >= last_step and (folder / "model").is_dir():
-        raise InputError(
-            "training.resume",
-            f"the run has made {made} steps already",
-            "raise training.max_steps or training.epochs, or name another run.folder",
+    if made >= last_step:
+        logger.info(
+            "the run has made its %d steps already; for more of them, "
+            "raise training.max_steps or training.epochs",
+            made,
         )
 
 

@@ -39,6 +39,7 @@ class ShardedStepper(ABC):
     """
 
     sharded = True
+    exchange_seconds: float | None = None
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, exchange: Exchange) -> None:
         config = task.run.config

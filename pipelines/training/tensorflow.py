@@ -20,7 +20,7 @@ from pipelines.objectives import configured_loss, spans_steps
 from pipelines.settings import TrainingSettings
 from pipelines.training.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.checkpoint import Checkpoint
-from pipelines.training.exchange import Exchange
+from pipelines.training.exchange import Exchange, Timed
 from pipelines.training.feed import StepWork
 from pipelines.training.precision import with_precision
 from pipelines.training.run import WorkerTask
@@ -67,6 +67,9 @@ class TensorFlowStepper:
         on_gpu = bool(tf.config.list_physical_devices("GPU"))
         self._training = with_precision(config.training, on_gpu=on_gpu)
         self._exchange = exchange
+        self._timed = Timed(exchange)
+        self._mean_seconds = 0.0
+        self._on_gpu = on_gpu
         self._loss = configured_loss(config.objective, "tensorflow")
         self._sides = task.run.sides
         self._across_granules = spans_steps(config.objective)
@@ -102,17 +105,23 @@ class TensorFlowStepper:
         """Gives TensorFlow its threads, which it takes before its first operation only."""
         configure_threads(settings.threads)
 
+    @property
+    def exchange_seconds(self) -> float | None:
+        """Seconds in the exchange so far; None on a GPU, which only queues what it is given."""
+        return None if self._on_gpu else self._mean_seconds + self._timed.seconds
+
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
         number = float(work.index + 1)
-        mean_loss = self._update(
+        mean_loss, seconds = self._update(
             gradients,
             loss,
             tf.constant(learning_rate, tf.float32),
             tf.constant(BETA_1**number, tf.float32),
             tf.constant(BETA_2**number, tf.float32),
         )
+        self._mean_seconds += float(seconds)
         return float(mean_loss)
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
@@ -172,7 +181,7 @@ class TensorFlowStepper:
         Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
         """
         inputs = [self._inputs(granule, work.epoch) for granule in work.granules]
-        exchange = self._exchange
+        exchange = self._timed
         loss, pulls = self._embedding_gradients(
             [
                 exchange.gather(tf.concat([self._embed(texts) for texts in side], 0))
@@ -244,15 +253,23 @@ class TensorFlowStepper:
         rate: tf.Tensor,
         beta_1_power: tf.Tensor,
         beta_2_power: tf.Tensor,
-    ) -> tf.Tensor:
-        """AdamW with clipping by the global norm, in the fused kernel; returns the mean loss.
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """AdamW with clipping by the global norm, in the fused kernel.
+
+        Returns:
+            The mean loss, and the seconds that the exchange took.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
         arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before
         the bias correction of the second moment, so it is given epsilon times that correction,
         which makes the update the one of the paper.
         """
-        *gradients, loss = self._exchange.mean([*gradients, loss])
+        # The exchange is part of the graph, and so are the looks at the clock.
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            *gradients, loss = self._exchange.mean([*gradients, loss])
+        with tf.control_dependencies([*gradients, loss]):
+            seconds = tf.timestamp() - began
         clip = self._training.clip_norm
         if clip:
             gradients, _ = tf.clip_by_global_norm(gradients, clip)
@@ -272,7 +289,7 @@ class TensorFlowStepper:
                 epsilon=EPSILON * tf.sqrt(1 - beta_2_power),
                 grad=gradient,
             )
-        return loss
+        return loss, seconds
 
 
 def _add(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]) -> list[tf.Tensor]:

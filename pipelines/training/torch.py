@@ -20,7 +20,7 @@ from pipelines.settings import TrainingSettings
 from pipelines.training.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.devices import worker_device
-from pipelines.training.exchange import Exchange
+from pipelines.training.exchange import Exchange, Timed
 from pipelines.training.feed import StepWork
 from pipelines.training.precision import with_precision
 from pipelines.training.run import WorkerTask
@@ -51,7 +51,7 @@ class TorchStepper:
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, exchange: Exchange) -> None:
         config = task.run.config
         self._spec = checkpoint.spec
-        self._exchange = exchange
+        self._exchange = Timed(exchange)
         self._loss = configured_loss(config.objective, "torch")
         self._sides = task.run.sides
         self._across_granules = spans_steps(config.objective)
@@ -82,6 +82,11 @@ class TorchStepper:
     def prepare_process(settings: TrainingSettings) -> None:
         """Gives PyTorch its threads."""
         configure_threads(settings.threads)
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """Seconds in the exchange so far; None on a GPU, which only queues what it is given."""
+        return None if self._device.type == "cuda" else self._exchange.seconds
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""

@@ -32,6 +32,10 @@ class ForkEngine:
         """None."""
         return 0
 
+    def conf_rules(self, config):
+        """None."""
+        return ()
+
     def check(self, session, config):
         """Nothing can be missing."""
 

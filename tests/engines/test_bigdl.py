@@ -300,6 +300,15 @@ def test_a_session_without_the_jars_is_refused(conf, on_driver, key):
     jars.check_class_paths({"spark.jars": "a,hdfs:/bigdl-dllib.jar"}, on_driver=True)
 
 
+def test_folders_on_the_class_path_are_looked_into_where_they_are_here(tmp_path):
+    conf = {"spark.executor.extraClassPath": f"/mine.jar:{tmp_path}/*"}
+    with pytest.raises(EngineUnavailable, match=r"spark\.executor\.extraClassPath"):
+        jars.check_class_paths(conf, on_driver=True)
+    (tmp_path / "bigdl-dllib-spark.jar").touch()
+    jars.check_class_paths(conf, on_driver=True)
+    jars.check_class_paths({"spark.executor.extraClassPath": "/nowhere/here/*"}, on_driver=True)
+
+
 MINILM = EncoderSpec(vocabulary=30522, layers=6, hidden=384, heads=12, intermediate=1536)
 
 

@@ -122,9 +122,11 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
     assert [line["loss"] for line in lines] == list(outcome.losses)
     assert all(0 <= line["padding"] < 1 and line["examples_per_second"] > 0 for line in lines)
     assert checkpoint_steps(run.run_folder) == [0, 10, 20, STEPS]
+    check_times(lines, contestant)
 
     assert (outcome.staleness is None) == (run.config.training.mode == "sync")
 
+    start = load_checkpoint(run.run_folder, 20).weights
     losses, whole = outcome.losses[20:], load_checkpoint(run.run_folder, STEPS).weights
     shutil.rmtree(checkpoint_path(run.run_folder, STEPS))
     if not contestant.repeats:
@@ -137,9 +139,26 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
     again = made.train(spark, resumed(run, 20), lines.append)
     np.testing.assert_allclose(again.losses, losses, rtol=1e-4)
     rest = load_checkpoint(run.run_folder, STEPS).weights
-    for name, weight in whole.items():
-        np.testing.assert_allclose(rest[name], weight, atol=5e-5, err_msg=name)
+    # AdamW moves a weight whose gradient is but rounding as far as any: all of them are compared.
+    apart, moved = distance(rest, whole), distance(start, whole)
+    assert apart < 1e-3 * moved
     wait_until_gone(before, ports)
+
+
+def distance(weights, others):
+    return np.linalg.norm([np.linalg.norm(weights[name] - others[name]) for name in others])
+
+
+def check_times(lines, contestant):
+    """Workers tell where their time went, if a loop of ours made their steps."""
+    assert all(bool(line["workers"]) == contestant.watched for line in lines)
+    for worker in (worker for line in lines for worker in line["workers"]):
+        told = {"rank", "examples", "tokens", "seconds"}
+        parts = {name: seconds for name, seconds in worker.items() if name not in told}
+        assert min(parts.values()) >= 0
+        assert sum(parts.values()) == pytest.approx(worker["seconds"], abs=1e-3)
+        is_whole = contestant.training.get("sharding", "none") == "none"
+        assert ("communication" in parts) == is_whole
 
 
 def with_training(run, **settings):

@@ -2,10 +2,12 @@
 
 import pytest
 
-from pipelines.engines.distributor import check_conf
+from pipelines.engines.conf import refuse_unfit
+from pipelines.engines.distributor import distributor_rules
 from pipelines.errors import EngineUnavailable
 
 IGNORE = "pytorch.spark.distributor.ignoreSsl"
+RULES = distributor_rules(IGNORE)
 
 
 @pytest.mark.parametrize(
@@ -19,10 +21,10 @@ IGNORE = "pytorch.spark.distributor.ignoreSsl"
 )
 def test_a_conf_that_does_not_fit_is_named(key, value):
     with pytest.raises(EngineUnavailable, match=key):
-        check_conf({key: value}, "torch", IGNORE)
+        refuse_unfit({key: value}, "torch", RULES)
 
 
 def test_a_conf_that_fits_passes():
-    check_conf({}, "torch", IGNORE)
-    check_conf({"spark.ssl.enabled": "true", IGNORE: "true"}, "torch", IGNORE)
-    check_conf({"spark.task.resource.gpu.amount": "1"}, "torch", IGNORE)
+    refuse_unfit({}, "torch", RULES)
+    refuse_unfit({"spark.ssl.enabled": "true", IGNORE: "true"}, "torch", RULES)
+    refuse_unfit({"spark.task.resource.gpu.amount": "1"}, "torch", RULES)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from pyspark import SparkConf
 from strangers import approach, tells_nothing
 
 from pipelines.engines import engine
@@ -165,7 +166,9 @@ def test_too_few_slots_and_speculation_are_refused(spark, make_run):
     with pytest.raises(EngineUnavailable, match=r"training\.workers: .* 50 tasks at once"):
         engine("elephas").check(spark, run.config)
     engine("elephas").check(spark, make_run(2).config)
-    speculating = SimpleNamespace(getConf=lambda: {"spark.speculation": "true"})
+    speculating = SimpleNamespace(
+        getConf=lambda: SparkConf(loadDefaults=False).set("spark.speculation", "true")
+    )
     with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
         engine("elephas").check(SimpleNamespace(sparkContext=speculating), run.config)
 

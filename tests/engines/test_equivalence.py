@@ -56,12 +56,13 @@ def with_step_negatives(run):
     return type(run)(**(vars(run) | {"config": config}))
 
 
-def test_pytorch_with_dropout_and_negatives_of_the_whole_step(spark, make_run):
+@pytest.mark.parametrize("name", ["torch", "bigdl"])
+def test_pytorch_with_dropout_and_negatives_of_the_whole_step(spark, make_run, name):
     settings = {"dropout": 0.1, "framework": "torch"}
     alone = make_run(12, "reference", workers=1, **settings)
     together = make_run(12, workers=2, **settings)
     expected = curve(spark, with_step_negatives(alone), "local")
-    ours = curve(spark, with_step_negatives(together), "torch")
+    ours = curve(spark, with_step_negatives(together), name)
     np.testing.assert_allclose(ours, expected, rtol=1e-3)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from contestants import WITH_HOROVOD
+from pyspark import SparkConf
 from strangers import tells_nothing, visit
 from test_contract import connections, listening, started, wait_until_gone
 
@@ -308,6 +309,8 @@ def test_without_horovod_the_way_to_it_is_named(make_run, monkeypatch):
 
 def test_speculation_is_refused(make_run, monkeypatch):
     monkeypatch.setattr("pipelines.engines.horovod.engine.find_spec", lambda name: "found")
-    speculating = SimpleNamespace(getConf=lambda: {"spark.speculation": "true"})
+    speculating = SimpleNamespace(
+        getConf=lambda: SparkConf(loadDefaults=False).set("spark.speculation", "true")
+    )
     with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
         engine("horovod").check(SimpleNamespace(sparkContext=speculating), make_run(2).config)

@@ -1,11 +1,10 @@
 """What BigDL's Orca is asked, and what it leaves open."""
 
-import numpy as np
 import psutil
 import pytest
-from test_equivalence import curve, with_step_negatives
 
-from pipelines.engines.bigdl.orca import check_conf, train_with_orca
+from pipelines.engines.bigdl.orca import ORCA_RULES, train_with_orca
+from pipelines.engines.conf import refuse_unfit
 from pipelines.errors import EngineUnavailable
 
 pytest.importorskip("bigdl", reason="BigDL is not installed")
@@ -22,20 +21,11 @@ pytest.importorskip("bigdl", reason="BigDL is not installed")
 )
 def test_a_conf_that_does_not_fit_is_named(key, value):
     with pytest.raises(EngineUnavailable, match=key):
-        check_conf({key: value})
+        refuse_unfit({key: value}, "bigdl", ORCA_RULES)
 
 
 def test_a_conf_that_fits_passes():
-    check_conf({"spark.speculation": "false", "spark.task.cpus": "1"})
-
-
-def test_its_steps_have_dropout_and_negatives_of_the_whole_step(spark, make_run):
-    settings = {"dropout": 0.1, "framework": "torch", "feed": "memory"}
-    alone = make_run(12, "reference", workers=1, **settings)
-    together = make_run(12, workers=2, **settings)
-    expected = curve(spark, with_step_negatives(alone), "local")
-    ours = curve(spark, with_step_negatives(together), "bigdl")
-    np.testing.assert_allclose(ours, expected, rtol=1e-3)
+    refuse_unfit({"spark.speculation": "false", "spark.task.cpus": "1"}, "bigdl", ORCA_RULES)
 
 
 def test_the_driver_listens_at_the_address_of_the_session_alone(spark, make_run):

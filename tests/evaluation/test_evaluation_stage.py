@@ -5,7 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config import parse
-from pipelines.evaluation.stage import evaluate
+from pipelines.errors import InputError
+from pipelines.evaluation.stage import Names, evaluate
 
 
 @pytest.fixture
@@ -32,7 +33,9 @@ def test_measures_what_is_asked_for(spark, prepared, minilm) -> None:
         "evaluation": {"similarity": [str(prepared / "dev.parquet")]},
     }
     figures = evaluate(spark, parse(settings), minilm)
-    assert list(figures) == ["retrieval", "dev"]
+    assert list(figures) == ["retrieval", "geometry", "dev"]
+    assert figures["geometry"]["pairs"] == 3
+    assert 0 < figures["geometry"]["alignment"] < 2
     assert figures["retrieval"] == {
         "queries": 3,
         "documents": 3,
@@ -49,6 +52,26 @@ def test_leaves_out_what_is_not_there(spark, prepared, minilm) -> None:
     assert evaluate(spark, parse(elsewhere), minilm) == {}
     unwanted = {
         "prepared": {"folder": str(prepared / "prepared")},
-        "evaluation": {"retrieval": False},
+        "evaluation": {"retrieval": False, "geometry": False},
     }
     assert evaluate(spark, parse(unwanted), minilm) == {}
+
+
+def test_every_evaluation_has_a_name_of_its_own() -> None:
+    wanted = parse(
+        {
+            "evaluation": {
+                "similarity": ["a/dev.csv", "b/test.csv"],
+                "classification": ["a/dev.parquet"],
+                "retrieval_sets": ["sets/scifact", "sets/scifact/qrels/train.tsv", "sets/test"],
+            }
+        }
+    ).evaluation
+    assert Names.of(wanted) == Names(
+        ["a/dev.csv", "b/test.csv"],
+        ["a/dev.parquet"],
+        ["scifact", "scifact-train", "sets/test"],
+    )
+    twice = wanted.model_copy(update={"similarity": ("x.csv",), "classification": ("x.csv",)})
+    with pytest.raises(InputError, match=r"evaluation: x.csv is named twice"):
+        Names.of(twice)

@@ -8,12 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import InputError
-from pipelines.evaluation.similarity import (
-    correlations,
-    evaluate_similarity,
-    file_names,
-    scored_pairs,
-)
+from pipelines.evaluation.pairs import file_names
+from pipelines.evaluation.similarity import correlations, evaluate_similarity, scored_pairs
 
 COLUMNS = ("left", "right", "likeness")
 PAIRS = [

@@ -11,7 +11,8 @@ from pipelines import storage
 from pipelines.corpus.funnel import FunnelLine, level_lines
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import plan_segments
-from pipelines.report.corpus import MOST_CHARACTERS, shown, text_level, write_corpus_report
+from pipelines.report.corpus import text_level, write_corpus_report
+from pipelines.report.text import MOST_CHARACTERS, shown
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 HOSTILE = "</li><script>alert('a')</script>\u202egnp.exe\u2066 \ud800 \x00<img src=x onerror=b>"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.report.figures import compare, funnel_bars, read_metrics, smoothed, thinned
+from pipelines.report.figures import compare, funnel_bars, read_lines, smoothed, thinned
 
 FINITE = st.floats(-1e6, 1e6)
 
@@ -63,10 +63,10 @@ def test_thinning_keeps_the_sum(values: list[float], most: int) -> None:
 def test_half_a_last_line_is_dropped_but_no_other(tmp_path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"ste', encoding="utf-8")
-    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    assert read_lines(path) == [{"step": 1}, {"step": 2}]
     path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n', encoding="utf-8")
     with pytest.raises(json.JSONDecodeError):
-        read_metrics(path)
+        read_lines(path)
 
 
 def test_funnel_bars_hang_from_what_is_left() -> None:

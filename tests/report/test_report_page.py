@@ -4,12 +4,25 @@ import json
 from html.parser import HTMLParser
 
 import pytest
+from made_runs import made_samples
 
 from pipelines import storage
-from pipelines.config import dump, load
-from pipelines.corpus.funnel import level_lines
 from pipelines.report.page import write_report
+from pipelines.report.text import shown
 
+HEADINGS = [
+    "Evaluation",
+    "A map of held-out pairs",
+    "Nearest documents of a few queries",
+    "Training",
+    "Where the time went",
+    "Corpus",
+    "Settings",
+    "Environment",
+]
+HOSTILE = (
+    "</title><script>alert('a')</script>\u202egnp.exe \x00<img src=x onerror=b> 👩\u200d👧 يقول"
+)
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 
 
@@ -19,15 +32,18 @@ class Reader(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.seen: list[str] = []
         self.words: list[str] = []
         self.headings: list[str] = []
         self.ids: list[str] = []
         self.addresses: list[str] = []
 
     def handle_starttag(self, tag, attrs) -> None:
+        self.seen.append(tag)
         if tag not in VOID:
             self.open.append(tag)
         for name, value in attrs:
+            assert not name.startswith("on")
             if name in ("src", "href", "xlink:href", "action"):
                 self.addresses.append(value)
             if name == "id":
@@ -37,7 +53,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data) -> None:
-        if self.open and self.open[-1] == "h2":
+        if self.open and self.open[-1] == "h2" and data.strip():
             self.headings.append(data.strip())
         self.words.append(data.strip())
 
@@ -49,53 +65,11 @@ def read(path) -> Reader:
     return reader
 
 
-@pytest.fixture
-def run(tmp_path):
-    folder = tmp_path / "first-run"
-    folder.mkdir()
-    storage.write_text(folder / "config.yaml", dump(load(None, ["training.workers=2"])))
-    storage.write_json(folder / "environment.json", {"python": "3.11.7", "host <b>": "a & b"})
-    lines = [
-        {
-            "step": 10 * (place + 1),
-            "epoch": 0,
-            "loss": 2.0 / (place + 1),
-            "learning_rate": 1e-5,
-            "examples_per_second": 50.0 + place,
-            "tokens_per_second": 1500.0,
-            "padding": 0.1,
-            "data_wait": 0.02,
-            "seconds": float(place),
-            "staleness_mean": 0.0,
-            "staleness_max": 0,
-        }
-        for place in range(12)
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    storage.write_text(folder / "metrics.jsonl", text)
-    figures = {
-        "before": {"retrieval": {"queries": 5, "documents": 9, "mrr@10": 40.0}},
-        "after": {"retrieval": {"queries": 5, "documents": 9, "mrr@10": 38.75}},
-        "training": {
-            "steps": 120,
-            "examples": 15360,
-            "seconds": 3725.0,
-            "examples_per_second": 55.5,
-            "final_loss": 0.16667,
-        },
-    }
-    storage.write_json(folder / "metrics.json", figures)
-    funnel = level_lines("rows", ("read", 1200), {"<too short>": 200}, {"for pairs": 1000})
-    path = tmp_path / "prepared" / "corpus" / "funnel.json"
-    storage.write_json(path, [line.as_json() for line in funnel])
-    return folder
-
-
 def test_shows_everything_there_is(run) -> None:
     path = write_report(run, run.parent / "prepared")
     assert path == run / "report.html"
     page = read(path)
-    assert page.headings == ["Evaluation", "Training", "Corpus", "Settings", "Environment"]
+    assert page.headings == HEADINGS
     for words in (
         "first-run",
         "Trained by tensorflowonspark (sync, tensorflow) on 2 workers",
@@ -133,7 +107,7 @@ def test_needs_nothing_from_elsewhere(run) -> None:
     page = read(write_report(run, run.parent / "prepared"))
     assert all(address.startswith("#") for address in page.addresses)
     text = (run / "report.html").read_text(encoding="utf-8")
-    assert "<script" not in text
+    assert "fetch(" not in text
     assert "url(http" not in text
     assert "@import" not in text
 
@@ -152,20 +126,23 @@ def test_the_same_run_gives_the_same_page(run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "heading"),
+    ("missing", "headings"),
     [
-        ("first-run/metrics.json", "Evaluation"),
-        ("first-run/metrics.jsonl", "Training"),
-        ("prepared/corpus/funnel.json", "Corpus"),
-        ("first-run/config.yaml", "Settings"),
-        ("first-run/environment.json", "Environment"),
+        ("first-run/metrics.json", {"Evaluation"}),
+        ("first-run/metrics.jsonl", {"Training", "Where the time went"}),
+        ("first-run/samples.json", {HEADINGS[1], HEADINGS[2]}),
+        ("prepared/corpus/funnel.json", {"Corpus"}),
+        ("first-run/config.yaml", {"Settings"}),
+        ("first-run/environment.json", {"Environment"}),
     ],
 )
-def test_leaves_out_what_is_missing(run, missing, heading) -> None:
+def test_leaves_out_what_is_missing(run, missing, headings) -> None:
     (run.parent / missing).unlink()
+    # Charts take their time.
+    (run / "metrics.jsonl").unlink(missing_ok=True)
     page = read(write_report(run, run.parent / "prepared"))
-    assert heading not in page.headings
-    assert len(page.headings) == 4
+    headings = headings | {"Training", "Where the time went"}
+    assert page.headings == [name for name in HEADINGS if name not in headings]
 
 
 def test_a_run_that_has_just_begun(tmp_path) -> None:
@@ -177,4 +154,109 @@ def test_a_run_that_has_just_begun(tmp_path) -> None:
 def test_one_line_and_losses_that_are_no_numbers(run) -> None:
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0]) | {"loss": float("nan")}
     storage.write_text(run / "metrics.jsonl", json.dumps(line) + "\n")
-    assert "Training" in read(write_report(run, run.parent / "prepared")).headings
+    headings = read(write_report(run, run.parent / "prepared")).headings
+    assert headings == HEADINGS
+
+
+def test_a_run_that_was_killed_says_so_and_shows_what_there_is(run) -> None:
+    (run / "model").rmdir()
+    (run / "metrics.json").unlink()
+    (run / "samples.json").unlink()
+    with (run / "metrics.jsonl").open("a") as torn:
+        torn.write('{"step": 1')
+    page = read(write_report(run, run.parent / "prepared"))
+    assert any("its last logged step is 120." in words for words in page.words)
+    assert {"Training", "Where the time went"} <= set(page.headings)
+
+
+def test_a_run_without_an_evaluation_says_so(run) -> None:
+    storage.write_json(run / "metrics.json", {"training": {"steps": 3}})
+    page = read(write_report(run, run.parent / "prepared"))
+    assert any("Nothing has been measured" in words for words in page.words)
+    assert not any("has not finished" in words for words in page.words)
+
+
+def test_hostile_texts_stay_texts(run) -> None:
+    (run / "metrics.jsonl").unlink()
+    samples = made_samples()
+    for pair in samples["pairs"]:
+        pair["texts"] = [HOSTILE, "long " * 400]
+    for query in samples["neighbours"]:
+        query["text"] = query["right"] = HOSTILE
+        query["after"]["documents"][0]["text"] = HOSTILE
+    storage.write_json(run / "samples.json", samples)
+    figures = storage.read_json(run / "metrics.json")
+    figures["after"][HOSTILE] = {HOSTILE: 3.0, "note": "no number", "nested": {"a": 1}}
+    storage.write_json(run / "metrics.json", figures)
+    line = {"step": 10, "evaluation": HOSTILE, "$ndcg$": 3.0}
+    storage.write_text(run / "evaluations.jsonl", json.dumps(line) + "\n")
+    page = read(write_report(run, run.parent / "prepared"))
+    # One script, which is the page's own.
+    assert page.seen.count("script") == 1
+    assert "img" not in page.seen
+    assert page.words.count(shown(HOSTILE)) >= len(samples["neighbours"])
+    raw = (run / "report.html").read_bytes()
+    assert b"\x00" not in raw
+    assert "\u202e" not in raw.decode()
+
+
+def test_the_map_shows_each_pair_twice_and_counts_what_is_found(run) -> None:
+    (run / "metrics.jsonl").unlink()
+    page = read(write_report(run, run.parent / "prepared"))
+    assert page.seen.count("circle") == 2 * 2 * len(made_samples()["pairs"])
+    assert "1 of 6 found first" in page.words
+    assert "5 of 6 found first" in page.words
+    assert any("6 queries, 5 have" in words for words in page.words)
+
+
+def test_a_model_whose_embeddings_are_no_numbers_has_a_page(run) -> None:
+    (run / "metrics.jsonl").unlink()
+    samples = made_samples()
+    for pair in samples["pairs"]:
+        pair["after"] = {"rank": None, "places": [[None, None], [None, None]]}
+        pair["after"] |= {"cosine": None, "strange_cosine": None}
+    storage.write_json(run / "samples.json", samples)
+    assert "0 of 6 found first" in read(write_report(run, run.parent / "prepared")).words
+
+
+def test_evaluations_over_the_steps_are_drawn_whatever_they_measure(run) -> None:
+    (run / "metrics.jsonl").unlink()
+    lines = [
+        {"step": step, "evaluation": name, "pairs": 9, "f1": 50.0 + step, "uniformity": -2.0}
+        for step in (10, 20)
+        for name in ("paraphrases", "held out")
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": None}, {"evaluation": 3}])
+    storage.write_text(run / "evaluations.jsonl", text)
+    page = read(write_report(run, run.parent / "prepared"))
+    titles = [words for words in page.words if words.endswith("over the steps")]
+    assert titles == [
+        "paraphrases over the steps",
+        "paraphrases, Uniformity over the steps",
+        "held out over the steps",
+        "held out, Uniformity over the steps",
+    ]
+    assert {"F1", "Uniformity"} <= set(page.words)
+
+
+def test_workers_that_did_not_measure_their_time_are_told_of(run) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps(line | {"workers": []}) + "\n" for line in lines)
+    storage.write_text(run / "metrics.jsonl", text)
+    page = read(write_report(run, run.parent / "prepared"))
+    assert "Where the time went" in page.headings
+    assert any("does not tell" in words for words in page.words)
+    assert "communication" not in page.words
+
+
+def test_time_that_is_not_told_apart_is_shown_as_one(run) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for worker in line["workers"]:
+            worker["arithmetic_and_communication"] = worker.pop("arithmetic") + worker.pop(
+                "communication"
+            )
+    storage.write_text(run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    page = read(write_report(run, run.parent / "prepared"))
+    assert "arithmetic and communication" in page.words
+    assert "87.5 %" in page.words

@@ -79,6 +79,40 @@ def test_steps_that_are_made_again_by_fewer_workers_count_once():
     assert ledger.begin(9.0) == 5.0
 
 
+def test_a_line_tells_where_each_workers_time_went():
+    lines = []
+    ledger = Ledger(make_run(2, log_every=2), 2, lines.append)
+    for step in range(2):
+        for rank in (1, 0):
+            times = {"worked": 1.0, "communicated": 0.25 * rank, "took": 1.5}
+            ledger.add(record(step, granules=1, rank=rank, **times))
+    known = {"examples": 16, "tokens": 60, "seconds": 3.0, "data": 0.5, "other": 0.5}
+    assert lines[0]["workers"] == [
+        {"rank": 0, "arithmetic": 2.0, "communication": 0.0} | known,
+        {"rank": 1, "arithmetic": 1.5, "communication": 0.5} | known,
+    ]
+    assert (lines[0]["arithmetic"], lines[0]["communication"]) == (3.5 / 6, 0.5 / 6)
+
+
+def test_what_was_not_measured_is_not_told():
+    lines = []
+    ledger = Ledger(make_run(2, log_every=1), 2, lines.append)
+    ledger.add(record(0))
+    for rank in (0, 1):
+        ledger.add(record(1, granules=1, rank=rank, worked=1.0, took=2.0))
+    assert lines[0]["workers"] == []
+    assert not {"arithmetic", "communication"} & (lines[0].keys() | lines[1].keys())
+    assert lines[1]["workers"][1] == {
+        "rank": 1,
+        "examples": 8,
+        "tokens": 30,
+        "seconds": 2.0,
+        "data": 0.25,
+        "arithmetic_and_communication": 1.0,
+        "other": 0.75,
+    }
+
+
 @given(st.randoms(use_true_random=False), st.integers(1, 7), st.integers(0, 30))
 def test_the_order_of_arrival_changes_nothing(chance: random.Random, every: int, first: int):
     def account(records):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,10 +157,13 @@ def _optimizer(trainer: _Trainer, part: Part, state: Checkpoint, data: Any) -> A
 
 
 def decayed_ranges(graph: Graph) -> list[int]:
-    """Begin and end of what is decayed in the vector: matrices, but no biases and norms."""
+    """Begin and end of what is decayed in the vector: matrices, but no biases and norms.
+
+    The lowest comes first.
+    """
     shapes = weight_shapes(graph.spec)
     ranges = []
-    for slot in graph.slots:
+    for slot in sorted(graph.slots, key=lambda slot: slot.start):
         if len(shapes[slot.names[0]]) > 1:
             size = sum(int(np.prod(shapes[name])) for name in slot.names)
             ranges += [slot.start, slot.start + size]
@@ -232,4 +236,7 @@ def _forgotten(graph: Graph, context: SparkContext) -> Iterator[None]:
             made_at = str(rdd.rdd().getCreationSite())
             if number not in before and any(source in made_at for source in _SOURCES):
                 rdd.unpersist()
-        graph.classes.Runs.clean(context._jsc)
+        # Called off if it takes too long, and no more than a warning: the run's own error counts.
+        clean = partial(graph.classes.Runs.clean, context._jsc)
+        with SparkJob(context, "bigdl", "cleaning", "engine bigdl: cleaning", clean):
+            pass

@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics
-from pipelines.engines.bigdl.jars import check_class_paths, class_paths
-from pipelines.engines.bigdl.memory import check_memory
-from pipelines.engines.bigdl.orca import ORCA_NEEDS, check_orca, check_workers_conf, train_with_orca
+from pipelines.engines.bigdl.jars import check_class_paths, class_paths, jars
+from pipelines.engines.bigdl.memory import check_memory, needed_memory
+from pipelines.engines.bigdl.orca import ORCA_NEEDS, ORCA_RULES, check_orca, train_with_orca
+from pipelines.engines.conf import LASTING_WORKERS, ConfRule, refuse_unfit
 from pipelines.engines.jobs import await_slots
 from pipelines.errors import InputError
 from pipelines.objectives import spans_steps
@@ -64,6 +65,17 @@ class BigDLEngine:
         """See :class:`pipelines.engines.base.Engine`."""
         return config.training.workers
 
+    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return _RULES[config.training.framework]
+
+    def submit_conf(self, config: Config) -> dict[str, str]:
+        """See :class:`pipelines.engines.conf.AsksOfSubmit`."""
+        if config.training.framework != "bigdl":
+            return {}
+        # Spark carries them to the executors; a class path would have to be there already.
+        return {"spark.jars": ",".join(map(str, jars())), **needed_memory(config)}
+
     def spark_conf(self, config: Config, conf: Mapping[str, str]) -> dict[str, str]:
         """See :class:`pipelines.engines.base.NeedsConf`."""
         return class_paths(conf) if config.training.framework == "bigdl" else {}
@@ -92,7 +104,7 @@ def _train_with_dllib(
 def _check_dllib(session: SparkSession, config: Config) -> None:
     _check_settings(config)
     conf = dict(session.sparkContext.getConf().getAll())
-    check_workers_conf(conf)
+    refuse_unfit(conf, BigDLEngine.name, _RULES["bigdl"])
     check_class_paths(conf, on_driver=_finds_dllib(session))
     await_slots(session, BigDLEngine.name, config.training)
     check_memory(session, config)
@@ -106,6 +118,7 @@ def _check_orca(session: SparkSession, config: Config) -> None:
     check_orca(session, config)
 
 
+_RULES: Mapping[str, tuple[ConfRule, ...]] = {"bigdl": LASTING_WORKERS, "torch": ORCA_RULES}
 _CHECKS: Mapping[str, Callable[[SparkSession, Config], None]] = {
     "bigdl": _check_dllib,
     "torch": _check_orca,

@@ -32,7 +32,7 @@ def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -
     """
     objective, examples = run.config.objective, run.manifest.granule
     sides = len(run.sides)
-    with quiet():
+    with quiet(context):
         nodes = encoder_nodes(context, spec)
         units = nodes.embeddings if spec.normalise else dllib.Normalize(2.0)(nodes.embeddings)
         granules = dllib.InferReshape([-1, sides * examples, spec.hidden])(units)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,7 +44,7 @@ def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
     return {
         key: os.pathsep.join(filter(None, (conf.get(key), own)))
         for key in CLASS_PATHS
-        if _DLLIB not in conf.get(key, "")
+        if not _brings_dllib(conf.get(key, ""))
     }
 
 
@@ -58,7 +59,7 @@ def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
         EngineUnavailable: With the conf key that brings it.
     """
     everywhere = any(
-        _DLLIB in conf.get(key, "") for key in ("spark.jars", "spark.executor.extraClassPath")
+        _brings_dllib(conf.get(key, "")) for key in ("spark.jars", "spark.executor.extraClassPath")
     )
     if on_driver and (everywhere or in_one_process(conf.get("spark.master"))):
         return
@@ -69,3 +70,16 @@ def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
         "engine bigdl does not find its jars there",
         f"start the session with {CLASS_PATHS[0]} and {CLASS_PATHS[1]} set to {own}",
     )
+
+
+def _brings_dllib(paths: str) -> bool:
+    """Whether dllib is among jars and folders; of an executor's folder nothing can be seen."""
+    return any(
+        _DLLIB in path
+        or (path.endswith("*") and (not (folder := Path(path).parent).is_dir() or _holds(folder)))
+        for path in re.split("[:,]", paths)
+    )
+
+
+def _holds(folder: Path) -> bool:
+    return any(folder.glob(f"{_DLLIB}*.jar"))

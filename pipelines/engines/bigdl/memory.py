@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 MB = 2**20
 EXECUTOR_KEY, DRIVER_KEY = "spark.executor.memory", "spark.driver.memory"
 # What Spark and dllib's classes take by themselves.
-_BASE_MB = 150
-# Copies of all weights, found by the peaks of measured runs: on an executor those of the model, of
-# its broadcast, and the blocks of weights and gradients on their way; in the driver those of the
-# model, of its gradient, of what is sent and of what comes back.
-_EXECUTOR_COPIES, _DRIVER_COPIES = 7, 7
+_EXECUTOR_BASE_MB, _DRIVER_BASE_MB = 150, 250
+# Copies of all weights. On an executor, counted in dllib's way of working: those of the model, of
+# its broadcast, and the blocks of weights and gradients on their way. A run with 87 MB of weights
+# reached 1,911 MB after a collection where this asks for 2,436. In the driver, measured at the end
+# of that run, where the weights come back: 1,120 MB of heap were too few, 1,300 were enough.
+_EXECUTOR_COPIES, _DRIVER_COPIES = 7, 12
 # Arrays as large as a slice: weights, gradient and two moments.
 _SLICE_ARRAYS = 4
 
@@ -68,12 +69,12 @@ def executor_mb(shape: Shape) -> int:
     gradients = 2 * (10 * spec.hidden + 2 * spec.intermediate)
     floats = outputs + gradients + 6 * spec.hidden
     activations = 4 * shape.replicas * shape.texts * shape.tokens * floats / MB
-    return round(_BASE_MB + copies * weights + activations + 8 * PART_TOKENS / MB)
+    return round(_EXECUTOR_BASE_MB + copies * weights + activations + 8 * PART_TOKENS / MB)
 
 
 def driver_mb(spec: EncoderSpec) -> int:
     """Heap that the driver needs, in MiB."""
-    return round(_BASE_MB + _DRIVER_COPIES * weights_mb(spec))
+    return round(_DRIVER_BASE_MB + _DRIVER_COPIES * weights_mb(spec))
 
 
 def check_memory(session: SparkSession, config: Config) -> None:
@@ -97,6 +98,21 @@ def check_memory(session: SparkSession, config: Config) -> None:
         executor_heap = memory_mb(context.getConf().get(EXECUTOR_KEY, "1g") or "1g")
         check_heap(EXECUTOR_KEY, executor, executor_heap)
         check_heap(DRIVER_KEY, driver, driver_heap)
+
+
+def needed_memory(config: Config) -> dict[str, str]:
+    """The conf of the memory that a run needs with a worker an executor.
+
+    Empty before the corpus is prepared, since it depends on the lanes.
+    """
+    lanes = Path(config.prepared.folder) / "lanes"
+    if not lanes.is_dir():
+        return {}
+    manifest = LaneManifest.load(lanes)
+    spec, _ = start_encoder(config, manifest.vocabulary)
+    # Spark's own default is the least.
+    executor = max(executor_mb(shape_of(config, manifest, spec)), 1024)
+    return {EXECUTOR_KEY: f"{executor}m", DRIVER_KEY: f"{max(driver_mb(spec), 1024)}m"}
 
 
 def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:

@@ -12,14 +12,18 @@ wrap and bring back through Spark, stands empty.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from pipelines.engines.base import OnMetrics, monitor_for
-from pipelines.engines.jobs import SparkJob, await_slots, driver_addresses, workers_of_their_own
+from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule, refuse_unfit
+from pipelines.engines.jobs import (
+    SparkJob,
+    await_slots,
+    driver_addresses,
+    workers_of_their_own,
+)
 from pipelines.engines.local import check_installed
-from pipelines.errors import EngineUnavailable
 from pipelines.quiet import quiet_import
 from pipelines.settings import Config
 from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask
@@ -36,12 +40,15 @@ ORCA_NEEDS = (
     " driver at which the workers meet, and the connections by which they exchange gradients, ask"
     " nobody who they are."
 )
-# Conf keys that do not fit, with the value that does not, why, and what would be right.
-_UNFIT = (
-    ("spark.speculation", "true", "cannot run a worker twice", "set false"),
-    ("spark.dynamicAllocation.enabled", "true", "starts all workers at once", "set false"),
+ORCA_RULES = (
+    *LASTING_WORKERS,
+    ConfRule(
+        key=GPU_AMOUNT,
+        value="0",
+        most=0,
+        why="computes on CPUs, and would keep GPUs from others (engine torch uses them)",
+    ),
 )
-_GPU_AMOUNT = "spark.task.resource.gpu.amount"
 
 
 def check_orca(session: SparkSession, config: Config) -> None:
@@ -52,30 +59,8 @@ def check_orca(session: SparkSession, config: Config) -> None:
     """
     for module in ("torch", "bigdl", "bigdl.orca"):
         check_installed(module, NAME)
-    check_conf(dict(session.sparkContext.getConf().getAll()))
+    refuse_unfit(dict(session.sparkContext.getConf().getAll()), NAME, ORCA_RULES)
     await_slots(session, NAME, config.training)
-
-
-def check_workers_conf(conf: Mapping[str, str]) -> None:
-    """Refuses a Spark conf with which workers cannot stay what they are.
-
-    Raises:
-        EngineUnavailable: With the conf key.
-    """
-    for key, unfit, cause, remedy in _UNFIT:
-        if conf.get(key, "false") == unfit:
-            raise EngineUnavailable(key, f"engine {NAME} {cause}", remedy)
-
-
-def check_conf(conf: Mapping[str, str]) -> None:
-    """Refuses a Spark conf with which Orca cannot start; see :func:`check_orca`."""
-    check_workers_conf(conf)
-    if float(conf.get(_GPU_AMOUNT) or 0) > 0:
-        raise EngineUnavailable(
-            _GPU_AMOUNT,
-            f"engine {NAME} computes on CPUs, and would keep GPUs from others",
-            "leave it out, or set training.engine torch",
-        )
 
 
 def train_with_orca(

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
+from pipelines.engines.conf import NO_SPECULATION, ConfRule, refuse_unfit
 from pipelines.engines.elephas.spark_model import GranuleModel
 from pipelines.engines.jobs import (
     SparkJob,
@@ -65,14 +66,16 @@ class ElephasEngine:
         """See :class:`pipelines.engines.base.Engine`."""
         return config.training.workers
 
+    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return (NO_SPECULATION,)
+
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""
         assert session is not None
         check_installed("elephas", NAME)
-        if session.sparkContext.getConf().get("spark.speculation", "false") == "true":
-            raise EngineUnavailable(
-                "spark.speculation", f"engine {NAME} cannot run a worker twice", "set false"
-            )
+        conf = dict(session.sparkContext.getConf().getAll())
+        refuse_unfit(conf, NAME, self.conf_rules(config))
         _check_negatives(config)
         await_slots(session, NAME, config.training)
 

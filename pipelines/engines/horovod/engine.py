@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
+from pipelines.engines.conf import NO_SPECULATION, ConfRule, refuse_unfit
 from pipelines.engines.horovod.elastic import Recovery, check_elastic
 from pipelines.engines.horovod.ranks import RankMaker
 from pipelines.engines.horovod.rendezvous import Rendezvous
@@ -65,6 +66,10 @@ class HorovodEngine:
         """See :class:`pipelines.engines.base.Engine`."""
         return config.training.workers
 
+    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return (NO_SPECULATION,)
+
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""
         assert session is not None
@@ -76,10 +81,8 @@ class HorovodEngine:
                 "horovod is not installed",
                 "`make horovod` builds it for driver and executors, see docs/environment.md",
             )
-        if session.sparkContext.getConf().get("spark.speculation", "false") == "true":
-            raise EngineUnavailable(
-                "spark.speculation", f"engine {NAME} cannot run a worker twice", "set false"
-            )
+        conf = dict(session.sparkContext.getConf().getAll())
+        refuse_unfit(conf, NAME, self.conf_rules(config))
         check_elastic(config.training)
         await_slots(session, NAME, config.training)
 

@@ -14,6 +14,7 @@ import uuid
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
+from pipelines.engines.conf import NO_SPECULATION, ConfRule, refuse_unfit
 from pipelines.engines.jobs import driver_addresses, workers_of_their_own
 from pipelines.engines.local import check_installed
 from pipelines.engines.tensorflowonspark.cluster import (
@@ -48,6 +49,16 @@ _SERVED = (
     " the weights, and twice more for each worker, in `spark.executor.memoryOverhead`."
 )
 
+_RULES = (
+    NO_SPECULATION,
+    ConfRule(
+        key="spark.python.worker.reuse",
+        value="true",
+        default="true",
+        why="finds its nodes again in Python workers that Spark keeps",
+    ),
+)
+
 
 class TensorFlowOnSparkEngine:
     """Trains on one TensorFlow node per executor."""
@@ -75,6 +86,10 @@ class TensorFlowOnSparkEngine:
     def executors(self, config: Config) -> int:
         """See :class:`pipelines.engines.base.Engine`."""
         return config.training.workers + _parameter_servers(config)
+
+    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
+        """See :class:`pipelines.engines.base.Engine`."""
+        return _RULES
 
     def check(self, session: SparkSession | None, config: Config) -> None:
         """See :class:`pipelines.engines.base.Engine`."""
@@ -139,14 +154,7 @@ def _check_cluster(session: SparkSession, config: Config, executors: int) -> Non
             f"engine {NAME} needs {executors} executors and `{context.master}` has none",
             f"for example local-cluster[{executors},{training.threads},1024]",
         )
-    for key, unfit, remedy in (
-        ("spark.python.worker.reuse", "false", "true"),
-        ("spark.speculation", "true", "false"),
-    ):
-        if conf.get(key, remedy) == unfit:
-            raise EngineUnavailable(
-                key, f"engine {NAME} cannot run with `{unfit}`", f"set {remedy}"
-            )
+    refuse_unfit(dict(conf.getAll()), NAME, _RULES)
     _await_executors(session, config, executors)
     cores = conf.get("spark.executor.cores")
     # Unset, it means all cores of a machine on some clusters, which only the sum then tells.

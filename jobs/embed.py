@@ -1,0 +1,8 @@
+"""spark-submit jobs/embed.py [--config FILE] [--set KEY=VALUE ...]; see docs/embedding.md."""
+
+import sys
+
+from pipelines.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["embed", *sys.argv[1:]]))

@@ -1,0 +1,124 @@
+"""A column of vectors for a column of texts, in any frame."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.embedding.executor import Columns, embed_batches
+from pipelines.embedding.options import EmbeddingOptions, embedding_options
+from pipelines.embedding.vectors import SCALE_SUFFIX
+from pipelines.encoder.inference import GPU_BACKEND
+from pipelines.errors import InputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def embed_column(
+    frame: DataFrame,
+    model: str | Path,
+    *,
+    text_column: str = "text",
+    output_column: str = "embedding",
+    backend: str = "auto",
+    precision: str = "auto",
+    batch_tokens: int | None = None,
+    dimensions: int | None = None,
+    quantise: str = "none",
+) -> DataFrame:
+    """The frame with a column of vectors behind the others; lazy, like any transformation.
+
+    Args:
+        frame: Has a column of strings.
+        model: A sentence-transformers folder, where the driver and every executor can read it.
+        text_column: Its name; a null gives a null.
+        output_column: ``array<float>``, or ``array<tinyint>`` with `<output_column>_scale`
+            (float) behind it, where it is quantised.
+        backend: See :class:`~pipelines.embedding.options.EmbeddingOptions`, as for the others.
+        precision: Of the matrix products.
+        batch_tokens: Tokens of one forward pass; None: what suits the device.
+        dimensions: Values of an embedding to keep.
+        quantise: ``none`` or ``int8``.
+
+    Raises:
+        InputError: The frame has no such column of strings, or has the output already; or
+            options that do not fit the model.
+    """
+    options = embedding_options(
+        model,
+        backend=backend_for(frame.sparkSession, backend),
+        precision=precision,
+        threads=task_threads(frame.sparkSession),
+        batch_tokens=batch_tokens,
+        dimensions=dimensions,
+        quantise=quantise,
+    )
+    return with_vectors(frame, options, Columns(text=text_column, vector=output_column))
+
+
+def with_vectors(frame: DataFrame, options: EmbeddingOptions, columns: Columns) -> DataFrame:
+    """See :func:`embed_column`."""
+    from pyspark.sql.types import (
+        ArrayType,
+        ByteType,
+        FloatType,
+        StringType,
+        StructField,
+        StructType,
+    )
+
+    types = {field.name: field.dataType for field in frame.schema.fields}
+    check_columns({n: isinstance(t, StringType) for n, t in types.items()}, columns, options)
+    is_quantised = options.quantise != "none"
+    added = [StructField(columns.vector, ArrayType(ByteType() if is_quantised else FloatType()))]
+    if is_quantised:
+        added.append(StructField(f"{columns.vector}{SCALE_SUFFIX}", FloatType()))
+    schema = StructType([*frame.schema.fields, *added])
+    return frame.mapInArrow(partial(embed_batches, options=options, columns=columns), schema)
+
+
+def check_columns(
+    is_text: dict[str, bool], columns: Columns, options: EmbeddingOptions, where: str = "the table"
+) -> None:
+    """Makes sure that the text is there and its vectors are not.
+
+    Args:
+        is_text: Whether a column holds strings, by its name.
+        columns: What is wanted.
+        options: Whether there will be scales.
+        where: Of the columns, for the message.
+
+    Raises:
+        InputError: It is not so.
+    """
+    there = ", ".join(is_text)
+    if columns.text not in is_text:
+        raise InputError(
+            "embedding.text_column", f"{where} has no column `{columns.text}`", f"it has {there}"
+        )
+    if not is_text[columns.text]:
+        raise InputError(
+            "embedding.text_column",
+            f"`{columns.text}` of {where} holds no text",
+            "name a column of strings",
+        )
+    written = [columns.vector]
+    written += [f"{columns.vector}{SCALE_SUFFIX}"] if options.quantise != "none" else []
+    for name in written:
+        if name in is_text:
+            raise InputError(
+                "embedding.output_column", f"{where} has a column `{name}`", "give it another name"
+            )
+
+
+def backend_for(session: SparkSession, name: str) -> str:
+    """The backend that is named; for ``auto``, the one for GPUs where tasks are given some."""
+    gpus = session.sparkContext.getConf().get("spark.task.resource.gpu.amount")
+    return GPU_BACKEND if name == "auto" and gpus else name
+
+
+def task_threads(session: SparkSession) -> int:
+    """CPU threads of a task."""
+    return int(session.sparkContext.getConf().get("spark.task.cpus", "1") or 1)

@@ -1,0 +1,133 @@
+"""Texts of Arrow columns to columns of vectors. Runs on an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.embedding.options import EmbeddingOptions
+from pipelines.embedding.vectors import SCALE_SUFFIX, quantised, shortened, vector_array
+from pipelines.encoder.inference import (
+    GPU_BACKEND,
+    TEXTS_AT_ONCE,
+    TextEmbedder,
+    load_embedder,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Names of columns.
+
+    Attributes:
+        text: Is read.
+        vector: Is written; its scales, if it is quantised, are in `<vector>_scale`.
+    """
+
+    text: str
+    vector: str
+
+
+@lru_cache(maxsize=1)
+def cached_embedder(options: EmbeddingOptions) -> TextEmbedder:
+    """The model, kept between the tasks of a Python worker. Runs on an executor."""
+    return load_embedder(
+        options.model,
+        backend=options.backend,
+        threads=options.threads,
+        precision=options.precision,
+        device=_device(options.backend),
+        batch_tokens=options.batch_tokens,
+    )
+
+
+def _device(backend: str) -> str:
+    """The GPU that Spark gave this task, or the CPU."""
+    if backend != GPU_BACKEND:
+        return "cpu"
+    from pipelines.training.devices import worker_device
+
+    return str(worker_device())
+
+
+def embed_arrow(texts: pa.Array, options: EmbeddingOptions) -> tuple[pa.Array, pa.Array | None]:
+    """A column of vectors, and of scales where they are quantised. Runs on an executor.
+
+    Args:
+        texts: Strings; a null gives a null.
+        options: The model and what is done with its embeddings.
+    """
+    column = as_text(texts)
+    present = column.is_valid().to_numpy(zero_copy_only=False)
+    embeddings = cached_embedder(options)(column.drop_null())
+    vectors = shortened(embeddings, options.dimensions, normalise=options.normalise)
+    if options.quantise == "none":
+        return vector_array(vectors, present), None
+    values, scales = quantised(vectors)
+    whole = np.zeros(len(present), np.float32)
+    whole[present] = scales
+    return vector_array(values, present), pa.array(whole, mask=~present)
+
+
+def as_text(column: pa.Array) -> pa.StringArray:
+    """A column as well-formed strings, with U+FFFD for bytes that are no UTF-8."""
+    texts = column.cast(pa.string()) if column.type != pa.string() else column
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = texts.cast(pa.binary()).to_pylist()
+        mended = [value if value is None else value.decode(errors="replace") for value in raw]
+        return pa.array(mended, pa.string())
+    return texts
+
+
+def embed_batches(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    options: EmbeddingOptions,
+    columns: Columns,
+) -> Iterator[pa.RecordBatch]:
+    """Rows with their vectors behind the other columns. Runs on an executor.
+
+    Args:
+        batches: Have the text column.
+        options: The model and what is done with its embeddings.
+        columns: Names.
+    """
+    for block in blocks(batches):
+        vectors, scales = embed_arrow(block.column(columns.text), options)
+        added = {columns.vector: vectors}
+        if scales is not None:
+            added[f"{columns.vector}{SCALE_SUFFIX}"] = scales
+        fields = [*block.schema, *(pa.field(name, array.type) for name, array in added.items())]
+        yield pa.RecordBatch.from_arrays(
+            [*block.columns, *added.values()], schema=pa.schema(fields, block.schema.metadata)
+        )
+
+
+def blocks(
+    batches: Iterable[pa.RecordBatch], rows: int = TEXTS_AT_ONCE
+) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of so many, which are then sorted by length together."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        rest = batch
+        while count + rest.num_rows >= rows:
+            yield _joined([*waiting, rest.slice(0, rows - count)])
+            rest, waiting, count = rest.slice(rows - count), [], 0
+        if rest.num_rows:
+            waiting.append(rest)
+            count += rest.num_rows
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -1,0 +1,170 @@
+"""Approximate nearest neighbours: a graph index beside each file of a table, by usearch.
+
+An index is built where its file is read and searched where it lies, so that no process holds more
+than one of them. Source of the graph: Malkov and Yashunin, "Efficient and robust approximate
+nearest neighbor search using Hierarchical Navigable Small World graphs", 2018, arXiv:1603.09320.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipelines import storage
+from pipelines.embedding.search import check_queries, deal
+from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
+from pipelines.errors import InputError
+from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours, merged
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INDEX_FOLDER = "_index"
+INDEX_FILE = "index.json"
+CONNECTIVITY = 16
+"""Neighbours of a vector in the graph."""
+EXPANSION_ADD = 128
+"""Candidates that are looked at when a vector is added."""
+EXPANSION_SEARCH = 128
+"""Candidates that are looked at for a query; more find more of the true neighbours."""
+
+
+def build_index(session: SparkSession, table: VectorTable) -> Path:
+    """Builds the index of each file of a table; replaces what was there.
+
+    Args:
+        session: Its executors build, one file a task.
+        table: What is to be searched.
+
+    Returns:
+        The folder, `_index` in the table's.
+
+    Raises:
+        InputError: usearch is not installed.
+    """
+    _check_installed()
+    context = session.sparkContext
+    target = Path(table.folder) / INDEX_FOLDER
+    with storage.new_folder(target) as folder:
+        work = partial(_build_task, table=table, folder=str(folder))
+        files = list(table.files)
+        counts = context.parallelize(files, len(files)).mapPartitions(work).collect()
+        storage.write_json(folder / INDEX_FILE, {"vectors": sum(counts), **_identity(table)})
+    return target
+
+
+def has_index(table: VectorTable) -> bool:
+    """Whether there is an index of the table as it is now."""
+    path = Path(table.folder) / INDEX_FOLDER / INDEX_FILE
+    if not path.is_file():
+        return False
+    known: dict[str, Any] = storage.read_json(path)
+    return {key: known.get(key) for key in _identity(table)} == _identity(table)
+
+
+def search_index(
+    table: VectorTable,
+    queries: np.ndarray,
+    k: int,
+    session: SparkSession | None = None,
+    *,
+    expansion: int = EXPANSION_SEARCH,
+) -> Neighbours:
+    """About the k rows of highest cosine for each query.
+
+    Args:
+        table: Has an index.
+        queries: [queries, dimensions].
+        k: Neighbours of a query.
+        session: Its executors search; without one, this process does.
+        expansion: Candidates that are looked at, in each file.
+
+    Raises:
+        InputError: There is no index of this table, or the queries do not fit.
+    """
+    _check_installed()
+    if not has_index(table):
+        raise InputError(
+            "embedding.output", f"{table.folder} has no index of its rows", "build one first"
+        )
+    unit = check_queries(table, queries)
+    search = partial(_search_file, table=table, k=k, expansion=max(expansion, k))
+    if session is None:
+        found = [search(file, queries=unit) for file in table.files]
+        return reduce(partial(merged, k=k), found, Neighbours.none())
+    context = session.sparkContext
+    shared = context.broadcast(unit)
+    try:
+        tasks = deal(table.files, context.defaultParallelism)
+        work = partial(_search_task, search=search, shared=shared, k=k)
+        parts = context.parallelize(tasks, len(tasks)).mapPartitions(work).collect()
+    finally:
+        shared.destroy()
+    return reduce(partial(merged, k=k), parts, Neighbours.none())
+
+
+def _check_installed() -> None:
+    if find_spec("usearch") is None:
+        raise InputError("--index", "usearch is not installed", "pip install usearch")
+
+
+def _identity(table: VectorTable) -> dict[str, Any]:
+    """What an index follows from: the table's files with their times of change."""
+    stamps = [[Path(file.path).name, Path(file.path).stat().st_mtime_ns] for file in table.files]
+    return {"vector_column": table.vector, "files": stamps}
+
+
+def _path(folder: str | Path, file: VectorFile) -> Path:
+    return Path(folder) / f"{Path(file.path).stem}.usearch"
+
+
+def _open(dimensions: int) -> Any:
+    from usearch.index import Index
+
+    return Index(
+        ndim=dimensions,
+        metric="cos",
+        dtype="f16",
+        connectivity=CONNECTIVITY,
+        expansion_add=EXPANSION_ADD,
+    )
+
+
+def _build_task(files: Iterable[VectorFile], *, table: VectorTable, folder: str) -> Iterator[int]:
+    """Runs on an executor."""
+    for file in files:
+        index = _open(table.dimensions)
+        for block in read_blocks(table, [file]):
+            index.add(block.positions.astype(np.uint64), block.vectors, threads=1)
+        index.save(str(_path(folder, file)))
+        yield len(index)
+
+
+def _search_task(
+    tasks: Iterable[Sequence[VectorFile]], *, search: Any, shared: Any, k: int
+) -> Iterator[Neighbours]:
+    """Runs on an executor."""
+    for files in tasks:
+        found = (search(file, queries=shared.value) for file in files)
+        yield reduce(partial(merged, k=k), found, Neighbours.none())
+
+
+def _search_file(
+    file: VectorFile, *, queries: np.ndarray, table: VectorTable, k: int, expansion: int
+) -> Neighbours:
+    """The best of a file, whose index is mapped, not read. Runs on an executor."""
+    index = _open(table.dimensions)
+    index.view(str(_path(Path(table.folder) / INDEX_FOLDER, file)))
+    if not len(index):
+        return Neighbours.none()
+    index.expansion_search = expansion
+    found = index.search(queries, min(k, len(index)), threads=1)
+    keys, distances = np.atleast_2d(found.keys), np.atleast_2d(found.distances)
+    rows = np.repeat(np.arange(len(queries)), keys.shape[1])
+    scores = np.round(1.0 - distances.ravel().astype(float), SCORE_DECIMALS)
+    return Neighbours(rows, keys.ravel().astype(np.int64), scores)

@@ -1,0 +1,109 @@
+"""What an embedding job is made with, checked on the driver and sent to the executors."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.encoder.folder import read_encoder
+from pipelines.encoder.inference import choose_backend
+from pipelines.errors import InputError
+
+KEY = "embedding.model"
+QUANTISATIONS = ("none", "int8")
+
+_MODEL_FILES = ("*.json", "*.txt", "*.safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions:
+    """Plain values that a vector follows from, and how it is computed.
+
+    Attributes:
+        model: The model's folder, which every executor can reach.
+        model_sha256: Of its files, so that a folder that was replaced is loaded anew.
+        hidden: Width of the model's embeddings.
+        normalise: Whether the model scales them to length 1.
+        backend: See :func:`pipelines.encoder.inference.load_embedder`, as for the next three.
+        precision: Of the matrix products.
+        threads: CPU threads of a task.
+        batch_tokens: Tokens of one forward pass; None: what suits the device.
+        dimensions: The first so many values of an embedding are kept.
+        quantise: ``none``: float32; ``int8``: see :mod:`pipelines.embedding.vectors`.
+    """
+
+    model: str
+    model_sha256: str
+    hidden: int
+    normalise: bool
+    backend: str = "auto"
+    precision: str = "auto"
+    threads: int = 1
+    batch_tokens: int | None = None
+    dimensions: int
+    quantise: str = "none"
+
+
+def embedding_options(
+    model: str | Path,
+    *,
+    backend: str = "auto",
+    precision: str = "auto",
+    threads: int = 1,
+    batch_tokens: int | None = None,
+    dimensions: int | None = None,
+    quantise: str = "none",
+) -> EmbeddingOptions:
+    """Options that fit the model; see :class:`EmbeddingOptions`.
+
+    Args:
+        model: A folder that :func:`~pipelines.encoder.folder.read_encoder` reads.
+        backend: A name, or ``auto``.
+        precision: ``auto``, ``fp32`` or ``bf16``.
+        threads: CPU threads of a task.
+        batch_tokens: Tokens of one forward pass; None: what suits the device.
+        dimensions: Values of an embedding to keep; None: all.
+        quantise: ``none`` or ``int8``.
+
+    Raises:
+        InputError: There is no such model, backend or quantisation, or the model is narrower.
+    """
+    folder = Path(model).expanduser().absolute()
+    if not folder.is_dir():
+        raise InputError(KEY, f"there is no folder {folder}", "name a sentence-transformers folder")
+    if quantise not in QUANTISATIONS:
+        known = " or ".join(QUANTISATIONS)
+        raise InputError("embedding.quantise", f"there is no `{quantise}`", known)
+    try:
+        spec, _ = read_encoder(folder)
+    except InputError as error:
+        raise InputError(KEY, error.problem, error.remedy) from None
+    if dimensions is not None and not 1 <= dimensions <= spec.hidden:
+        raise InputError(
+            "embedding.dimensions",
+            f"{dimensions} is not within the model's {spec.hidden}",
+            f"1 to {spec.hidden}",
+        )
+    return EmbeddingOptions(
+        model=str(folder),
+        model_sha256=_sha256(folder),
+        hidden=spec.hidden,
+        normalise=spec.normalise,
+        backend=choose_backend(backend),
+        precision=precision,
+        threads=threads,
+        batch_tokens=batch_tokens,
+        dimensions=dimensions or spec.hidden,
+        quantise=quantise,
+    )
+
+
+def _sha256(folder: Path) -> str:
+    """Of all that an embedding follows from."""
+    digest = hashlib.sha256()
+    for file in sorted(file for kind in _MODEL_FILES for file in folder.rglob(kind)):
+        digest.update(f"{file.relative_to(folder)}\0".encode())
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,190 @@
+"""Tables of vectors: what an embedding job wrote, or any Parquet folder with a column of lists.
+
+A row is known by its position: the number of rows before it, in the order of the files' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines import storage
+from pipelines.embedding.parts import read_rows
+from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE
+from pipelines.embedding.vectors import vectors_of
+from pipelines.errors import InputError
+from pipelines.evaluation.embedder import unit_length
+
+KEY = "embedding.output"
+BLOCK_BYTES = 64 * 2**20
+"""Vectors, as float32, that are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class VectorFile:
+    """A file of a table.
+
+    Attributes:
+        path: Where it is.
+        first: Position of its first row.
+        rows: How many it has.
+    """
+
+    path: str
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class VectorTable:
+    """A table of vectors; small, and sent to executors as it is.
+
+    Attributes:
+        folder: Where it is.
+        files: In order.
+        vector: Column of the vectors.
+        scale: Column of their scales, if they are quantised.
+        text: Column of the texts, if it is known.
+        model: Folder of the model, if it is known.
+        dimensions: Values of a vector.
+    """
+
+    folder: str
+    files: tuple[VectorFile, ...]
+    vector: str
+    scale: str | None
+    text: str | None
+    model: str | None
+    dimensions: int
+
+    @property
+    def rows(self) -> int:
+        """Of all files, those without a vector included."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows whose vectors fill a block."""
+        return max(1, BLOCK_BYTES // (4 * self.dimensions))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Vectors of some rows.
+
+    Attributes:
+        vectors: fp32 [rows, dimensions], of length 1; zeros stay zeros.
+        positions: int64 [rows], ascending.
+    """
+
+    vectors: np.ndarray
+    positions: np.ndarray
+
+
+def open_table(folder: str | Path, vector_column: str | None = None) -> VectorTable:
+    """Opens a table of vectors; reads footers only.
+
+    Args:
+        folder: Of an embedding job, or any of Parquet files.
+        vector_column: Needed where no embedding job has written it.
+
+    Raises:
+        InputError: There is no such table, it is not finished, or has no such column.
+    """
+    home = Path(folder).absolute()
+    if not home.is_dir():
+        raise InputError(KEY, f"there is no folder {home}", "run `sentence-pipelines embed` first")
+    if (home / PLAN_FILE).is_file() and not (home / MANIFEST_FILE).is_file():
+        raise InputError(KEY, f"{home} is not finished", "run the same `embed` again")
+    known = storage.read_json(home / MANIFEST_FILE) if (home / MANIFEST_FILE).is_file() else {}
+    vector = vector_column or known.get("vector_column") or "embedding"
+    own = vector == known.get("vector_column")
+    paths = [path for path in sorted(home.glob("*.parquet")) if path.name[0] not in "._"]
+    counts = [pq.read_metadata(path).num_rows for path in paths]
+    files = [
+        VectorFile(str(path), first, rows)
+        for path, first, rows in zip(paths, accumulate(counts, initial=0), counts, strict=False)
+    ]
+    if not any(file.rows for file in files):
+        raise InputError(KEY, f"{home} holds no rows", "name a table of vectors")
+    scale = known.get("scale_column") if own else None
+    return VectorTable(
+        folder=str(home),
+        files=tuple(files),
+        vector=vector,
+        scale=scale,
+        text=known.get("text_column"),
+        model=known.get("model"),
+        dimensions=known["dimensions"] if own else _dimensions(files, vector),
+    )
+
+
+def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
+    """Values of the first vector.
+
+    Raises:
+        InputError: There is no column of lists of this name, or no vector in it.
+    """
+    schema = pq.read_schema(files[0].path)
+    if vector not in schema.names:
+        raise InputError(
+            KEY, f"{files[0].path} has no column `{vector}`", f"it has {', '.join(schema.names)}"
+        )
+    kind = schema.field(vector).type
+    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+        raise InputError(KEY, f"`{vector}` holds {kind}", "name a column of vectors")
+    for file in files:
+        for batch in read_rows(file.path, 0, file.rows, [vector]):
+            column = batch.column(vector).drop_null()
+            if len(column):
+                return len(column[0])
+    raise InputError(KEY, f"`{vector}` holds no vector", "name another table")
+
+
+def read_blocks(table: VectorTable, files: Sequence[VectorFile]) -> Iterator[Block]:
+    """The vectors of some files, block by block; rows without a vector are left out."""
+    names = [table.vector, *([table.scale] if table.scale else [])]
+    for file in files:
+        for start in range(0, file.rows, table.block_rows):
+            stop = min(start + table.block_rows, file.rows)
+            batches = list(read_rows(file.path, start, stop, names))
+            rows = pa.Table.from_batches(batches).combine_chunks()
+            present = rows.column(table.vector).is_valid().to_numpy()
+            kept = rows.filter(pa.array(present))
+            if not kept.num_rows:
+                continue
+            scales = kept.column(table.scale).combine_chunks() if table.scale else None
+            vectors = unit_length(vectors_of(kept.column(table.vector), scales))
+            yield Block(vectors, file.first + start + np.flatnonzero(present))
+
+
+def rows_at(
+    table: VectorTable, positions: Sequence[int] | np.ndarray, columns: Sequence[str]
+) -> pa.Table:
+    """The rows at some positions, in their order.
+
+    Args:
+        table: The table.
+        positions: Any, also one twice.
+        columns: Those that are wanted.
+    """
+    wanted = np.asarray(positions, np.int64)
+    different, numbers = np.unique(wanted, return_inverse=True)
+    found = []
+    for file in table.files:
+        low, high = np.searchsorted(different, [file.first, file.first + file.rows])
+        if low == high:
+            continue
+        inside = different[low:high] - file.first
+        start = int(inside[0])
+        batches = list(read_rows(file.path, start, int(inside[-1]) + 1, columns))
+        found.append(pa.Table.from_batches(batches).take(pa.array(inside - start)))
+    if not found:
+        return pq.read_schema(table.files[0].path).empty_table().select(list(columns))
+    return pa.concat_tables(found).take(pa.array(numbers))

@@ -1,0 +1,121 @@
+"""Token ids of many texts, and the batches in which an encoder takes them. Runs on an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.tokens.encoding import Encoded
+
+TokenEmbedder = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Token ids int32 [batch, tokens], padded with 0, and lengths int32 [batch], at least 1, to fp32
+[batch, hidden]."""
+
+BATCH_TOKENS = 1024
+"""Tokens of one forward pass on a CPU: the activations of more no longer stay in a core's own
+cache."""
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Token ids of texts, one text after the other.
+
+    Attributes:
+        ids: int32 [tokens].
+        lengths: int32 [texts], at least 1 each.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> TokenRows:
+        """From the ids of each text."""
+        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
+
+    @classmethod
+    def distinct(cls, encoded: Encoded) -> tuple[TokenRows, np.ndarray]:
+        """The different rows of a column without nulls.
+
+        Returns:
+            The rows, and for each text of the column the number of its row.
+        """
+        found = encoded.ids.dictionary_encode()
+        different = found.dictionary
+        _, offsets, data = different.buffers()
+        bounds = np.frombuffer(offsets, np.int32, len(different) + 1, 4 * different.offset)
+        ids = np.frombuffer(data, "<i4", (bounds[-1] - bounds[0]) // 4, int(bounds[0]))
+        return cls(ids, np.diff(bounds) // 4), found.indices.to_numpy()
+
+
+def batches(rows: TokenRows, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Rows of similar length together, as many as fit into a number of tokens.
+
+    The longest come first, so that a batch that is too large for the memory fails at once.
+
+    Args:
+        rows: The texts.
+        batch_tokens: Tokens of a batch, padding included; a longer text is a batch alone.
+
+    Yields:
+        The numbers of a batch's rows, int64.
+    """
+    order = np.argsort(-rows.lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        texts = max(1, batch_tokens // int(rows.lengths[order[start]]))
+        yield order[start : start + texts]
+        start += texts
+
+
+def padded(rows: TokenRows, starts: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Token ids of some rows, int32 [places, longest], padded with 0.
+
+    Args:
+        rows: The texts.
+        starts: int64 [texts], where each begins.
+        places: Numbers of the rows.
+    """
+    lengths = rows.lengths[places]
+    column = np.arange(int(lengths.max()))
+    sources = starts[places][:, None] + np.minimum(column, lengths[:, None] - 1)
+    return np.where(column < lengths[:, None], rows.ids[sources], 0).astype(np.int32, copy=False)
+
+
+def embed_rows(
+    embed: TokenEmbedder, rows: TokenRows, *, hidden: int, batch_tokens: int = BATCH_TOKENS
+) -> np.ndarray:
+    """Embeds texts in batches of similar length; fp32 [texts, hidden], in their order.
+
+    Args:
+        embed: Embeds one padded batch.
+        rows: The texts, special tokens included.
+        hidden: Width of an embedding.
+        batch_tokens: Tokens of one forward pass.
+    """
+    embeddings = np.empty((len(rows.lengths), hidden), np.float32)
+    starts = np.cumsum(rows.lengths, dtype=np.int64) - rows.lengths
+    for places in batches(rows, batch_tokens):
+        embeddings[places] = embed(padded(rows, starts, places), rows.lengths[places])
+    return embeddings
+
+
+def embed_token_ids(
+    embed: TokenEmbedder,
+    rows: Sequence[Sequence[int]],
+    *,
+    hidden: int,
+    batch_tokens: int = BATCH_TOKENS,
+) -> np.ndarray:
+    """:func:`embed_rows` of the ids of each text."""
+    return embed_rows(embed, TokenRows.of(rows), hidden=hidden, batch_tokens=batch_tokens)
+
+
+def text_column(texts: Sequence[str] | pa.StringArray) -> pa.StringArray:
+    """Texts as an Arrow column without nulls."""
+    return texts if isinstance(texts, pa.StringArray) else pa.array(list(texts), pa.string())

@@ -1,0 +1,218 @@
+"""Retrieval sets in the layout of BEIR: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/*.tsv``.
+
+Source: Thakur et al., "BEIR: a heterogeneous benchmark for zero-shot evaluation of information
+retrieval models", NeurIPS 2021, and the loader of its package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.errors import InputError
+from pipelines.evaluation.embedder import embedder_loader
+from pipelines.evaluation.retrieval import (
+    DEPTH,
+    embed_queries,
+    rank_documents,
+    retrieval_metrics,
+    without_themselves,
+)
+from pipelines.frames import read_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SETS = "evaluation.retrieval_sets"
+SPLITS = ("test", "dev", "train")
+"""The judgements that are taken, of those that are there."""
+
+_JUDGED = ("query-id", "corpus-id", "score")
+_COMPRESSED = ("", ".gz")
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """The tables of a set; ids are numbers, equal for equal texts.
+
+    Attributes:
+        asked: ``query_id``, ``text``, ``document_id`` and ``gain`` (greater than 0) of a relevant
+            document; queries without one are left out.
+        documents: ``document_id`` and ``text``.
+    """
+
+    asked: DataFrame
+    documents: DataFrame
+
+
+def evaluate_retrieval_sets(
+    session: SparkSession, model_folder: Path | str, sets: Sequence[str], names: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Ranks all documents of each set for each of its queries by cosine similarity, exactly.
+
+    As in BEIR a query does not find a document of its own id.
+
+    Args:
+        session: The Spark session.
+        model_folder: The model, where every executor can read it.
+        sets: See :func:`read_retrieval_set`.
+        names: Of the sets, in the result.
+
+    Returns:
+        By name the figures of :func:`pipelines.evaluation.retrieval.evaluate_retrieval`.
+
+    Raises:
+        InputError: A set cannot be read, or there is no model.
+    """
+    load = embedder_loader(session, model_folder)
+    found = {
+        name: read_retrieval_set(session, given) for given, name in zip(sets, names, strict=True)
+    }
+    figures = {}
+    for name, tables in found.items():
+        queries = embed_queries(tables.asked, load)
+        ranked = rank_documents(tables.documents, queries, load, DEPTH + 1)
+        figures[name] = {
+            "queries": len(queries.ids),
+            "documents": tables.documents.count(),
+            **retrieval_metrics(without_themselves(ranked), queries.relevant),
+        }
+    return figures
+
+
+def set_name(given: str) -> str:
+    """What a set is called: its folder, with the split where one is asked for."""
+    path = Path(given)
+    if path.suffix == ".tsv":
+        return f"{path.parent.parent.name}-{path.stem}"
+    return path.name
+
+
+def read_retrieval_set(session: SparkSession, given: str) -> RetrievalSet:
+    """Reads and checks a set.
+
+    A document's text is its title and its text with a space between them. Its id stands as a hash
+    of 64 bits, so that the driver need not know them all.
+
+    Args:
+        session: The Spark session.
+        given: A folder, or one of the files in its ``qrels``, where there are several.
+
+    Raises:
+        InputError: A file or column is missing, a line is broken, an id is there twice, a
+            judgement names what is not there, or nothing is relevant.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    qrels = _qrels_file(given)
+    folder = qrels.parent.parent
+    corpus_file, queries_file = _file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl")
+    corpus = _read_lines(session, corpus_file, "title")
+    queries = _read_lines(session, queries_file)
+    title = F.coalesce("title", F.lit(""))
+    documents = corpus.select("id", F.trim(F.concat(title, F.lit(" "), "text")).alias("text"))
+    judged = _read_judgements(session, qrels)
+    _check_named(judged, queries, "query", queries_file, qrels)
+    _check_named(judged, documents, "document", corpus_file, qrels)
+    relevant = judged.where("gain > 0")
+    if relevant.isEmpty():
+        raise InputError(SETS, f"{qrels} has no score above 0", "name another one of qrels")
+    asked = queries.join(relevant, queries["id"] == relevant["query"]).select(
+        F.xxhash64("query").alias("query_id"),
+        "text",
+        F.xxhash64("document").alias("document_id"),
+        "gain",
+    )
+    return RetrievalSet(asked, documents.select(F.xxhash64("id").alias("document_id"), "text"))
+
+
+def _qrels_file(given: str) -> Path:
+    path = Path(given).expanduser().absolute()
+    if path.suffix == ".tsv" and path.is_file():
+        return path
+    if not path.is_dir():
+        raise InputError(SETS, f"there is no {path}", "name a folder with corpus.jsonl in it")
+    found = sorted((path / "qrels").glob("*.tsv"))
+    for split in SPLITS:
+        for file in found:
+            if file.stem == split:
+                return file
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(file.name for file in found) or "no *.tsv"
+    raise InputError(SETS, f"{path / 'qrels'} holds {names}", "name the file to take, or test.tsv")
+
+
+def _file(folder: Path, name: str) -> Path:
+    for ending in _COMPRESSED:
+        if (folder / f"{name}{ending}").is_file():
+            return folder / f"{name}{ending}"
+    raise InputError(SETS, f"there is no {folder / name}", "a set has it beside the folder qrels")
+
+
+def _read_lines(session: SparkSession, file: Path, *others: str) -> DataFrame:
+    """The lines of a file: ``id``, ``text`` and others, all strings."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    schema = ", ".join(f"`{name}` string" for name in ("_id", "text", *others, "_broken"))
+    lines = session.read.json(
+        read_path(file), schema=schema, columnNameOfCorruptRecord="_broken", encoding="UTF-8"
+    )
+    found = lines.agg(
+        F.count("*").alias("rows"),
+        F.count("_broken").alias("broken"),
+        F.count(F.when(F.col("_id").isNull(), 1)).alias("nameless"),
+        F.count(F.when(F.col("text").isNull(), 1)).alias("textless"),
+        F.countDistinct(F.xxhash64("_id")).alias("distinct"),
+    ).collect()[0]
+    faults = {
+        f"{found['broken']} lines that are no JSON objects": found["broken"],
+        "no lines": found["rows"] == 0,
+        f"{found['nameless']} lines without `_id`": found["nameless"],
+        f"{found['textless']} lines without `text`": found["textless"],
+        f"{found['rows'] - found['distinct']} lines whose `_id` is there already": (
+            found["rows"] - found["distinct"]
+        ),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise InputError(SETS, f"{file} has {fault}", "mend the file")
+    return lines.select(F.col("_id").alias("id"), "text", *others)
+
+
+def _read_judgements(session: SparkSession, file: Path) -> DataFrame:
+    """The judgements of a file: ``query``, ``document`` (strings) and ``gain`` (double)."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    rows = session.read.csv(read_path(file), sep="\t", header=True, quote="", encoding="UTF-8")
+    for name in _JUDGED:
+        if name not in rows.columns:
+            there = ", ".join(rows.columns) or "none"
+            raise InputError(SETS, f"{file} has no column `{name}`", f"its first line has {there}")
+    judged = rows.select(
+        F.col("`query-id`").alias("query"),
+        F.col("`corpus-id`").alias("document"),
+        F.expr("try_cast(score as double)").alias("gain"),
+    )
+    if judged.isEmpty():
+        raise InputError(SETS, f"{file} is empty", "name a file with judgements")
+    broken = judged.where("query is null or document is null or gain is null").count()
+    if broken:
+        raise InputError(
+            SETS, f"{file} has {broken} lines without ids and a number", "mend the file"
+        )
+    return judged.groupBy("query", "document").agg(F.max("gain").alias("gain"))
+
+
+def _check_named(judged: DataFrame, table: DataFrame, what: str, file: Path, qrels: Path) -> None:
+    missing = judged.join(table, judged[what] == table["id"], "left_anti").select(what).distinct()
+    first = missing.orderBy(what).first()
+    if first is not None:
+        raise InputError(
+            SETS,
+            f"{qrels} names {missing.count()} {what} ids that {file.name} does not have, such as "
+            f"`{first[what]}`",
+            "mend one of the two",
+        )

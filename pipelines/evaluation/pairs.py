@@ -1,0 +1,167 @@
+"""Files of pairs of texts with a number each, and the cosines that a model gives them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import InputError
+from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
+from pipelines.settings import CorpusSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RESERVED = ("retrieval", "geometry")
+"""Names of evaluations that are not of files."""
+
+_FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"} | dict.fromkeys(
+    (".jsonl", ".ndjson", ".json"), "jsonl"
+)
+_COMPRESSED = (".gz", ".bz2")
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """What the files of an evaluation hold.
+
+    Attributes:
+        key: The setting that names the files; that of the columns is ``KEY_columns``.
+        columns: Names of the first text, the second text and the number.
+    """
+
+    key: str
+    columns: tuple[str, str, str]
+
+    @property
+    def columns_key(self) -> str:
+        """The setting that names the columns."""
+        return f"{self.key}_columns"
+
+
+def file_names(files: Sequence[str]) -> list[str]:
+    """Short names of the files: name without endings, or the whole path where two would be one."""
+    stems = [_stem_and_suffix(file)[0] for file in files]
+    often = Counter([*stems, *RESERVED])
+    return [stem if often[stem] == 1 else file for file, stem in zip(files, stems, strict=True)]
+
+
+def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
+    """The pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (double).
+
+    Parquet, CSV (or TSV) and JSON lines, told apart by their endings; read once here, before any
+    model is loaded.
+
+    Raises:
+        InputError: File or columns are missing or not what they are said to be, there are fewer
+            than two pairs, or a row lacks a text or a finite number.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    rows = _read(session, file, kind)
+    unread = rows.where("quarantined is not null").orderBy("offset").first()
+    if unread is not None:
+        raise InputError(
+            kind.key, f"{file} has an unreadable row ({unread['quarantined']})", "mend the file"
+        )
+    pairs = rows.select("text_0", "text_1", F.expr("try_cast(score as double)").alias("score"))
+    _check(file, pairs, kind)
+    return pairs
+
+
+def cosines_of(pairs: DataFrame, load: EmbedderLoader) -> tuple[np.ndarray, np.ndarray]:
+    """The model's cosines of the pairs, and their numbers; both float64 [pairs]."""
+    found = spread(pairs).mapInArrow(cosine_batches(load), "cosine double, score double").collect()
+    return (
+        np.array([row["cosine"] for row in found]),
+        np.array([row["score"] for row in found]),
+    )
+
+
+def cosine_batches(load: EmbedderLoader) -> Batches:
+    """Of ``text_0``, ``text_1``, ``score`` the ``cosine`` and the ``score``."""
+
+    def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs on an executor."""
+        embedder = None
+        for batch in batches:
+            embedder = embedder or load()
+            first, second = (
+                unit_length(embedder(batch.column(name).to_pylist())).astype(np.float64)
+                for name in ("text_0", "text_1")
+            )
+            cosines = pa.array(np.einsum("ij,ij->i", first, second))
+            yield pa.RecordBatch.from_arrays(
+                [cosines, batch.column("score")], names=["cosine", "score"]
+            )
+
+    return compare
+
+
+def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
+    """The raw rows, as the corpus reads them; its errors under the names of these settings."""
+    from pipelines.corpus.sources import read_rows
+
+    form = _FORMATS.get(_stem_and_suffix(file)[1])
+    if form is None:
+        endings = ", ".join(_FORMATS)
+        raise InputError(
+            kind.key, f"`{file}` says no format", f"its name must end in one of {endings}"
+        )
+    settings = CorpusSettings.model_validate(
+        {
+            "inputs": (file,),
+            "format": form,
+            "pairs": "columns",
+            "pair_columns": kind.columns[:2],
+            "score_column": kind.columns[2],
+        }
+    )
+    keys = dict.fromkeys(("corpus.pair_columns", "corpus.score_column"), kind.columns_key)
+    try:
+        return read_rows(session, settings)
+    except InputError as error:
+        by_name = "corpus.format" in error.remedy
+        remedy = "give it the ending of its format" if by_name else error.remedy
+        raise InputError(keys.get(error.key, kind.key), error.problem, remedy) from None
+
+
+def _check(file: str, pairs: DataFrame, kind: PairFiles) -> None:
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    is_text = F.col("text_0").isNotNull() & F.col("text_1").isNotNull()
+    # Infinities and NaN fall out of the range too.
+    is_number = F.col("score").isNotNull() & (F.abs("score") < float("inf"))
+    found = pairs.agg(
+        F.count("*").alias("rows"),
+        F.count(F.when(~is_text, 1)).alias("textless"),
+        F.count(F.when(~is_number, 1)).alias("scoreless"),
+    ).collect()[0]
+    first, second, number = kind.columns
+    if found["rows"] < 2:
+        raise InputError(kind.key, f"{file} holds {found['rows']} pairs", "at least 2")
+    if found["textless"]:
+        raise InputError(
+            kind.columns_key,
+            f"{found['textless']} rows of {file} have no `{first}` or `{second}`",
+            "fill or remove them",
+        )
+    if found["scoreless"]:
+        raise InputError(
+            kind.columns_key,
+            f"`{number}` of {found['scoreless']} rows of {file} is no number",
+            "fill or remove them",
+        )
+
+
+def _stem_and_suffix(file: str) -> tuple[str, str]:
+    path = Path(file)
+    if path.suffix.lower() in _COMPRESSED:
+        path = path.with_suffix("")
+    return path.stem, path.suffix.lower()

@@ -1,0 +1,243 @@
+"""What the report shows of the held-out pairs themselves: a map of some, and neighbours of a few.
+
+Nothing is ranked again for it: the retrieval evaluation has done that. Only the documents of the
+pairs on the map are embedded, on the executors, since the evaluation keeps no embeddings of
+documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from pipelines import storage
+from pipelines.evaluation.embedder import embedder_loader
+from pipelines.evaluation.projection import place_on_map, turned_onto
+from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved, embed_queries
+from pipelines.frames import read_path
+from pipelines.settings import Config
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILE = "samples.json"
+SHOWN_DOCUMENTS = 3
+SHOWN_QUERIES = 3
+"""Of each kind: found better, found worse, taken at random."""
+MOST_CHARACTERS = 400
+_DECIMALS = 4
+
+Texts: TypeAlias = Mapping[int, str]
+ByModel: TypeAlias = Mapping[str, Retrieved]
+"""`before` and `after`."""
+
+
+def write_samples(
+    session: SparkSession, config: Config, models: Mapping[str, Path], retrieved: ByModel
+) -> Path | None:
+    """Writes ``samples.json`` into the run folder, from which the report draws.
+
+    Args:
+        session: The Spark session.
+        config: ``evaluation.samples`` says how many pairs.
+        models: Folders of the models `before` and `after`.
+        retrieved: What they have found. The file is of nothing else.
+
+    Returns:
+        The file; None, and no file, where nothing was retrieved or nothing is to be shown.
+    """
+    path = Path(config.run.folder).absolute() / FILE
+    if not config.evaluation.samples or models.keys() != retrieved.keys():
+        path.unlink(missing_ok=True)
+        return None
+    held_out = Path(config.prepared.folder).absolute() / "corpus" / "evaluation"
+    queries = next(iter(retrieved.values())).queries
+    pairs = sample_pairs(queries, config.evaluation.samples)
+    ranks = {name: ranks_of(found) for name, found in retrieved.items()}
+    chosen = choose_queries(ranks["before"], ranks["after"], SHOWN_QUERIES)
+    wanted = {key for keys in chosen.values() for key in keys}
+    neighbours = {
+        document
+        for found in retrieved.values()
+        for key in wanted
+        for document in found.ranked.get(key, ())[:SHOWN_DOCUMENTS]
+    }
+    neighbours |= {min(queries.relevant[key]) for key in wanted}
+    asked = _texts(session, held_out / "queries.parquet", "query_id", wanted | pairs.keys())
+    documents = _texts(
+        session, held_out / "documents.parquet", "document_id", neighbours | set(pairs.values())
+    )
+    pairs = {key: one for key, one in pairs.items() if key in asked and one in documents}
+    storage.write_json(
+        path,
+        {
+            "depth": DEPTH,
+            "changes": count_changes(ranks["before"], ranks["after"]),
+            "pairs": _pairs(session, config, models, retrieved, ranks, (pairs, asked, documents)),
+            "neighbours": [
+                {
+                    "kind": kind,
+                    "text": asked[key],
+                    "right": documents[min(queries.relevant[key])],
+                }
+                | {
+                    name: _found(key, found, ranks[name], documents)
+                    for name, found in retrieved.items()
+                }
+                for kind, keys in chosen.items()
+                for key in keys
+            ],
+        },
+    )
+    return path
+
+
+def sample_pairs(queries: Queries, count: int) -> dict[int, int]:
+    """Queries, each with a document of its own that is relevant, in the order of their ids.
+
+    Ids are hashes of the texts, so the first of them are a sample.
+
+    Args:
+        queries: All of them.
+        count: How many pairs at most.
+    """
+    pairs: dict[int, int] = {}
+    taken: set[int] = set()
+    for key in queries.ids.tolist():
+        document = min(queries.relevant[key])
+        if len(pairs) < count and document not in taken:
+            pairs[key] = document
+            taken.add(document)
+    return pairs
+
+
+def ranks_of(found: Retrieved) -> dict[int, int | None]:
+    """The rank of the first relevant document by query; None where it is behind the last kept."""
+    relevant = found.queries.relevant
+    return {
+        key: next(
+            (rank for rank, one in enumerate(found.ranked.get(key, ()), 1) if one in wanted), None
+        )
+        for key, wanted in relevant.items()
+    }
+
+
+def choose_queries(
+    before: Mapping[int, int | None], after: Mapping[int, int | None], count: int
+) -> dict[str, list[int]]:
+    """Which queries are shown: those that gained and lost most, and some whatever became of them.
+
+    Gains are in reciprocal rank, in which the first places count most.
+
+    Args:
+        before: Rank by query.
+        after: The same, of the same queries.
+        count: How many of each kind at most.
+    """
+    gains = {key: _reciprocal(after[key]) - _reciprocal(before[key]) for key in sorted(before)}
+    gained = [key for key in gains if gains[key] > 0]
+    lost = [key for key in gains if gains[key] < 0]
+    better = sorted(gained, key=lambda key: -gains[key])[:count]
+    worse = sorted(lost, key=lambda key: gains[key])[:count]
+    others = [key for key in gains if key not in {*better, *worse}]
+    return {"better": better, "worse": worse, "random": others[:count]}
+
+
+def count_changes(
+    before: Mapping[int, int | None], after: Mapping[int, int | None]
+) -> dict[str, int]:
+    """How many queries have their document at a better, a worse and the same rank as before.
+
+    Args:
+        before: Rank by query.
+        after: The same, of the same queries.
+    """
+    gains = [_reciprocal(after[key]) - _reciprocal(before[key]) for key in before]
+    return {
+        "queries": len(gains),
+        "better": sum(gain > 0 for gain in gains),
+        "worse": sum(gain < 0 for gain in gains),
+    }
+
+
+def _reciprocal(rank: int | None) -> float:
+    return 0.0 if rank is None else 1 / rank
+
+
+def _pairs(
+    session: SparkSession,
+    config: Config,
+    models: Mapping[str, Path],
+    retrieved: ByModel,
+    ranks: Mapping[str, Mapping[int, int | None]],
+    sample: tuple[Mapping[int, int], Texts, Texts],
+) -> list[dict[str, Any]]:
+    """The pairs of the map: texts, and of each model places, cosines and rank."""
+    pairs, asked, documents = sample
+    lines: list[dict[str, Any]] = [
+        {"texts": [asked[key], documents[document]]} for key, document in pairs.items()
+    ]
+    if not lines:
+        return []
+    frame = session.createDataFrame(
+        [(one, documents[one], one) for one in pairs.values()],
+        "query_id long, text string, document_id long",
+    )
+    earlier: np.ndarray | None = None
+    for name, folder in models.items():
+        left = _rows_of(retrieved[name].queries, pairs)
+        # They are embedded as queries are: what comes back is by id too.
+        right = _rows_of(embed_queries(frame, embedder_loader(session, folder)), pairs.values())
+        places = place_on_map(np.concatenate([left, right]), config.training.seed)
+        places = places if earlier is None else turned_onto(places, earlier)
+        earlier = places
+        own = (left * right).sum(axis=1)
+        # Of each text and another pair's.
+        strange = (left * np.roll(right, 1, axis=0)).sum(axis=1)
+        for row, (key, line) in enumerate(zip(pairs, lines, strict=True)):
+            both = places[[row, row + len(pairs)]]
+            line[name] = {
+                "rank": ranks[name][key],
+                "places": [_rounded(place) for place in both],
+                "cosine": _rounded([own[row]])[0],
+                "strange_cosine": _rounded([strange[row]])[0],
+            }
+    return lines
+
+
+def _rows_of(queries: Queries, ids: Iterable[int]) -> np.ndarray:
+    """Embeddings by id; ids are ascending there, and need not be here."""
+    rows: np.ndarray = queries.embeddings[np.searchsorted(queries.ids, list(ids))]
+    return rows
+
+
+def _rounded(values: Iterable[float]) -> list[float | None]:
+    """As JSON can hold them: no number is null."""
+    return [round(float(one), _DECIMALS) if np.isfinite(one) else None for one in values]
+
+
+def _found(
+    key: int, found: Retrieved, ranks: Mapping[int, int | None], documents: Texts
+) -> dict[str, Any]:
+    """The first documents of a query, and the rank of the right one."""
+    wanted = found.queries.relevant[key]
+    return {
+        "rank": ranks[key],
+        "documents": [
+            {"text": documents[one], "right": one in wanted}
+            for one in found.ranked.get(key, ())[:SHOWN_DOCUMENTS]
+        ],
+    }
+
+
+def _texts(session: SparkSession, path: Path, column: str, ids: Iterable[int]) -> dict[int, str]:
+    """The texts of some ids, cut where they are very long."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    frame: DataFrame = session.read.parquet(read_path(path))
+    some = frame.where(F.col(column).isin(list(ids))).dropna()
+    rows = some.groupBy(column).agg(F.min("text").alias("text")).collect()
+    return {row[column]: row["text"][:MOST_CHARACTERS] for row in rows}

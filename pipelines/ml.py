@@ -1,0 +1,345 @@
+"""Sentence encoders as stages of a `pyspark.ml` pipeline.
+
+    encoder = SentenceEncoder(pairCols=["question", "answer"], workFolder="/shared/work")
+    model = Pipeline(stages=[encoder]).fit(pairs)
+    model.transform(texts)
+
+Names of Params are in the way of `pyspark.ml`, without underscores.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pyspark import keyword_only
+from pyspark.ml import Estimator, Model
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasInputCol, HasOutputCol
+from pyspark.ml.util import (
+    DefaultParamsReadable,
+    DefaultParamsReader,
+    DefaultParamsWritable,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
+from pyspark.sql import DataFrame
+
+from pipelines import config as configuration
+from pipelines import storage, workflow
+from pipelines.corpus.inputs import local_path
+from pipelines.embedding.column import embed_column
+from pipelines.errors import InputError
+from pipelines.frames import write_path
+from pipelines.settings import Config
+
+__all__ = ["SentenceEncoder", "SentenceEncoderModel"]
+
+_MODEL = "model"
+_PAIRS = {2: ("columns", "pair_columns"), 3: ("triplets", "triplet_columns")}
+
+
+class _EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspark.ml is untyped
+    """What a transformation does with its texts."""
+
+    _input_kwargs: dict[str, Any]  # What `keyword_only` leaves.
+
+    backend = Param(
+        Params._dummy(),
+        "backend",
+        "who computes: auto, torch, openvino or tensorflow",
+        TypeConverters.toString,
+    )
+    precision = Param(
+        Params._dummy(),
+        "precision",
+        "of the matrix products: auto, fp32 or bf16",
+        TypeConverters.toString,
+    )
+    batchTokens = Param(  # noqa: N815 - the way of pyspark.ml, as all names of Params below
+        Params._dummy(),
+        "batchTokens",
+        "tokens of one forward pass; 0: as suits",
+        TypeConverters.toInt,
+    )
+    dimensions = Param(
+        Params._dummy(),
+        "dimensions",
+        "values of an embedding to keep; 0: all",
+        TypeConverters.toInt,
+    )
+    quantise = Param(
+        Params._dummy(), "quantise", "none, or int8 with a scale column", TypeConverters.toString
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(
+            inputCol="text",
+            outputCol="embedding",
+            backend="auto",
+            precision="auto",
+            batchTokens=0,
+            dimensions=0,
+            quantise="none",
+        )
+
+
+class SentenceEncoderModel(Model, _EmbeddingParams, MLReadable, MLWritable):  # type: ignore[misc]
+    """Adds a column of vectors; see :func:`pipelines.embedding.column.embed_column`.
+
+    Params: `modelFolder` (a sentence-transformers folder), `inputCol`, `outputCol`, `backend`,
+    `precision`, `batchTokens`, `dimensions`, `quantise`. Saved, it holds a copy of the folder; the
+    path must be one that the driver and every executor see.
+    """
+
+    modelFolder = Param(  # noqa: N815
+        Params._dummy(), "modelFolder", "a sentence-transformers folder", TypeConverters.toString
+    )
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        modelFolder: str | None = None,  # noqa: N803
+        inputCol: str = "text",  # noqa: N803
+        outputCol: str = "embedding",  # noqa: N803
+        backend: str = "auto",
+        precision: str = "auto",
+        batchTokens: int = 0,  # noqa: N803
+        dimensions: int = 0,
+        quantise: str = "none",
+    ) -> None:
+        super().__init__()
+        self.setParams(**self._input_kwargs)
+
+    @keyword_only
+    def setParams(  # noqa: N802
+        self,
+        *,
+        modelFolder: str | None = None,  # noqa: N803
+        inputCol: str = "text",  # noqa: N803
+        outputCol: str = "embedding",  # noqa: N803
+        backend: str = "auto",
+        precision: str = "auto",
+        batchTokens: int = 0,  # noqa: N803
+        dimensions: int = 0,
+        quantise: str = "none",
+    ) -> SentenceEncoderModel:
+        """Sets the Params that are given."""
+        given = {name: value for name, value in self._input_kwargs.items() if value is not None}
+        model: SentenceEncoderModel = self._set(**given)
+        return model
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        if not self.isDefined(self.modelFolder):
+            raise InputError("modelFolder", "it is not set", "name a sentence-transformers folder")
+        return embed_column(
+            dataset,
+            self.getOrDefault(self.modelFolder),
+            text_column=self.getInputCol(),
+            output_column=self.getOutputCol(),
+            backend=self.getOrDefault(self.backend),
+            precision=self.getOrDefault(self.precision),
+            batch_tokens=self.getOrDefault(self.batchTokens) or None,
+            dimensions=self.getOrDefault(self.dimensions) or None,
+            quantise=self.getOrDefault(self.quantise),
+        )
+
+    def write(self) -> MLWriter:
+        """Writes Params and model folder."""
+        return _ModelWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader:
+        """Reads what :meth:`write` wrote."""
+        return _ModelReader(cls)
+
+
+class _ModelWriter(MLWriter):  # type: ignore[misc]
+    """Params as `pyspark.ml` writes them, and a copy of the model folder."""
+
+    def __init__(self, model: SentenceEncoderModel) -> None:
+        super().__init__()
+        self._model = model
+
+    def save(self, path: str) -> None:
+        """Writes the model; what is overwritten is deleted first, so it must not be its own.
+
+        Raises:
+            InputError: It is, or there is no model folder, or the path is on no file system.
+        """
+        source, home = Path(self._model.getOrDefault(self._model.modelFolder)), _local(path)
+        if not source.is_dir():
+            raise InputError(
+                "modelFolder", f"there is no folder {source}", "name one that is there"
+            )
+        if source.is_relative_to(home):
+            raise InputError("modelFolder", f"it is in {home}", "save to another path")
+        super().save(path)
+
+    def saveImpl(self, path: str) -> None:  # noqa: N802
+        """Called by :meth:`save`."""
+        home = _local(path)
+        source = self._model.getOrDefault(self._model.modelFolder)
+        DefaultParamsWriter.saveMetadata(self._model, write_path(home), self.sc)
+        with storage.new_folder(home / _MODEL) as aside:
+            shutil.copytree(source, aside, dirs_exist_ok=True)
+
+
+class _ModelReader(MLReader):  # type: ignore[misc]
+    """See :class:`_ModelWriter`."""
+
+    def __init__(self, kind: type[SentenceEncoderModel]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def load(self, path: str) -> SentenceEncoderModel:
+        """The model; its folder is the copy."""
+        home = _local(path)
+        metadata = DefaultParamsReader.loadMetadata(write_path(home), self.sc)
+        model = self._kind()
+        model._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(model, metadata)
+        return model._set(modelFolder=str(home / _MODEL))
+
+
+class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, DefaultParamsWritable):  # type: ignore[misc]
+    """Trains a sentence encoder on a frame's pairs; its model embeds.
+
+    Params: `pairCols` (two columns of texts that belong together, or three: text, partner, hard
+    negative), `workFolder` (for the pairs, the prepared lanes and the run; seen by the driver and
+    every executor), `settings` (a dict, YAML text or YAML file of settings on top, as in
+    docs/settings.md), and those of :class:`SentenceEncoderModel` for the model that comes out.
+    Where `inputCol` is not set, the model embeds the first of the `pairCols`.
+    """
+
+    pairCols = Param(  # noqa: N815
+        Params._dummy(), "pairCols", "two or three text columns", TypeConverters.toListString
+    )
+    workFolder = Param(  # noqa: N815
+        Params._dummy(), "workFolder", "folder for lanes and run", TypeConverters.toString
+    )
+    settings = Param(
+        Params._dummy(), "settings", "settings on top, as JSON", TypeConverters.toString
+    )
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        pairCols: list[str] | None = None,  # noqa: N803
+        workFolder: str | None = None,  # noqa: N803
+        settings: Mapping[str, Any] | str | None = None,
+        inputCol: str | None = None,  # noqa: N803
+        outputCol: str = "embedding",  # noqa: N803
+        backend: str = "auto",
+        precision: str = "auto",
+        batchTokens: int = 0,  # noqa: N803
+        dimensions: int = 0,
+        quantise: str = "none",
+    ) -> None:
+        super().__init__()
+        self._setDefault(pairCols=["sentence1", "sentence2"], settings="{}")
+        self.setParams(**self._input_kwargs)
+
+    @keyword_only
+    def setParams(  # noqa: N802
+        self,
+        *,
+        pairCols: list[str] | None = None,  # noqa: N803
+        workFolder: str | None = None,  # noqa: N803
+        settings: Mapping[str, Any] | str | None = None,
+        inputCol: str | None = None,  # noqa: N803
+        outputCol: str = "embedding",  # noqa: N803
+        backend: str = "auto",
+        precision: str = "auto",
+        batchTokens: int = 0,  # noqa: N803
+        dimensions: int = 0,
+        quantise: str = "none",
+    ) -> SentenceEncoder:
+        """Sets the Params that are given."""
+        given = {name: value for name, value in self._input_kwargs.items() if value is not None}
+        if "settings" in given:
+            given["settings"] = json.dumps(_tree(given["settings"]))
+        encoder: SentenceEncoder = self._set(**given)
+        return encoder
+
+    def configuration(self) -> Config:
+        """The whole configuration that :meth:`fit` works by.
+
+        Raises:
+            InputError: A Param or a setting is wrong, or `workFolder` is not set.
+        """
+        if not self.isDefined(self.workFolder):
+            raise InputError("workFolder", "it is not set", "name a folder that executors see")
+        columns = self.getOrDefault(self.pairCols)
+        if len(columns) not in _PAIRS:
+            raise InputError("pairCols", f"{len(columns)} columns", "two, or three with negatives")
+        work = Path(self.getOrDefault(self.workFolder)).absolute()
+        tree: dict[str, Any] = json.loads(self.getOrDefault(self.settings))
+        kind, key = _PAIRS[len(columns)]
+        ours = {
+            "corpus": {
+                "inputs": [str(work / "pairs")],
+                "format": "parquet",
+                "pairs": kind,
+                key: columns,
+            },
+            "prepared": {"folder": str(work / "prepared")},
+            "run": {"folder": str(work / "run"), "overwrite": True},
+        }
+        return configuration.parse(
+            tree | {name: tree.get(name, {}) | section for name, section in ours.items()}
+        )
+
+    def _fit(self, dataset: DataFrame) -> SentenceEncoderModel:
+        settings = self.configuration()
+        columns = self.getOrDefault(self.pairCols)
+        for name in columns:
+            if name not in dataset.columns:
+                there = ", ".join(dataset.columns)
+                raise InputError("pairCols", f"the frame has no column `{name}`", f"it has {there}")
+        with storage.new_folder(Path(settings.corpus.inputs[0])) as aside:
+            dataset.select(*columns).write.mode("overwrite").parquet(write_path(aside))
+        workflow.prepare(settings)
+        folder = workflow.train(settings)
+        model = SentenceEncoderModel(modelFolder=str(folder))
+        self._copyValues(model)
+        if not self.isSet(self.inputCol):
+            model._set(inputCol=columns[0])
+        return model
+
+
+def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Settings as a nested mapping, from one, from YAML, or from a YAML file.
+
+    Raises:
+        InputError: It is none of these.
+    """
+    if isinstance(settings, str):
+        is_file = "\n" not in settings and Path(settings).is_file()
+        text = Path(settings).read_text(encoding="utf-8") if is_file else settings
+        try:
+            settings = yaml.safe_load(text) or {}
+        except yaml.YAMLError:
+            settings = text
+    if not isinstance(settings, Mapping):
+        raise InputError("settings", f"`{settings}` holds no settings", "a dict, or YAML")
+    return dict(settings)
+
+
+def _local(path: str) -> Path:
+    """The path on a file system that everybody sees.
+
+    Raises:
+        InputError: It is an address of another kind.
+    """
+    return Path(local_path(path, "path")).absolute()

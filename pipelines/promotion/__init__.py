@@ -1,0 +1,1 @@
+"""From a run's model to the model in service: the gate, the folder that is served, the stage."""

@@ -1,0 +1,86 @@
+"""What a tracker is told, as plain values that travel to its process, and what it must do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pipelines.settings import TrackingSettings
+
+Status = Literal["finished", "failed", "killed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What is known of a run when it begins, or when more is told of it.
+
+    Attributes:
+        run_folder: Absolute path of the run folder.
+        settings: The section ``tracking``.
+        parameters: The whole configuration, flat: dotted key to text.
+        config: The same as YAML.
+        program: What the driver runs.
+        first_step: The step that training goes on from; None if nothing is trained.
+    """
+
+    run_folder: str
+    settings: TrackingSettings
+    parameters: Mapping[str, str]
+    config: str
+    program: str
+    first_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Figures of one step.
+
+    Attributes:
+        step: Steps that were made.
+        time: Seconds since 1970.
+        values: By name, such as ``training/loss``.
+    """
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a run, or a part of it, has ended.
+
+    Attributes:
+        status: How.
+        step: Steps that were made.
+        problem: What went wrong, in one line.
+        files: Absolute paths of files to keep.
+        model: A sentence-transformers folder to keep.
+    """
+
+    status: Status = "finished"
+    step: int = 0
+    problem: str = ""
+    files: Sequence[str] = field(default_factory=tuple)
+    model: str | None = None
+
+
+class Tracker(Protocol):
+    """Runs in a process of its own, so it may take its time, and raise what it likes.
+
+    After an error the same call comes again, perhaps in another process; a tracker finds in the
+    run folder what it has to know to go on.
+    """
+
+    def start(self, start: Start) -> None:
+        """Opens the run, or goes on with it."""
+        ...
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Takes figures, in the order in which they were measured."""
+        ...
+
+    def finish(self, end: End) -> None:
+        """Keeps files and model, and closes the run."""
+        ...

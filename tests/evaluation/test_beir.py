@@ -1,0 +1,135 @@
+"""Retrieval sets in BEIR's layout, against sentence-transformers' evaluator and scikit-learn."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import ndcg_score
+
+from pipelines.errors import InputError
+from pipelines.evaluation.beir import evaluate_retrieval_sets, read_retrieval_set, set_name
+from pipelines.evaluation.embedder import unit_length
+from pipelines.evaluation.metrics import ndcg_at
+
+DOCUMENTS = {
+    "d1": ("Cats", "They sleep in the warm sun."),
+    "d2": ("", "A cat looks for food at night."),
+    "d3": ("Dogs", "They run away from a man."),
+    "d4": ("Whales", "They live in the sea and sing."),
+    "d5": ("Stocks", "The market fell by three per cent."),
+    "q2": ("", "stocks went down"),
+}
+QUERIES = {"q1": "sleeping cats", "q2": "stocks went down", "q3": "asked by nobody"}
+QRELS = [("q1", "d1", 2), ("q1", "d2", 1), ("q1", "d4", 0), ("q2", "d5", 1)]
+
+
+def write_set(folder: Path, documents, queries, qrels, split: str = "test") -> Path:
+    (folder / "qrels").mkdir(parents=True, exist_ok=True)
+    lines = [
+        json.dumps({"_id": key, "title": title, "text": text, "metadata": {}})
+        for key, (title, text) in documents.items()
+    ]
+    (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    lines = [json.dumps({"_id": key, "text": text}) for key, text in queries.items()]
+    (folder / "queries.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = [("query-id", "corpus-id", "score"), *qrels]
+    text = "".join("\t".join(map(str, row)) + "\n" for row in rows)
+    (folder / "qrels" / f"{split}.tsv").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_grades_and_own_documents_count_as_in_beir(spark, tmp_path, minilm) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = write_set(tmp_path / "small", DOCUMENTS, QUERIES, QRELS)
+    figures = evaluate_retrieval_sets(spark, minilm, [str(folder)], ["small"])["small"]
+    assert (figures["queries"], figures["documents"]) == (2, 6)
+    # The query q2 is a document too, the nearest one, and does not count.
+    model = SentenceTransformer(str(minilm), device="cpu")
+    texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
+    cosines = unit_length(model.encode(list(QUERIES.values()))) @ unit_length(model.encode(texts)).T
+    gains = np.array([[2, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]])
+    cosines[1, 5] = -1
+    assert figures["ndcg@10"] == pytest.approx(100 * ndcg_score(gains, cosines[:2], k=10))
+    assert figures["ndcg@10"] < 100 or figures["mrr@10"] == 100
+
+
+def test_gains_are_linear() -> None:
+    gains = {1: 3.0, 2: 1.0, 3: 2.0}
+    ranked = [2, 9, 1, 3]
+    scores, truth = np.array([[4, 3, 2, 1]]), np.array([[1, 0, 3, 2]])
+    assert ndcg_at(ranked, gains, 10) == pytest.approx(ndcg_score(truth, scores, k=10))
+    assert ndcg_at(ranked, gains, 2) == pytest.approx(ndcg_score(truth, scores, k=2))
+    assert ndcg_at(ranked, dict.fromkeys(gains, 1.0), 3) == ndcg_at(ranked, set(gains), 3)
+
+
+def test_equals_sentence_transformers_on_xquad(spark, shared_data, tmp_path, minilm) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    corpus = pq.read_table(shared_data / "retrieval" / "xquad-corpus.parquet").to_pylist()
+    asked = pq.read_table(shared_data / "retrieval" / "xquad-queries.parquet").to_pylist()
+    documents = {
+        f"p{row['paragraph_id']}": (row["title"], row["text"])
+        for row in corpus
+        if row["lang"] == "en"
+    }
+    asked = [row for row in asked if row["lang"] == "en"][::6]
+    queries = {f"q{row['query_id']}": row["question"] for row in asked}
+    qrels = [(f"q{row['query_id']}", f"p{row['paragraph_id']}", 1) for row in asked]
+    folder = write_set(tmp_path / "xquad", documents, queries, qrels)
+    figures = evaluate_retrieval_sets(spark, minilm, [str(folder)], ["xquad"])["xquad"]
+    evaluator = InformationRetrievalEvaluator(
+        queries,
+        {key: f"{title} {text}".strip() for key, (title, text) in documents.items()},
+        {query: {document} for query, document, _ in qrels},
+        name="xquad",
+    )
+    expected = evaluator(SentenceTransformer(str(minilm), device="cpu"))
+    assert (figures["queries"], figures["documents"]) == (len(queries), len(documents))
+    for name in ("ndcg@10", "mrr@10", "recall@1", "recall@10"):
+        assert figures[name] == pytest.approx(100 * expected[f"xquad_cosine_{name}"], abs=1e-3)
+
+
+def test_the_judgements_are_those_of_a_split(spark, tmp_path) -> None:
+    folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, QRELS, "train")
+    write_set(folder, DOCUMENTS, QUERIES, QRELS[:1], "dev")
+    # A compressed corpus counts too.
+    plain = folder / "corpus.jsonl"
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    assert read_retrieval_set(spark, str(folder)).asked.count() == 1
+    train = str(folder / "qrels" / "train.tsv")
+    assert read_retrieval_set(spark, train).asked.count() == 3
+    assert (set_name(str(folder)), set_name(train)) == ("set", "set-train")
+
+
+def test_refuses_sets_that_are_not_whole(spark, tmp_path) -> None:
+    def refused(problem: str, file: str | None = None, text: str = "", given: str = "") -> None:
+        folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, QRELS)
+        if file is not None:
+            (folder / file).write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=f"^evaluation.retrieval_sets: .*{problem}"):
+            read_retrieval_set(spark, given or str(folder))
+
+    qrels, head = "qrels/test.tsv", "query-id\tcorpus-id\tscore\n"
+    refused("there is no .*nowhere, name a folder", given=str(tmp_path / "nowhere"))
+    refused("names 1 document ids that corpus.jsonl .* `d9`", qrels, head + "q1\td9\t1\n")
+    refused("names 1 query ids that queries.jsonl .* `q9`", qrels, head + "q9\td1\t1\n")
+    refused("has no column `query-id`, its first line has q1, 0, d1, 1", qrels, "q1\t0\td1\t1\n")
+    refused("test.tsv is empty", qrels, head)
+    refused("has no score above 0", qrels, head + "q1\td1\t0\n")
+    refused("has 1 lines without ids and a number", qrels, head + "q1\td1\thigh\n")
+    refused("corpus.jsonl has no lines", "corpus.jsonl", "")
+    refused("corpus.jsonl has 1 lines that are no JSON", "corpus.jsonl", '{"_id": "d1"\n')
+    refused("corpus.jsonl has 1 lines without `_id`", "corpus.jsonl", '{"text": "a"}\n')
+    refused("has 1 lines without `text`", "queries.jsonl", '{"_id": "q1"}\n')
+    twice = '{"_id": "d1", "text": "a"}\n' * 2
+    refused("has 1 lines whose `_id` is there already", "corpus.jsonl", twice)
+    (tmp_path / "set" / qrels).rename(tmp_path / "set" / "qrels" / "a.tsv")
+    (tmp_path / "set" / "qrels" / "b.tsv").write_text(head)
+    with pytest.raises(InputError, match=r"qrels holds a.tsv, b.tsv, name the file to take"):
+        read_retrieval_set(spark, str(tmp_path / "set"))

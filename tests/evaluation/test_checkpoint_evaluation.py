@@ -1,0 +1,123 @@
+"""Checkpoints are measured while training goes on, with the figures of the cluster."""
+
+import json
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from small import small_config
+from test_beir import DOCUMENTS, QRELS, QUERIES, write_set
+
+from pipelines import workflow
+from pipelines.encoder.folder import write_encoder
+from pipelines.errors import InputError
+from pipelines.evaluation.history import add_evaluations, forget_evaluations, read_evaluations
+from pipelines.evaluation.stage import evaluate
+from pipelines.settings import Config
+from pipelines.training.checkpoint import load_checkpoint
+
+LEFT = ["a cat sleeps", "the market fell", "it rains", "he sings", "open the file"]
+RIGHT = ["the cat is asleep", "stocks lost", "sunny weather", "he is silent", "close a socket"]
+
+
+@pytest.fixture
+def measured_config(prepared, tmp_path) -> Config:
+    """Every evaluation that there is, at every checkpoint of a run of twelve steps."""
+    pairs = {"sentence1": LEFT, "sentence2": RIGHT}
+    pq.write_table(pa.table(pairs | {"score": [5.0, 4.0, 1.0, 0.5, 0.0]}), tmp_path / "sts.parquet")
+    pq.write_table(pa.table(pairs | {"label": [1, 1, 0, 0, 0]}), tmp_path / "same.parquet")
+    write_set(tmp_path / "beir", DOCUMENTS, QUERIES, QRELS)
+    config = small_config(
+        prepared, engine="local", workers=1, max_steps=12, checkpoint_every=3, keep_checkpoints=9
+    )
+    evaluation = {
+        "similarity": (str(tmp_path / "sts.parquet"),),
+        "classification": (str(tmp_path / "same.parquet"),),
+        "retrieval_sets": (str(tmp_path / "beir"),),
+        "every_checkpoints": 2,
+    }
+    return config.model_copy(
+        update={
+            "evaluation": config.evaluation.model_copy(update=evaluation),
+            "tracking": config.tracking.model_copy(update={"trackers": ("tensorboard",)}),
+            "run": config.run.model_copy(update={"folder": str(tmp_path / "run")}),
+        }
+    )
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_figures_are_the_clusters_and_the_curve_stays(
+    spark, measured_config, prepared, tmp_path
+) -> None:
+    workflow.train(measured_config)
+    run = tmp_path / "run"
+    lines = read_evaluations(run)
+    names = ["retrieval", "geometry", "sts", "same", "beir"]
+    assert [(line["step"], line["evaluation"]) for line in lines] == [(6, name) for name in names]
+
+    checkpoint = load_checkpoint(run, 6)
+    tokenizer = prepared / "tokens" / "tokenizer"
+    write_encoder(tmp_path / "model", checkpoint.spec, checkpoint.weights, tokenizer, "")
+    expected = evaluate(spark, measured_config, tmp_path / "model")
+    assert list(expected) == names
+    for line in lines:
+        figures = {key: line[key] for key in line if key not in ("step", "evaluation")}
+        assert figures == pytest.approx(expected[line["evaluation"]], abs=1e-3)
+
+    figures = workflow.evaluate(measured_config)
+    assert [line["step"] for line in read_evaluations(run)] == [0] * 5 + [6] * 5 + [12] * 5
+    assert read_evaluations(run)[-1] == {
+        "step": 12,
+        "evaluation": "beir",
+        **figures["after"]["beir"],
+    }
+    assert set(figures["before"]) == set(figures["after"]) == set(names)
+
+    alone = measured_config.evaluation.model_copy(update={"every_checkpoints": 0})
+    elsewhere = measured_config.run.model_copy(update={"folder": str(tmp_path / "alone")})
+    workflow.train(
+        measured_config.model_copy(
+            update={"evaluation": alone, "run": elsewhere, "tracking": Config().tracking}
+        )
+    )
+    assert losses(run) == losses(tmp_path / "alone")
+
+
+def test_an_evaluation_that_fails_costs_one_line(
+    spark, measured_config, tmp_path, monkeypatch, caplog
+) -> None:
+    every = measured_config.evaluation.model_copy(update={"every_checkpoints": 1})
+    monkeypatch.setattr("pipelines.evaluation.checkpoints.MEASURE_SECONDS", 0.01)
+    with caplog.at_level(logging.WARNING):
+        workflow.train(measured_config.model_copy(update={"evaluation": every}))
+    warnings = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
+    assert len([line for line in warnings if "was not measured, and training goes on" in line]) == 1
+    assert len(losses(tmp_path / "run")) == 12
+    assert read_evaluations(tmp_path / "run") == []
+
+
+def test_what_cannot_be_read_is_refused_before_the_run_begins(
+    spark, measured_config, tmp_path
+) -> None:
+    wrong = measured_config.evaluation.model_copy(update={"similarity": ("nowhere.csv",)})
+    with pytest.raises(InputError, match=r"^evaluation.similarity: there is no file"):
+        workflow.train(measured_config.model_copy(update={"evaluation": wrong}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_lines_are_replaced_and_forgotten_by_step(tmp_path) -> None:
+    add_evaluations(tmp_path, 20, {"dev": {"spearman": 2.0}})
+    add_evaluations(tmp_path, 10, {"dev": {"spearman": 1.0}, "test": {"spearman": 5.0}})
+    add_evaluations(tmp_path, 10, {"dev": {"spearman": 3.0}})
+    assert read_evaluations(tmp_path) == [
+        {"step": 10, "evaluation": "test", "spearman": 5.0},
+        {"step": 10, "evaluation": "dev", "spearman": 3.0},
+        {"step": 20, "evaluation": "dev", "spearman": 2.0},
+    ]
+    forget_evaluations(tmp_path, 10)
+    assert [line["step"] for line in read_evaluations(tmp_path)] == [10, 10]

@@ -1,0 +1,56 @@
+"""Alignment and uniformity against the code in the paper."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.evaluation.embedder import unit_length
+from pipelines.evaluation.geometry import evaluate_geometry, geometry_figures, uniformity
+
+
+def papers_alignment(x, y) -> float:
+    """Wang and Isola 2020, figure 5: `(x - y).norm(dim=1).pow(alpha).mean()`, alpha = 2."""
+    return float((x - y).norm(dim=1).pow(2).mean())
+
+
+def papers_uniformity(x) -> float:
+    """The same: `pdist(x, p=2).pow(2).mul(-t).exp().mean().log()`, t = 2."""
+    import torch
+
+    return float(torch.pdist(x, p=2).pow(2).mul(-2).exp().mean().log())
+
+
+def test_equals_the_code_in_the_paper() -> None:
+    import torch
+
+    random = np.random.default_rng(3)
+    first = unit_length(random.normal(size=(1500, 16)))
+    second = unit_length(first + 0.3 * random.normal(size=first.shape))
+    x, y = (torch.from_numpy(side).double() for side in (first, second))
+    figures = geometry_figures(first, second)
+    assert figures["pairs"] == 1500
+    assert figures["alignment"] == pytest.approx(papers_alignment(x, y), rel=1e-6)
+    both = (papers_uniformity(x) + papers_uniformity(y)) / 2
+    assert figures["uniformity"] == pytest.approx(both, rel=1e-6)
+
+
+def test_texts_that_are_there_twice_count_once() -> None:
+    rows = unit_length(np.random.default_rng(4).normal(size=(40, 8)))
+    assert uniformity(np.concatenate([rows, rows[:30]])) == pytest.approx(uniformity(rows))
+    assert uniformity(rows[:1].repeat(5, axis=0)) == 0.0
+
+
+def test_whole_job_on_a_model_folder(spark, tmp_path, minilm) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    asked = ["a sleeping animal", "stocks went down", "weather in England"]
+    texts = ["A cat sleeps.", "The market fell.", "It rains in London.", "Not asked for."]
+    queries, documents = tmp_path / "queries.parquet", tmp_path / "documents.parquet"
+    pq.write_table(
+        pa.table({"query_id": [3, 4, 5], "text": asked, "document_id": [0, 1, 2]}), queries
+    )
+    pq.write_table(pa.table({"document_id": [0, 1, 2, 3], "text": texts}), documents)
+    encode = SentenceTransformer(str(minilm), device="cpu").encode
+    expected = geometry_figures(unit_length(encode(asked)), unit_length(encode(texts[:3])))
+    assert evaluate_geometry(spark, minilm, queries, documents) == pytest.approx(expected, abs=1e-4)

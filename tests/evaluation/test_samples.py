@@ -1,0 +1,110 @@
+"""Which pairs and queries the report shows, and that they come out of a run."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import storage
+from pipelines.config import parse
+from pipelines.evaluation.retrieval import Queries, Retrieved, evaluate_retrieval
+from pipelines.evaluation.samples import (
+    MOST_CHARACTERS,
+    choose_queries,
+    count_changes,
+    ranks_of,
+    sample_pairs,
+    write_samples,
+)
+
+RANKS = st.none() | st.integers(1, 10)
+
+
+def asked(relevant: dict[int, set[int]]) -> Queries:
+    return Queries(np.array(sorted(relevant), np.int64), np.zeros((len(relevant), 2)), relevant)
+
+
+def test_pairs_share_no_document() -> None:
+    queries = asked({1: {7}, 2: {7}, 3: {9, 8}, 4: {6}})
+    assert sample_pairs(queries, 10) == {1: 7, 3: 8, 4: 6}
+    assert sample_pairs(queries, 2) == {1: 7, 3: 8}
+    assert sample_pairs(queries, 0) == {}
+
+
+def test_the_rank_is_that_of_the_first_right_document() -> None:
+    found = Retrieved(asked({1: {5}, 2: {5, 6}, 3: {4}, 4: {1}}), {1: [5], 2: [9, 6, 5], 3: [1, 2]})
+    assert ranks_of(found) == {1: 1, 2: 2, 3: None, 4: None}
+
+
+@given(st.lists(st.tuples(RANKS, RANKS), max_size=30), st.integers(1, 4))
+def test_queries_are_chosen_by_what_became_of_them(ranks, count) -> None:
+    before = {key: pair[0] for key, pair in enumerate(ranks)}
+    after = {key: pair[1] for key, pair in enumerate(ranks)}
+    gain = {key: 1 / (after[key] or 1e9) - 1 / (before[key] or 1e9) for key in before}
+    chosen = choose_queries(before, after, count)
+    changes = count_changes(before, after)
+    assert list(chosen) == ["better", "worse", "random"]
+    assert len(chosen["better"]) == min(count, changes["better"])
+    assert len(chosen["worse"]) == min(count, changes["worse"])
+    assert all(gain[key] > 0 for key in chosen["better"])
+    assert all(gain[key] < 0 for key in chosen["worse"])
+    assert changes["queries"] == len(ranks)
+    keys = [key for some in chosen.values() for key in some]
+    assert len(keys) == len(set(keys)) == min(len(ranks), len(keys))
+    if chosen["better"]:
+        least = min(gain[key] for key in chosen["better"])
+        assert all(gain[key] <= least for key in gain if key not in chosen["better"])
+
+
+def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
+    held_out = tmp_path / "prepared" / "corpus" / "evaluation"
+    held_out.mkdir(parents=True)
+    texts = [
+        "A cat sleeps.",
+        "The market fell.",
+        "It rains <b>in</b> London.",
+        "x" * 999,
+        "🐈",
+        "a",
+    ]
+    queries = ["a sleeping animal", "stocks went down", "weather", "xxx", "\U0001f408", "مرحبا"]
+    numbers = list(range(1, 7))
+    pq.write_table(
+        pa.table({"document_id": numbers, "text": texts}), held_out / "documents.parquet"
+    )
+    table = {"query_id": [-n for n in numbers], "text": queries, "document_id": numbers}
+    pq.write_table(pa.table(table), held_out / "queries.parquet")
+    settings = {"prepared": {"folder": str(tmp_path / "prepared")}}
+    config = parse(settings | {"run": {"folder": str(tmp_path / "run")}})
+    models, retrieved = {"before": minilm, "after": minilm}, {}
+    evaluate_retrieval(
+        spark,
+        minilm,
+        held_out / "queries.parquet",
+        held_out / "documents.parquet",
+        lambda found: retrieved.update(before=found, after=found),
+    )
+    path = write_samples(spark, config, models, retrieved)
+    assert path == tmp_path / "run" / "samples.json"
+    samples = storage.read_json(path)
+    assert {tuple(pair["texts"]) for pair in samples["pairs"]} == {
+        (query, text[:MOST_CHARACTERS]) for query, text in zip(queries, texts, strict=True)
+    }
+    for pair in samples["pairs"]:
+        assert pair["before"] == pair["after"]
+        assert np.abs(pair["after"]["places"]).max() <= 1
+        assert -1 <= pair["after"]["strange_cosine"] <= pair["after"]["cosine"] <= 1.0001
+    assert samples["changes"] == {"queries": 6, "better": 0, "worse": 0}
+    assert [one["kind"] for one in samples["neighbours"]] == ["random"] * 3
+    for one in samples["neighbours"]:
+        rights = [document["right"] for document in one["after"]["documents"]]
+        assert len(rights) == 3
+        assert rights.index(True) + 1 == one["after"]["rank"]
+
+    nothing = config.model_copy(
+        update={"evaluation": config.evaluation.model_copy(update={"samples": 0})}
+    )
+    assert write_samples(spark, nothing, models, retrieved) is None
+    assert not path.exists()
+    assert write_samples(spark, config, models, {}) is None

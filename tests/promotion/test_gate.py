@@ -1,0 +1,90 @@
+"""The gate on figures alone."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.errors import InputError
+from pipelines.promotion.gate import Judgement, evaluations, judge
+from pipelines.settings import PromotionSettings
+
+NDCG, SPEARMAN = "retrieval.ndcg@10", "sts/dev.v2.spearman"
+SETTINGS = PromotionSettings(
+    metrics=(NDCG, SPEARMAN), tolerance={NDCG: 0.5}, minimum={SPEARMAN: 60.0}
+)
+
+
+def figures(ndcg: float, spearman: float) -> dict[str, dict[str, float]]:
+    return {
+        "retrieval": {"queries": 5, "ndcg@10": ndcg},
+        "sts/dev.v2": {"pairs": 9, "spearman": spearman},
+    }
+
+
+def refused(new, served) -> list[str]:
+    return [str(found.refusal) for found in judge(SETTINGS, new, served) if found.refusal]
+
+
+@pytest.mark.parametrize(
+    ("new", "served", "refusals"),
+    [
+        (figures(41.2, 70.0), figures(41.7, 70.0), []),
+        (figures(1.0, 60.0), None, []),
+        (
+            figures(41.2, 70.0),
+            figures(41.71, 70.0),
+            [
+                "promotion.tolerance: retrieval.ndcg@10 is 41.2000, "
+                "the model in service has 41.7100, 0.5 less would do"
+            ],
+        ),
+        (
+            figures(99.0, 59.9),
+            None,
+            ["promotion.minimum: sts/dev.v2.spearman is 59.9000, at least 60.0000 is asked for"],
+        ),
+        (
+            figures(99.0, 69.9999),
+            figures(40.0, 70.0),
+            [
+                "promotion.tolerance: sts/dev.v2.spearman is 69.9999, "
+                "the model in service has 70.0000, 0 less would do"
+            ],
+        ),
+    ],
+    ids=["within tolerance", "first promotion", "worse", "below the minimum", "no tolerance"],
+)
+def test_refuses_what_is_worse_by_more_than_the_tolerance(new, served, refusals):
+    assert refused(new, served) == refusals
+
+
+def test_a_figure_that_is_no_number_never_passes():
+    assert "is nan" in refused(figures(math.nan, 70.0), None)[0]
+    assert "is nan" in refused(figures(math.nan, 70.0), figures(41.0, 70.0))[0]
+    assert refused(figures(41.0, 70.0), figures(math.nan, 70.0)) == []
+
+
+def test_names_what_was_measured_if_a_metric_was_not():
+    with pytest.raises(InputError, match=r"`sts/dev.v2.spearman` was not measured, one of ret"):
+        judge(SETTINGS, {"retrieval": {"ndcg@10": 1.0}}, None)
+    with pytest.raises(InputError, match="one of none, since nothing was"):
+        judge(SETTINGS, {}, None)
+    assert evaluations(SETTINGS) == ["retrieval", "sts/dev.v2"]
+
+
+@given(
+    value=st.floats(0, 100), served=st.floats(0, 100), tolerance=st.floats(0, 10), gain=st.floats(0)
+)
+def test_a_better_model_is_never_refused_where_a_worse_one_passes(value, served, tolerance, gain):
+    worse = Judgement(NDCG, value, served, tolerance, None).refusal
+    better = Judgement(NDCG, value + gain, served, tolerance, None).refusal
+    assert better is None or worse is not None
+    assert Judgement(NDCG, served, served, tolerance, None).refusal is None
+
+
+def test_a_figure_that_is_better_lower_is_refused():
+    settings = PromotionSettings(metrics=("geometry.alignment",))
+    with pytest.raises(InputError, match=r"`geometry.alignment` is better the lower it is"):
+        judge(settings, {"geometry": {"alignment": 0.4}}, None)

@@ -1,0 +1,141 @@
+"""The page as a browser shows it: nothing is empty, and all can be read, in light and in dark."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.report.page import write_report
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+pytestmark = pytest.mark.skipif(not BROWSER, reason="no Chromium here: apt-get install chromium")
+
+# Blink's names for what a reader's system prefers.
+SCHEMES = {"dark": 0, "light": 1}
+WIDTHS = (1200, 500)
+HEIGHT = 8000
+# Of every picture its box, and of every text its colour and the one behind it.
+PROBE = """
+<script>
+const box = (one) => {
+  const around = one.getBoundingClientRect();
+  return [around.x, around.y, around.right, around.bottom];
+};
+const seen = (one) => one.getClientRects().length > 0;
+const behind = (one) => {
+  for (; one; one = one.parentElement) {
+    const colour = getComputedStyle(one).backgroundColor;
+    if (!/, 0\\)$|transparent/.test(colour)) return colour;
+  }
+};
+const says = (node) => node.nodeType === 3 && node.data.trim();
+const texts = [...document.querySelectorAll("main *")].filter(
+  (one) => seen(one) && [...one.childNodes].some(says));
+document.body.dataset.probe = JSON.stringify({
+  wide: document.documentElement.scrollWidth,
+  pictures: [...document.querySelectorAll("svg, .path, .track")].filter(seen).map(
+    (one) => [one.getAttribute("aria-label") || one.className, box(one)]),
+  texts: texts.map((one) => [
+    one.textContent.trim().slice(0, 40),
+    one instanceof SVGElement ? getComputedStyle(one).fill : getComputedStyle(one).color,
+    behind(one)]),
+});
+</script>
+"""
+
+
+def browse(page: Path, scheme: str, width: int, *options: str) -> str:
+    """What the browser prints."""
+    command = [BROWSER, "--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-sandbox"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},{HEIGHT}"]
+    command += [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", *options, page.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 has it."""
+    shares = np.array([int(part) / 255 for part in re.findall(r"\d+", colour)[:3]])
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(colour: str, behind: str) -> float:
+    dark, light = sorted(map(luminance, (colour, behind)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.fixture(scope="module", params=[(s, w) for s in SCHEMES for w in WIDTHS], ids=str)
+def shown(request, tmp_path_factory):
+    """A page in a browser: its picture, and what the probe found."""
+    from made_runs import write_run
+    from PIL import Image
+
+    scheme, width = request.param
+    run = write_run(tmp_path_factory.mktemp("shown"))
+    text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+    page = run / "probed.html"
+    page.write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    picture = run / "page.png"
+    dom = browse(page, scheme, width, "--dump-dom")
+    browse(page, scheme, width, f"--screenshot={picture}")
+    found = re.search(r'data-probe="([^"]*)"', dom)
+    assert found, "the probe did not run"
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    return scheme, width, pixels, json.loads(html.unescape(found[1]))
+
+
+def test_no_picture_is_empty(shown) -> None:
+    _, width, pixels, probe = shown
+    assert pixels.shape == (HEIGHT, width, 3)
+    assert len(probe["pictures"]) > 15
+    for name, (left, top, right, bottom) in probe["pictures"]:
+        # With a little of what is around it, since a bar may be all of one colour.
+        rows, columns = slice(round(top) - 4, round(bottom) + 4), slice(round(left), round(right))
+        region = pixels[rows, columns].reshape(-1, 3)
+        assert len(region), name
+        colours, counts = np.unique(region, axis=0, return_counts=True)
+        background = colours[counts.argmax()].astype(int)
+        far = np.abs(region.astype(int) - background).max(axis=1) > 40
+        assert far.sum() >= 40, f"{name} is empty"
+        assert len(colours) >= 2
+
+
+def test_all_texts_can_be_read(shown) -> None:
+    _, _, _, probe = shown
+    assert len(probe["texts"]) > 80
+    for text, colour, behind in probe["texts"]:
+        # WCAG 2 asks for 4.5.
+        assert contrast(colour, behind) >= 4.5, (text, colour, behind)
+
+
+def test_it_is_dark_where_that_is_wished_and_as_wide_as_the_window(shown) -> None:
+    scheme, width, pixels, probe = shown
+    corner = pixels[3, 3].astype(int)
+    assert (corner.max() < 40) if scheme == "dark" else (corner.min() > 240)
+    assert probe["wide"] <= width
+
+
+def test_pointing_at_a_pair_shows_its_texts(run) -> None:
+    text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+    page = run / "pointed.html"
+    point = """<script>
+      const pair = document.querySelector('g.pair[data-pair="2"]');
+      pair.querySelector("circle").dispatchEvent(new Event("pointerover", {bubbles: true}));
+    </script></body>"""
+    page.write_text(text.replace("</body>", point), encoding="utf-8")
+    dom = browse(page, "light", 1200, "--dump-dom")
+    box = dom[dom.index('class="picked"') :]
+    places = [box.index(words) for words in ("query 2", "answer 2", "rank 4 before, rank 1 after")]
+    assert all(one < other for one, other in pairwise(places))
+    # On both maps.
+    assert dom.count('class="pair first on"') + dom.count('class="pair near on"') == 2

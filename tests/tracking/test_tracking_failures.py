@@ -1,0 +1,133 @@
+"""Trackers that cannot be reached: the run neither waits nor fails, and says so in one line."""
+
+import http.server
+import logging
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlflow
+import pytest
+from relays import free_port, relay
+from test_tracking_mlflow import history, tracked
+from test_tracking_tensorboard import events, scalars
+
+from pipelines.errors import InputError
+from pipelines.settings import TrackingSettings
+from pipelines.tracking import check_trackers, link
+from pipelines.tracking.following import Following
+
+WAIT = 4
+
+
+@contextmanager
+def closed_port():
+    yield f"http://127.0.0.1:{free_port()}"
+
+
+@contextmanager
+def silent_server():
+    """Accepts every connection, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def broken_server():
+    """Answers everything with an error of its own."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_error(503)
+
+        do_POST = do_PUT = do_GET  # noqa: N815 - names of the library
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def warnings(caplog) -> list[str]:
+    return [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("server", [closed_port, silent_server, broken_server])
+def test_a_server_that_does_not_serve_costs_no_more_than_the_wait(server, tmp_path, caplog):
+    with server() as address:
+        with Following(tracked(address, wait_seconds=WAIT), tmp_path, 0) as following:
+            began = time.monotonic()
+            for step in range(2 * link.MOST_WAITING):
+                following.log(step, {"training/loss": 1.0})
+            took = time.monotonic() - began
+            left = time.monotonic()
+        waited = time.monotonic() - left
+    # Far below what any request could take, on any machine.
+    assert took < 10
+    assert waited < WAIT + 10
+    (warning,) = warnings(caplog)
+    assert warning.startswith("mlflow is behind or cannot be reached, and the run goes on")
+    assert Path(warning.rsplit("see ", 1)[1]).is_file()
+    assert not [thread for thread in threading.enumerate() if "tracker" in thread.name]
+
+
+def test_what_a_server_that_died_has_missed_reaches_it_when_it_is_back(
+    mlflow_server, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(link, "RETRY_SECONDS", 0.5)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    client = mlflow.MlflowClient(tracking_uri=mlflow_server)
+    # The tracker has one address, and what is behind it goes and comes.
+    port = free_port()
+    config = tracked(f"http://127.0.0.1:{port}", wait_seconds=60)
+    with Following(config, tmp_path, 0) as following:
+        with relay(mlflow_server, port):
+            following.log(1, {"training/loss": 1.0})
+            id_file = tmp_path / "tracking" / "mlflow.json"
+            until(lambda: id_file.exists() and history(client, tmp_path, "training/loss"))
+        following.log(2, {"training/loss": 0.5})
+        until(lambda: warnings(caplog))
+        assert history(client, tmp_path, "training/loss") == [(1, 1.0)]
+        with relay(mlflow_server, port):
+            following.log(3, {"training/loss": 0.25})
+            until(lambda: len(history(client, tmp_path, "training/loss")) == 3)
+            following.log(4, {"training/loss": 0.125})
+            until(lambda: len(history(client, tmp_path, "training/loss")) == 4)
+    assert len(warnings(caplog)) == 1
+
+
+def until(is_so, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_tracker_whose_process_is_killed_is_started_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(link, "RETRY_SECONDS", 0.1)
+    settings = {"trackers": ["tensorboard"], "mlflow_uri": None}
+    with Following(tracked("", **settings), tmp_path, 0) as following:
+        following.log(1, {"training/loss": 1.0})
+        (only,) = following._links
+        until(lambda: scalars(events(tmp_path / "tensorboard")))
+        only._process._process.kill()
+        only._process._process.wait()
+        following.log(2, {"training/loss": 1.0})
+        until(lambda: not only._points)
+    found = scalars(events(tmp_path / "tensorboard"))
+    assert [step for step, name, _ in found if name == "training/loss"] == [1, 2]
+    assert len(warnings(caplog)) <= 1
+
+
+def test_trackers_that_are_not_there_are_refused(monkeypatch):
+    with pytest.raises(InputError, match=r"tracking.trackers: there is no `wandb`, one of mlflow"):
+        check_trackers(TrackingSettings(trackers=("wandb",)))
+    monkeypatch.setattr("pipelines.tracking.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r'is not installed, pip install "sentence-pipelines\[ten'):
+        check_trackers(TrackingSettings(trackers=("tensorboard",)))

@@ -1,0 +1,186 @@
+"""A run in a real MLflow server, and its model in processes that know nothing of this package."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+
+from pipelines.config import parse
+from pipelines.settings import Config
+from pipelines.tracking.base import Start
+from pipelines.tracking.databricks import databricks_environment
+from pipelines.tracking.following import Following
+
+TEXTS = ["A cat sleeps on the sofa.", "The market fell by three per cent."]
+LOADER = """
+import sys, json, mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+import pipelines, pandas
+texts = json.loads(sys.argv[3])
+vectors = model.predict(texts)
+same = model.predict(pandas.DataFrame({"any name": texts}))
+print(json.dumps([pipelines.__file__, vectors.tolist(), same.tolist()]))
+"""
+
+
+def tracked(uri: str, **tracking) -> Config:
+    return parse(
+        {
+            "tracking": {"trackers": ["mlflow"], "mlflow_uri": uri, **tracking},
+            "spark": {"hadoop.fs.s3a.secret.key": "sesame", "executor.memory": "2g"},
+        }
+    )
+
+
+@pytest.fixture
+def client(mlflow_server) -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(tracking_uri=mlflow_server, registry_uri=mlflow_server)
+
+
+def run_id(folder: Path) -> str:
+    return json.loads((folder / "tracking" / "mlflow.json").read_text())["run_id"]
+
+
+def history(client: mlflow.MlflowClient, folder: Path, name: str) -> list[tuple[int, float]]:
+    found = client.get_metric_history(run_id(folder), name)
+    return sorted((metric.step, metric.value) for metric in found)
+
+
+def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, client, tmp_path):
+    folder = tmp_path / "captions"
+    config = tracked(mlflow_server, mlflow_experiment="encoders")
+    with Following(config, folder, 0) as following:
+        for step in (10, 20, 30):
+            following.log(step, {"training/loss": 1 / step})
+    run = client.get_run(run_id(folder))
+    assert run.info.run_name == "captions"
+    assert client.get_experiment(run.info.experiment_id).name == "encoders"
+    assert run.data.params["training.learning_rate"] == "5e-05"
+    assert run.data.params["spark.executor.memory"] == "2g"
+    assert "sesame" not in json.dumps(run.data.params)
+
+    # A run goes on where it was begun, whatever the experiment is now.
+    config = tracked(mlflow_server, mlflow_experiment="others")
+    longer = parse(config.model_dump() | {"training": {"max_steps": 60}})
+    with pytest.raises(RuntimeError), Following(longer, folder, 20) as following:
+        following.log(40, {"training/loss": 1.0})
+        raise RuntimeError("no space left\non the device")
+    run = client.get_run(run.info.run_id)
+    assert run.info.status == "FAILED"
+    assert run.data.tags["problem"] == "RuntimeError: no space left"
+    assert run.data.params["training.max_steps"] == "null"
+    assert run.data.tags["resumed.training.max_steps"] == "60"
+
+    (folder / "report.html").write_text("<p>a report</p>")
+    with Following(longer, folder) as following:
+        following.log(60, {"after/dev/spearman": 80.0})
+        following.keep(folder / "report.html", folder / "not-there.json")
+    assert run_id(folder) == run.info.run_id
+    assert client.get_run(run.info.run_id).info.status == "FINISHED"
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {
+        "config.yaml",
+        "report.html",
+    }
+    losses = [(10, 0.1), (20, 0.05), (30, 1 / 30), (40, 1.0)]
+    assert history(client, folder, "training/loss") == losses
+    assert history(client, folder, "after/dev/spearman") == [(60, 80.0)]
+
+
+def test_a_run_that_was_deleted_in_mlflow_is_begun_anew(mlflow_server, client, tmp_path):
+    config = tracked(mlflow_server)
+    with Following(config, tmp_path, 0):
+        pass
+    first = run_id(tmp_path)
+    client.delete_run(first)
+    with Following(config, tmp_path, 5):
+        pass
+    assert run_id(tmp_path) != first
+
+
+def test_the_model_loads_where_this_package_is_not_there(
+    spark, mlflow_server, client, tmp_path, model_folder
+):
+    from sentence_transformers import SentenceTransformer
+
+    config = tracked(mlflow_server, mlflow_registered_model="encoder", wait_seconds=200)
+    with Following(config, tmp_path, 0) as following:
+        following.log(7, {"training/loss": 1.0})
+        following.keep(model=model_folder)
+    (version,) = client.search_model_versions("name='encoder'")
+    assert version.run_id == run_id(tmp_path)
+
+    expected = SentenceTransformer(str(model_folder), device="cpu").encode(TEXTS)
+    elsewhere = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, mlflow_server, "models:/encoder/1", json.dumps(TEXTS)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=tmp_path,
+        env=elsewhere,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    package, vectors, of_a_frame = json.loads(done.stdout.splitlines()[-1])
+    # Its own copy, not what is installed here.
+    assert "artifacts" in package or "tmp" in package
+    assert not package.startswith(str(Path(__file__).resolve().parents[2] / "pipelines"))
+    np.testing.assert_allclose(vectors, expected, atol=1e-4)
+    assert of_a_frame == vectors
+
+    mlflow.set_tracking_uri(mlflow_server)
+    embed = mlflow.pyfunc.spark_udf(
+        spark, "models:/encoder/1", result_type="array<float>", env_manager="local"
+    )
+    frame = spark.createDataFrame([(text,) for text in TEXTS], "text string")
+    rows = frame.select("text", embed("text").alias("vector")).collect()
+    found = {row["text"]: row["vector"] for row in rows}
+    np.testing.assert_allclose([found[text] for text in TEXTS], expected, atol=1e-4)
+
+
+def test_a_child_process_gets_the_workspace_of_databricks(monkeypatch):
+    plain = Config().tracking
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert databricks_environment(plain) == {}
+    monkeypatch.setenv("DATABRICKS_HOST", "https://workspace.example")
+    monkeypatch.setenv("DATABRICKS_TOKEN", "dapi-1")
+    assert databricks_environment(plain) == {}
+    found = databricks_environment(tracked("databricks").tracking)
+    assert found["DATABRICKS_HOST"] == "https://workspace.example"
+    assert found["DATABRICKS_TOKEN"] == "dapi-1"
+    assert found["MLFLOW_TRACKING_URI"] == "databricks"
+
+
+def test_a_driver_that_is_killed_leaves_a_run_that_says_so(mlflow_server, client, tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        tracker = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.tracking.process", "mlflow"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    start = Start(
+        run_folder=str(tmp_path),
+        settings=tracked(mlflow_server).tracking,
+        parameters={},
+        config="",
+        program="job.py",
+        first_step=0,
+    )
+    given = asdict(start) | {"settings": start.settings.model_dump()}
+    tracker.stdin.write(json.dumps({"call": "start", "with": given}).encode() + b"\n")
+    # As when the system closes the pipes of a process that is gone.
+    tracker.stdin.close()
+    tracker.stdout.close()
+    assert tracker.wait(100) == 0, (tmp_path / "log").read_text()
+    run = client.get_run(run_id(tmp_path))
+    assert run.info.status == "KILLED"
+    assert run.data.tags["problem"] == "the driver's process died"

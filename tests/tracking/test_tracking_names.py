@@ -1,0 +1,43 @@
+"""Names that trackers take, and what they are not told."""
+
+from pipelines import config as configuration
+from pipelines.config import HIDDEN, parse, without_secrets
+from pipelines.tracking.names import (
+    evaluation_values,
+    parameters,
+    training_values,
+)
+
+
+def test_secrets_of_spark_are_hidden_and_the_rest_is_told():
+    conf = {
+        "hadoop.fs.s3a.secret.key": "sesame",
+        "hadoop.fs.s3a.access.key": "sesame",
+        "hadoop.fs.azure.account.oauth2.client.secret": "sesame",
+        "ssl.keyPassword": "sesame",
+        "executor.memory": "2g",
+        "task.cpus": "1",
+    }
+    config = parse({"spark": conf, "evaluation": {"similarity": ["ä.csv"]}})
+    flat = parameters(config)
+    assert flat["spark.executor.memory"] == "2g"
+    assert flat["spark.hadoop.fs.s3a.secret.key"] == HIDDEN
+    assert flat["evaluation.similarity"] == '["ä.csv"]'
+    assert flat["training.max_steps"] == "null"
+    assert "sesame" not in str(flat) + configuration.dump(without_secrets(config))
+    assert without_secrets(config).spark["task.cpus"] == "1"
+
+
+def test_figures_have_names_that_every_tracker_takes():
+    figures = {"data/dev (de).csv": {"ndcg@10": 50, "pairs": 3}}
+    assert evaluation_values("after", figures) == {
+        "after/data_dev__de_.csv/ndcg_at_10": 50.0,
+        "after/data_dev__de_.csv/pairs": 3.0,
+    }
+    workers = [{"rank": 0, "arithmetic": 2}, {"rank": 1, "arithmetic": 3}]
+    assert training_values({"step": 4, "loss": 1, "epoch": 0, "workers": workers}) == {
+        "training/loss": 1.0,
+        "training/epoch": 0.0,
+        "training/worker_0/arithmetic": 2.0,
+        "training/worker_1/arithmetic": 3.0,
+    }
