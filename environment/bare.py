@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from deadlines import ended
 from errors import PackageError
 
 # What Spark's scripts and its way of unpacking call.
@@ -90,9 +91,7 @@ def make_machine(root: Path, mounts: Mapping[str, Path]) -> Machine:
     for place in all_mounts:
         (root / place.lstrip("/")).mkdir(parents=True)
     machine = Machine(root, all_mounts)
-    tried = subprocess.run(
-        machine.command(["/bin/sh", "-c", "true"]), capture_output=True, text=True, check=False
-    )
+    tried = ended(machine.command(["/bin/sh", "-c", "true"]))
     if tried.returncode:
         raise PackageError(f"a machine without Python cannot be made here: {tried.stderr.strip()}")
     return machine
@@ -112,7 +111,7 @@ def package(name: str) -> Path:
 
 def copy_libraries(binary: Path, root: Path) -> None:
     """Copies what a binary loads, the C library and its loader among it."""
-    listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False).stdout
+    listed = ended(["ldd", binary]).stdout
     for path in re.findall(r"(/\S+) \(0x", listed):
         target = root / path.lstrip("/")
         if "java-runtime" not in path and not target.exists():
@@ -122,7 +121,7 @@ def copy_libraries(binary: Path, root: Path) -> None:
 
 def copy_library(name: str, root: Path) -> None:
     """Copies a shared library that the dynamic loader of this machine knows."""
-    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    listed = ended(["ldconfig", "-p"]).stdout
     for line in listed.splitlines():
         if line.strip().startswith(name) and "x86-64" in line:
             path = Path(line.rpartition("=> ")[2])

@@ -29,10 +29,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
+
+from deadlines import MOMENT, ended
+from errors import PackageError
 
 VERSION = "0.28.1"
 PATCH = Path(__file__).with_name(f"horovod-{VERSION}.patch")
@@ -40,6 +44,8 @@ CMAKE = "cmake==3.31.10"  # cmake 4 refuses the Gloo that comes with the source
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 UNAVAILABLE = 3
 MOST_COMPILERS = 8  # at a time, of up to 1.5 GB each
+COMPILE_SECONDS = 2 * 3600.0  # ten minutes on two cores, and more where others are at work
+PIP_SECONDS = 900.0
 
 OPTIONS = {
     "HOROVOD_WITH_GLOO": "1",
@@ -138,7 +144,7 @@ def compiler() -> str:
             f"its build misses {', '.join(missing)}. Install that (on Debian g++, make, git, "
             "python3.11-dev) and run `make environment` again"
         )
-    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False)
+    version = run([cxx, "--version"], MOMENT)
     return f"{shutil.which(cxx)}: {version.stdout.partition(chr(10))[0]}"
 
 
@@ -189,9 +195,11 @@ def compiled_wheel(work: Path, target: Target, log: TextIO) -> Path:
     }
     environment = build_environment(target, work)
     for step, command in steps.items():
-        done = subprocess.run(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
-        )
+        seconds = COMPILE_SECONDS if step == "compiling it" else PIP_SECONDS
+        try:
+            done = ended(command, seconds, env=environment, log=log)
+        except PackageError:
+            raise BuildError(f"{step} has not ended after {seconds:g} s, see {log.name}") from None
         if done.returncode:
             raise BuildError(f"{step} failed, see {log.name}")
     return next(wheels.glob("horovod-*.whl"))
@@ -227,7 +235,7 @@ def install(wheel: Path) -> None:
         (sys.executable, "-c", "import horovod.tensorflow, horovod.torch"),
     )
     for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run(command, PIP_SECONDS)
         if done.returncode:
             reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
             raise BuildError(f"{wheel} cannot be used here: {reason[0]}")
@@ -269,10 +277,35 @@ def provide(target: Target, *, again: bool) -> None:
     note.unlink(missing_ok=True)
 
 
+def provide_or_remove(*, again: bool) -> None:
+    """Installs Horovod; where that cannot be done, none of something else is left either.
+
+    Raises:
+        BuildError: It cannot be installed.
+    """
+    try:
+        provide(this_target(), again=again)
+    except BuildError:
+        remove()
+        raise
+
+
 def remove() -> None:
     """Removes a Horovod that was built for something else, if there is one."""
     if importlib.util.find_spec("horovod"):
-        subprocess.run([*PIP, "uninstall", "--quiet", "--yes", "horovod"], check=False)
+        run([*PIP, "uninstall", "--quiet", "--yes", "horovod"], PIP_SECONDS)
+
+
+def run(command: Sequence[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; gives what it says.
+
+    Raises:
+        BuildError: It takes longer.
+    """
+    try:
+        return ended(command, seconds)
+    except PackageError as error:
+        raise BuildError(str(error)) from None
 
 
 def main() -> int:
@@ -281,9 +314,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="even if it failed before")
     again = parser.parse_args().again
     try:
-        provide(this_target(), again=again)
+        provide_or_remove(again=again)
     except BuildError as error:
-        remove()
         print(
             f"warning: engine horovod will be unavailable, all else works: {error}", file=sys.stderr
         )

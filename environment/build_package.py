@@ -23,7 +23,6 @@ import os
 import platform
 import shutil
 import stat
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -34,6 +33,7 @@ from importlib import metadata
 from pathlib import Path
 
 import packages
+from deadlines import ended
 from errors import PackageError
 from interpreter import assumed, copy_interpreter
 from isal import igzip_threaded
@@ -55,6 +55,9 @@ IMPORTS = {
 }
 TIME_OF_FILES = 315532800  # 1980-01-01, the first moment that a wheel knows
 LEVEL = 3  # of isal; its largest
+PIP_SECONDS = 900.0  # pip copies and compiles what is here; it downloads nothing
+IMPORT_SECONDS = 900.0
+COMPILE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -187,12 +190,10 @@ def run_pip(arguments: Sequence[str], **variables: str) -> None:
     """Runs pip.
 
     Raises:
-        PackageError: With its last line.
+        PackageError: With its last line, or it takes too long.
     """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, check=False
-    )
+    done = ended(command, PIP_SECONDS, env=os.environ | variables)
     if done.returncode:
         raise PackageError(f"pip {arguments[0]} failed: {last_line(done.stderr)}")
 
@@ -253,12 +254,10 @@ def try_imports(tree: Path, engines: Sequence[str]) -> None:
         f"print(*sorted(file for file in used if file.startswith({elsewhere()!r})), sep='\\n')\n"
     )
     say(f"trying {', '.join(modules)}")
-    done = subprocess.run(
+    done = ended(
         [tree / "bin" / "python", "-B", "-c", script],
+        IMPORT_SECONDS,
         env={"JAVA_HOME": os.environ.get("JAVA_HOME", ""), "HOME": "/nonexistent"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     if done.returncode:
         raise PackageError(f"the environment does not load: {last_line(done.stderr)}")
@@ -290,6 +289,9 @@ def compile_modules(tree: Path) -> None:
     """Compiles all modules, as Python would at their first import on every executor anew.
 
     By the hash of the source that is not looked at again, since times would differ.
+
+    Raises:
+        PackageError: It takes too long.
     """
     # -B: what compileall itself imports would be compiled by its time after all.
     command = [
@@ -304,7 +306,7 @@ def compile_modules(tree: Path) -> None:
         "unchecked-hash",
     ]
     # Some packages bring templates that are no Python, for which the exit code is not 0.
-    subprocess.run([tree / "bin" / "python", *command, "-s", tree, tree], env={}, check=False)
+    ended([tree / "bin" / "python", *command, "-s", tree, tree], COMPILE_SECONDS, env={})
 
 
 def pack(tree: Path, archive: Path) -> None:

@@ -19,7 +19,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -30,6 +29,7 @@ from pathlib import Path
 
 from bare import Machine, make_machine, standalone_cluster, submit
 from build_package import ARCHIVE, DIST, ROOT, last_line, say
+from deadlines import ended
 from errors import PackageError
 
 from pipelines.engines import engine as find_engine
@@ -38,6 +38,7 @@ from pipelines.errors import InputError
 # The package without which a framework cannot be tried.
 NEEDS = {"tensorflow": "tensorflow", "torch": "torch", "bigdl": "bigdl-dllib-spark3"}
 JOB_SECONDS = 600.0
+CONF_SECONDS = 300.0
 # Of the loss, which arithmetic in another order changes in its last digits.
 TOLERANCE = 2e-3
 JOB = {
@@ -222,10 +223,10 @@ def conf_of(machine: Machine, trial: Trial, job_arguments: Sequence[str]) -> lis
     """What `sentence-pipelines engines` tells to give spark-submit.
 
     Raises:
-        PackageError: It tells nothing.
+        PackageError: It tells nothing, or not in time.
     """
     command = ["/environment/bin/sentence-pipelines", "engines", trial.engine, *job_arguments]
-    done = subprocess.run(machine.command(command), capture_output=True, text=True, check=False)
+    done = ended(machine.command(command), CONF_SECONDS)
     if done.returncode:
         raise PackageError(f"{shlex.join(command)} failed: {last_line(done.stderr)}")
     lines = (line.removesuffix("\\") for line in done.stdout.splitlines())

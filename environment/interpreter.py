@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from deadlines import ended, shown
 from errors import PackageError
 
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -81,10 +81,12 @@ def bundle_libraries(folder: Path, binaries: Iterable[Path]) -> None:
 
 
 def libraries(binaries: Iterable[Path]) -> dict[str, Path]:
-    """The files behind the shared libraries that binaries load, all the way down, by name."""
-    listed = subprocess.run(
-        ["ldd", *binaries], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    """The files behind the shared libraries that binaries load, all the way down, by name.
+
+    Raises:
+        PackageError: One of them is not on this machine, or is no binary.
+    """
+    listed = succeeded(["ldd", *binaries]).splitlines()
     found: dict[str, Path] = {}
     for line in listed:
         name, arrow, where = (part.strip() for part in line.partition("=>"))
@@ -99,7 +101,20 @@ def libraries(binaries: Iterable[Path]) -> dict[str, Path]:
 def set_search_path(binary: Path, path: str) -> None:
     """Where a binary looks for shared libraries first; `$ORIGIN` is its own folder."""
     binary.chmod(0o755)
-    subprocess.run([PATCHELF, "--set-rpath", path, binary], check=True)
+    succeeded([PATCHELF, "--set-rpath", path, binary])
+
+
+def succeeded(command: Sequence[str | Path]) -> str:
+    """Runs a command of a moment; gives what it says.
+
+    Raises:
+        PackageError: It fails.
+    """
+    done = ended(command)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise PackageError(f"{shown(command)} failed: {reason[0]}")
+    return done.stdout
 
 
 def package_folder(tree: Path) -> Path:
@@ -111,13 +126,7 @@ def package_folder(tree: Path) -> Path:
     question = (
         "import site, sys; print(sys.prefix, site.getsitepackages()[0], *sys.path, sep='\\n')"
     )
-    done = subprocess.run(
-        [tree / "bin" / "python", "-B", "-c", question],
-        env={},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended([tree / "bin" / "python", "-B", "-c", question], env={})
     if done.returncode:
         raise PackageError(f"the copy of Python does not start: {done.stderr.strip()}")
     prefix, packages, *paths = done.stdout.splitlines()
@@ -153,9 +162,7 @@ def assumed(tree: Path) -> tuple[str, list[str]]:
     needed: set[str] = set()
     newest = (0, 0)
     for path in found:
-        listed = subprocess.run(
-            [PATCHELF, "--print-needed", path], capture_output=True, text=True, check=False
-        )
+        listed = ended([PATCHELF, "--print-needed", path])
         needed |= set(listed.stdout.split())
         for version in re.findall(rb"GLIBC_(\d+)\.(\d+)", path.read_bytes()):
             newest = max(newest, (int(version[0]), int(version[1])))

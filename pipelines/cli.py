@@ -145,8 +145,8 @@ def engines(
         bool, typer.Option("--defaults", help="Lines for spark-defaults.conf instead.")
     ] = False,
 ) -> None:
-    """What the engines need; with --config, what spark-submit is to be given for that run."""
-    if config is None and not set_:
+    """What the engines need; with --config, --set or --defaults, the conf of that run."""
+    if config is None and not set_ and not defaults:
         Console().print(engines_table(REGISTRY if name is None else [name]))
         return
     settings = load(config, [*(set_ or ()), *([f"training.engine={name}"] if name else [])])

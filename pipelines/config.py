@@ -20,7 +20,10 @@ from pipelines.errors import InputError
 from pipelines.settings import Config, Settings
 
 HIDDEN = "(hidden)"
-_SECRET = re.compile(r"secret|password|token|credential|access\.?key|sas\b", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|passw|passphrase|token|credential|private|sas\b|(access|account|api)[._-]?key",
+    re.IGNORECASE,
+)
 
 
 def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -62,9 +65,27 @@ def dump(config: Config) -> str:
 
 
 def without_secrets(config: Config) -> Config:
-    """The configuration for others to see: Spark settings that look like secrets are hidden."""
-    conf = {key: HIDDEN if _SECRET.search(key) else value for key, value in config.spark.items()}
-    return config.model_copy(update={"spark": conf})
+    """The configuration for others to see.
+
+    Spark settings whose key or value looks like a secret are hidden, as Spark's own pages do it,
+    and the tracking server's address is shown without a password.
+    """
+    conf = {
+        key: HIDDEN if _SECRET.search(key) or _SECRET.search(value) else value
+        for key, value in config.spark.items()
+    }
+    tracking = config.tracking
+    if tracking.mlflow_uri is not None:
+        uri = without_password(tracking.mlflow_uri)
+        tracking = tracking.model_copy(update={"mlflow_uri": uri})
+    return config.model_copy(update={"spark": conf, "tracking": tracking})
+
+
+def without_password(uri: str) -> str:
+    """An address without the user and the password that may stand before its host."""
+    scheme, separator, rest = uri.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}" if separator else uri
 
 
 def fields() -> Iterator[tuple[str, str, str, str]]:
@@ -243,6 +264,22 @@ def _check_together(config: Config) -> None:
         )
     _check_objective(config)
     _check_promotion(config)
+    _check_tracking(config)
+
+
+def _check_tracking(config: Config) -> None:
+    tracking = config.tracking
+    for name in tracking.trackers:
+        if tracking.trackers.count(name) > 1:
+            raise InputError("tracking.trackers", f"{name} is named twice", "name it once")
+    for key, value in tracking:
+        tracker = key.partition("_")[0]
+        if tracker in ("mlflow", "tensorboard") and value and tracker not in tracking.trackers:
+            raise InputError(
+                f"tracking.{key}",
+                f"nothing is told to {tracker}",
+                f"add {tracker} to tracking.trackers",
+            )
 
 
 def _check_promotion(config: Config) -> None:

@@ -44,6 +44,27 @@ __all__ = ["SentenceEncoder", "SentenceEncoderModel"]
 
 _MODEL = "model"
 _PAIRS = {2: ("columns", "pair_columns"), 3: ("triplets", "triplet_columns")}
+_DECIDED = {
+    "corpus": {
+        "inputs": "workFolder",
+        "format": "workFolder",
+        "pairs": "pairCols",
+        "pair_columns": "pairCols",
+        "triplet_columns": "pairCols",
+    },
+    "prepared": {"folder": "workFolder"},
+    "run": {"folder": "workFolder"},
+    "embedding": {
+        "text_column": "inputCol",
+        "output_column": "outputCol",
+        "backend": "backend",
+        "precision": "precision",
+        "batch_tokens": "batchTokens",
+        "dimensions": "dimensions",
+        "quantise": "quantise",
+    },
+}
+"""Sections of the settings to the keys in them that a Param decides, and the Param."""
 
 
 class _EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspark.ml is untyped
@@ -97,7 +118,9 @@ class SentenceEncoderModel(Model, _EmbeddingParams, MLReadable, MLWritable):  # 
 
     Params: `modelFolder` (a sentence-transformers folder), `inputCol`, `outputCol`, `backend`,
     `precision`, `batchTokens`, `dimensions`, `quantise`. Saved, it holds a copy of the folder; the
-    path must be one that the driver and every executor see.
+    path must be one that the driver and every executor see. A path without a scheme is one of
+    files here, whatever the cluster's default file system; other stages and pipelines take it
+    for the default one's, so name theirs with `file://`.
     """
 
     modelFolder = Param(  # noqa: N815
@@ -176,22 +199,26 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
         Raises:
             InputError: It is, or there is no model folder, or the path is on no file system.
         """
-        source, home = Path(self._model.getOrDefault(self._model.modelFolder)), _local(path)
+        source, home = self._source(), _local(path)
         if not source.is_dir():
             raise InputError(
                 "modelFolder", f"there is no folder {source}", "name one that is there"
             )
-        if source.is_relative_to(home):
+        if source.resolve().is_relative_to(home.resolve()):
             raise InputError("modelFolder", f"it is in {home}", "save to another path")
-        super().save(path)
+        if home.resolve().is_relative_to(source.resolve()):
+            raise InputError("path", f"{home} is in the modelFolder", "save to another path")
+        # With a scheme: what is deleted must be on the file system that is written to.
+        super().save(write_path(home))
 
     def saveImpl(self, path: str) -> None:  # noqa: N802
-        """Called by :meth:`save`."""
-        home = _local(path)
-        source = self._model.getOrDefault(self._model.modelFolder)
-        DefaultParamsWriter.saveMetadata(self._model, write_path(home), self.sc)
-        with storage.new_folder(home / _MODEL) as aside:
-            shutil.copytree(source, aside, dirs_exist_ok=True)
+        """Called by :meth:`save`; the metadata comes last, so that without a copy there is none."""
+        with storage.new_folder(_local(path) / _MODEL) as aside:
+            shutil.copytree(self._source(), aside, dirs_exist_ok=True)
+            DefaultParamsWriter.saveMetadata(self._model, path, self.sc)
+
+    def _source(self) -> Path:
+        return Path(self._model.getOrDefault(self._model.modelFolder)).expanduser().absolute()
 
 
 class _ModelReader(MLReader):  # type: ignore[misc]
@@ -217,7 +244,9 @@ class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, Defaul
     Params: `pairCols` (two columns of texts that belong together, or three: text, partner, hard
     negative), `workFolder` (for the pairs, the prepared lanes and the run; seen by the driver and
     every executor), `settings` (a dict, YAML text or YAML file of settings on top, as in
-    docs/settings.md), and those of :class:`SentenceEncoderModel` for the model that comes out.
+    docs/settings.md, but for those that a Param decides), and those of
+    :class:`SentenceEncoderModel` for the model that comes out. A run that is in the folder already
+    is begun anew, unless `run.overwrite` is false or `training.resume` is true.
     Where `inputCol` is not set, the model embeds the first of the `pairCols`.
     """
 
@@ -285,6 +314,7 @@ class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, Defaul
             raise InputError("pairCols", f"{len(columns)} columns", "two, or three with negatives")
         work = Path(self.getOrDefault(self.workFolder)).absolute()
         tree: dict[str, Any] = json.loads(self.getOrDefault(self.settings))
+        _check_free(tree)
         kind, key = _PAIRS[len(columns)]
         ours = {
             "corpus": {
@@ -294,11 +324,11 @@ class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, Defaul
                 key: columns,
             },
             "prepared": {"folder": str(work / "prepared")},
-            "run": {"folder": str(work / "run"), "overwrite": True},
+            "run": {"folder": str(work / "run")},
         }
-        return configuration.parse(
-            tree | {name: tree.get(name, {}) | section for name, section in ours.items()}
-        )
+        merged = {name: tree.get(name, {}) | section for name, section in ours.items()}
+        merged["run"] = {"overwrite": True} | merged["run"]
+        return configuration.parse(tree | merged)
 
     def _fit(self, dataset: DataFrame) -> SentenceEncoderModel:
         settings = self.configuration()
@@ -334,6 +364,21 @@ def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
     if not isinstance(settings, Mapping):
         raise InputError("settings", f"`{settings}` holds no settings", "a dict, or YAML")
     return dict(settings)
+
+
+def _check_free(tree: Mapping[str, Any]) -> None:
+    """Makes sure that settings leave to the Params what those decide.
+
+    Raises:
+        InputError: They do not, or a section is none.
+    """
+    for section, decided in _DECIDED.items():
+        given = tree.get(section, {})
+        if not isinstance(given, Mapping):
+            raise InputError(section, f"`{given}` holds no settings", "a section of keys")
+        for key, param in decided.items():
+            if key in given:
+                raise InputError(f"{section}.{key}", f"follows from {param}", "leave it out")
 
 
 def _local(path: str) -> Path:

@@ -15,6 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.config import HIDDEN
 from pipelines.errors import InputError
 from pipelines.settings import Config
 
@@ -148,6 +149,9 @@ def session_conf(
     if master.startswith("local"):
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     asked = {f"spark.{key}": value for key, value in config.spark.items()}
+    for key, value in asked.items():
+        if value == HIDDEN:
+            raise InputError(key, "a run's `config.yaml` does not keep it", "set it again")
     if _JAVA_OPTIONS in conf and _JAVA_OPTIONS in asked:
         asked[_JAVA_OPTIONS] = f"{conf[_JAVA_OPTIONS]} {asked[_JAVA_OPTIONS]}"
     return conf | asked

@@ -36,8 +36,12 @@ def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
         if replace and path.exists():
             replaced = aside.with_suffix(".old")
             path.rename(replaced)
-            aside.rename(path)
-            shutil.rmtree(replaced)
+            try:
+                aside.rename(path)
+            except OSError:
+                replaced.rename(path)
+                raise
+            _remove_for_good(replaced, aside.with_suffix(".gone"))
         else:
             aside.rename(path)
     finally:
@@ -46,9 +50,13 @@ def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
 
 def remove_folder(path: Path) -> None:
     """Removes a folder that nobody ever sees half removed."""
-    replaced = _aside(path, ".old")
-    path.rename(replaced)
-    shutil.rmtree(replaced)
+    _remove_for_good(path, _aside(path, ".gone"))
+
+
+def _remove_for_good(path: Path, gone: Path) -> None:
+    """Under another name first, by which nobody takes what is left of it for a whole folder."""
+    path.rename(gone)
+    shutil.rmtree(gone)
 
 
 def digest_folder(folder: Path) -> str:
@@ -67,13 +75,16 @@ def _aside(path: Path, suffix: str) -> Path:
 
 
 def _remove_abandoned(path: Path) -> None:
-    ours = re.compile(
-        rf"\.{re.escape(path.name)}\.{re.escape(socket.gethostname())}-(\d+)-[0-9a-f]+\.(part|old)"
-    )
+    place = re.escape(f".{path.name}.{socket.gethostname()}")
+    ours = re.compile(rf"{place}-(\d+)-[0-9a-f]+\.(part|old|gone)")
     for folder in path.parent.iterdir():
         matched = ours.fullmatch(folder.name)
         if matched and not _is_alive(int(matched.group(1))):
-            shutil.rmtree(folder, ignore_errors=True)
+            if matched.group(2) == "old" and not path.exists():
+                # Its process was killed before the new folder was in the place of this one.
+                folder.rename(path)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_alive(process: int) -> bool:

@@ -7,7 +7,6 @@ configuration and returns what it found.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from pipelines.encoder.folder import start_encoder, write_encoder
 from pipelines.engines import engine
 from pipelines.engines.base import Engine, NeedsConf, check_fit
 from pipelines.engines.jobs import await_archives
-from pipelines.errors import InputError
+from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation.checkpoints import CheckpointEvaluation
 from pipelines.evaluation.history import add_evaluations
 from pipelines.lanes.files import LaneManifest
@@ -36,6 +35,13 @@ from pipelines.training.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
+)
+from pipelines.training.record import (
+    add_to_record,
+    forget_earlier_model,
+    logged_figures,
+    seconds_to,
+    training_figures,
 )
 from pipelines.training.run import TrainingOutcome, TrainingRun
 from pipelines.training.runlog import RunLog, can_resume, check_run_folder, open_run_folder
@@ -104,8 +110,12 @@ def train(config: Config, chosen: Engine | None = None) -> Path:
     with Following(config, folder, run.first_step) as following:
         # A run may have died between its last step and its model.
         if run.first_step < run.last_step:
+            forget_earlier_model(folder)
+            before = seconds_to(folder, run.first_step)
             outcome = _train(chosen, session, run, snapshots, following)
-            _merge_metrics(folder, {"training": _training_figures(outcome)})
+            add_to_record(folder, {"training": training_figures(run, outcome, before)})
+        elif figures := logged_figures(run):
+            add_to_record(folder, {"training": figures})
         _export(folder, newest_checkpoint(folder), prepared, "model")
         following.keep(*_files(folder, "environment.json", "metrics.jsonl"), model=folder / "model")
     return folder / "model"
@@ -116,9 +126,12 @@ def evaluate(config: Config) -> dict[str, Metrics]:
 
     Returns:
         The figures under `before` and `after`.
+
+    Raises:
+        InputError: There is no model, or what it is to be measured on cannot be read.
+        PipelineError: A training has replaced the model meanwhile.
     """
     from pipelines.evaluation.samples import write_samples
-    from pipelines.evaluation.sets import digest_sets
     from pipelines.evaluation.stage import evaluate as evaluate_folder
 
     folder = Path(config.run.folder).absolute()
@@ -128,16 +141,17 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     session = spark_session(config)
     models = {"before": folder / "start", "after": folder / "model"}
     retrieved: dict[str, Retrieved] = {}
+    # What cannot be read is refused here, before anything is measured.
+    measured = _measured(session, config)
     with Following(config, folder) as following:
         figures = {
             name: evaluate_folder(session, config, model, partial(retrieved.__setitem__, name))
             for name, model in models.items()
         }
-        measured = {
-            "model": storage.digest_folder(folder / "model"),
-            "sets": digest_sets(session, config),
-        }
-        _merge_metrics(folder, figures | {"measured": measured})
+        if _measured(session, config) != measured:
+            problem = "the model, or what it is measured on, changed meanwhile"
+            raise PipelineError(f"{folder}: {problem}; evaluate it again")
+        add_to_record(folder, figures | {"measured": measured})
         write_samples(session, config, models, retrieved)
         made = max(checkpoint_steps(folder), default=0)
         for name, step in (("before", 0), ("after", made)):
@@ -147,6 +161,14 @@ def evaluate(config: Config) -> dict[str, Metrics]:
         report(config)
         following.keep(*_files(folder, "report.html", "metrics.json", "evaluations.jsonl"))
     return figures
+
+
+def _measured(session: SparkSession, config: Config) -> dict[str, Any]:
+    """Digests of the run's model and of what it is measured on."""
+    from pipelines.evaluation.sets import digest_sets
+
+    model = Path(config.run.folder).absolute() / "model"
+    return {"model": storage.digest_folder(model), "sets": digest_sets(session, config)}
 
 
 def report(config: Config) -> Path:
@@ -176,13 +198,16 @@ def roll_back(config: Config, to: str | None = None) -> Path:
 
 def run(config: Config) -> dict[str, Metrics]:
     """Prepares, trains and evaluates."""
+    from pipelines.evaluation.sets import read_sets
+
     chosen = engine(config.training.engine)
     check_fit(chosen, config)
     check_trackers(config.tracking)
     # Preparing may take hours.
     check_run_folder(config)
     # All stages share the session, so it is made for the one that asks for most.
-    session_for(chosen, config)
+    session = session_for(chosen, config) or spark_session(config)
+    read_sets(session, config)
     prepare(config)
     train(config)
     return evaluate(config)
@@ -207,13 +232,15 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
     Spark starts only for a table that is too large for this process, or to build an index.
 
     Args:
-        config: The section ``embedding`` names the table.
+        config: The section ``embedding`` names the table, and where its model is now if that is
+            not where it was.
         queries: Texts.
         k: Rows of each query.
         indexed: Search an index, which is built where there is none, instead of all rows.
 
     Raises:
-        InputError: There is no such table, or nothing is asked.
+        InputError: There is no such table, it was made with another model, or nothing is asked.
+        PipelineError: An executor could not search.
     """
     from pipelines.embedding.index import has_index
     from pipelines.embedding.lookup import find_texts, fits_in_process
@@ -222,8 +249,15 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
     table = open_table(config.embedding.output)
     here = fits_in_process(table) and not (indexed and not has_index(table))
     session = None if here else spark_session(config)
-    backend = config.embedding.backend
-    return find_texts(table, queries, k, session=session, indexed=indexed, backend=backend)
+    return find_texts(
+        table,
+        queries,
+        k,
+        session=session,
+        indexed=indexed,
+        backend=config.embedding.backend,
+        model=config.embedding.model,
+    )
 
 
 def session_for(chosen: Engine, config: Config) -> SparkSession | None:
@@ -312,27 +346,3 @@ def _export(folder: Path, step: int, prepared: Path, name: str) -> None:
     card = f"A sentence encoder {shape}, after {step} steps of training with sentence-pipelines.\n"
     tokenizer = prepared / "tokens" / "tokenizer"
     write_encoder(folder / name, spec, checkpoint.weights, tokenizer, card)
-
-
-def _training_figures(outcome: TrainingOutcome) -> dict[str, Any]:
-    figures: dict[str, Any] = {
-        "steps": outcome.steps,
-        "examples": outcome.examples,
-        "seconds": round(outcome.seconds, 2),
-        "examples_per_second": round(outcome.examples_per_second, 2),
-        "final_loss": outcome.losses[-1],
-    }
-    if outcome.staleness is not None:
-        figures |= {
-            "staleness_mean": round(outcome.staleness.mean, 3),
-            "staleness_max": outcome.staleness.most,
-        }
-    if outcome.restarts:
-        figures["restarts"] = [asdict(restart) for restart in outcome.restarts]
-    return figures
-
-
-def _merge_metrics(folder: Path, figures: dict[str, Any]) -> None:
-    path = folder / "metrics.json"
-    known = storage.read_json(path) if path.exists() else {}
-    storage.write_json(path, known | figures)

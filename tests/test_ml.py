@@ -85,6 +85,98 @@ def test_params_that_do_not_fit_are_refused(spark, pairs, tmp_path) -> None:
     assert not (tmp_path / "work").exists()
 
 
+def test_settings_that_a_param_decides_are_refused(tmp_path) -> None:
+    decided = {
+        "run.folder": "workFolder",
+        "corpus.inputs": "workFolder",
+        "corpus.format": "workFolder",
+        "prepared.folder": "workFolder",
+        "corpus.pairs": "pairCols",
+        "corpus.triplet_columns": "pairCols",
+        "embedding.quantise": "quantise",
+        "embedding.text_column": "inputCol",
+    }
+    for key, param in decided.items():
+        section, name = key.split(".")
+        encoder = SentenceEncoder(workFolder=str(tmp_path), settings={section: {name: "x"}})
+        with pytest.raises(InputError, match=f"^{key}: follows from {param}, leave it out"):
+            encoder.configuration()
+    for nothing in (None, "x"):
+        with pytest.raises(InputError, match=f"^run: `{nothing}` holds no settings"):
+            SentenceEncoder(workFolder="w", settings={"run": nothing}).configuration()
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_run_that_is_there_is_kept_where_the_settings_say_so(tmp_path, asked) -> None:
+    settings = {} if asked is None else {"run": {"overwrite": asked}}
+    found = SentenceEncoder(workFolder=str(tmp_path), settings=settings).configuration()
+    assert found.run.overwrite is (asked is not False)
+    assert found.run.folder == str(tmp_path / "run")
+
+
+@pytest.fixture
+def elsewhere(spark, tmp_path):
+    """A default file system of the cluster that is not the local one: its root is this folder."""
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    values = {
+        "fs.defaultFS": "viewfs://tests/",
+        "fs.viewfs.mounttable.tests.linkMergeSlash": f"file://{tmp_path}/elsewhere",
+    }
+    before = {key: conf.get(key) for key in values}
+    for key, value in values.items():
+        conf.set(key, value)
+    yield tmp_path / "elsewhere"
+    for key, value in before.items():
+        conf.unset(key) if value is None else conf.set(key, value)
+
+
+def test_what_is_overwritten_is_on_the_file_system_that_is_written_to(elsewhere, tmp_path) -> None:
+    path, model = tmp_path / "saved", tmp_path / "source"
+    model.mkdir()
+    (model / "modules.json").write_text("[]")
+    same_path_there = Path(f"{elsewhere}{path}")
+    same_path_there.mkdir(parents=True)
+    (same_path_there / "kept").write_text("of somebody else")
+    stage = SentenceEncoderModel(modelFolder=str(model))
+    stage.save(str(path))
+    (model / "modules.json").write_text("[1]")
+    stage.write().overwrite().save(str(path))
+    assert (path / "model" / "modules.json").read_text() == "[1]"
+    assert (same_path_there / "kept").read_text() == "of somebody else"
+    again = SentenceEncoderModel.load(str(path))
+    assert again.getOrDefault("modelFolder") == str(path / "model")
+
+
+def test_a_model_is_not_saved_over_itself_or_into_itself(spark, tmp_path, monkeypatch) -> None:
+    model = tmp_path / "folder" / "model"
+    model.mkdir(parents=True)
+    (model / "modules.json").write_text("[]")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    monkeypatch.chdir(tmp_path / "folder")
+    for folder in (str(model), "model"):
+        writer = SentenceEncoderModel(modelFolder=folder).write().overwrite()
+        for path in (model, tmp_path / "folder", tmp_path / "link", tmp_path / "link" / "model"):
+            with pytest.raises(InputError, match=r"^modelFolder: it is in .*, save to another"):
+                writer.save(str(path))
+        for path in (model / "saved", tmp_path / "link" / "model" / "a" / "b"):
+            with pytest.raises(InputError, match=r"^path: .* is in the modelFolder, save to an"):
+                writer.save(str(path))
+    assert [path.name for path in model.iterdir()] == ["modules.json"]
+
+
+def test_a_save_that_fails_leaves_what_was_there(spark, tmp_path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "modules.json").write_text("[]")
+    stage = SentenceEncoderModel(modelFolder=str(model))
+    stage.save(str(tmp_path / "saved"))
+    (model / "modules.json").write_text("[1]")
+    with pytest.raises(Py4JJavaError, match="already exists"):
+        stage.save(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "model" / "modules.json").read_text() == "[]"
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["metadata", "model"]
+
+
 def test_params_are_those_of_spark(small_params=("inputCol", "outputCol", "dimensions")) -> None:
     model = SentenceEncoderModel(modelFolder="/m", inputCol="a", dimensions=8)
     copied = model.copy({model.outputCol: "b"})

@@ -1,6 +1,9 @@
 """The Spark conf of a new session."""
 
-from pipelines.config import parse
+import pytest
+
+from pipelines.config import parse, without_secrets
+from pipelines.errors import InputError
 from pipelines.session import session_conf
 
 OPTIONS = "spark.driver.extraJavaOptions"
@@ -30,3 +33,11 @@ def test_a_local_cluster_has_an_executor_for_each_worker_and_room_for_it():
         {"training": {"workers": 3, "granules_per_step": 3}, "spark": {"executor.memory": "2g"}}
     )
     assert session_conf(config, submitted=False)["spark.master"] == "local-cluster[3,1,2048]"
+
+
+def test_what_a_run_has_hidden_is_asked_for_again():
+    config = parse({"spark": {"hadoop.fs.s3a.secret.key": "sesame"}})
+    hidden = without_secrets(config)
+    assert session_conf(config, submitted=True)["spark.hadoop.fs.s3a.secret.key"] == "sesame"
+    with pytest.raises(InputError, match=r"^spark.hadoop.fs.s3a.secret.key: a run's"):
+        session_conf(hidden, submitted=True)

@@ -14,14 +14,10 @@ parts. Both have loaded the model by a first small job, and the start of the ses
 from __future__ import annotations
 
 import json
-import os
-import select
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -34,11 +30,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
+from pipelines.benchmarks.ordered import OrderedProcess, ordered_process
 from pipelines.corpus.sources import texts_of
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import InputError
 from pipelines.frames import read_path
 from pipelines.settings import Config
 from pipelines.tokens.start import default_start
@@ -46,8 +43,6 @@ from pipelines.tokens.start import default_start
 SENTENCES = 20_000
 ROUNDS = 5
 WARM_UP = 256
-DEADLINE_SECONDS = 600.0
-END_SECONDS = 20.0
 TEXT_COLUMNS = ("text", "caption", "sentence", "lead", "sentence1", "sentence2")
 """Of a Parquet, CSV or JSON lines file; those that it has are taken."""
 
@@ -138,8 +133,10 @@ def _write_sentences(session: Any, config: Config, data: str | None, path: Path)
         .limit(SENTENCES)
         .collect()
     )
-    if len(rows) < ROUNDS:
-        raise InputError("--data", f"it holds {len(rows)} sentences", f"at least {SENTENCES}")
+    if len(rows) < ROUNDS * WARM_UP:
+        raise InputError(
+            "--data", f"it holds {len(rows)} sentences", f"at least {ROUNDS * WARM_UP}"
+        )
     pq.write_table(pa.table({"text": [row["text"] for row in rows]}), path)
 
 
@@ -175,11 +172,11 @@ def _side_by_side(
     ):
         both = dict(zip(names, (ours, theirs), strict=True))
         for embedder in both.values():
-            embedder.embed(0, min(WARM_UP, rows))
+            _embed(embedder, 0, min(WARM_UP, rows))
         for number, (start, stop) in enumerate(pairwise(bounds)):
             # Another order each round, so that none always follows the other.
             for name in names if number % 2 else names[::-1]:
-                answer = both[name].embed(start, stop)
+                answer = _embed(both[name], start, stop)
                 rates[name].append(answer["rows"] / answer["cpu_seconds"])
                 seconds[name] += answer["cpu_seconds"]
         cosines = [
@@ -210,62 +207,21 @@ def _spark_job(session: Any, config: Config, meter: CpuMeter, folder: Path) -> f
     return meter.seconds() - before
 
 
-class _Embedder:
-    """A process of :mod:`pipelines.benchmarks.embedders`."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self._name = name
-        self._process = process
-
-    def embed(self, start: int, stop: int) -> Mapping[str, float]:
-        """Has it embed some rows; what that took.
-
-        Raises:
-            PipelineError: It has ended, or does not answer in time.
-        """
-        orders, answers = self._process.stdin, self._process.stdout
-        assert orders is not None
-        assert answers is not None
-        line = ""
-        with suppress(BrokenPipeError):
-            orders.write(f"{json.dumps([start, stop])}\n")
-            orders.flush()
-            ready, _, _ = select.select([answers], [], [], DEADLINE_SECONDS)
-            line = answers.readline() if ready else ""
-        if not line:
-            raise PipelineError(
-                f"the embedder {self._name} has not answered within {DEADLINE_SECONDS:.0f} s, or"
-                " has ended; what it said is above"
-            )
-        answer: Mapping[str, float] = json.loads(line)
-        return answer
-
-
 @contextmanager
 def _embedder(
     name: str, folder: Path, texts: Path, options: EmbeddingOptions
-) -> Iterator[_Embedder]:
-    """Starts an embedder on one thread, and ends it."""
+) -> Iterator[OrderedProcess]:
+    """A process of :mod:`pipelines.benchmarks.embedders`."""
     (folder / name / "_attempts").mkdir(parents=True, exist_ok=True)
     arguments = {"texts": str(texts), "folder": str(folder / name), "options": asdict(options)}
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "pipelines.benchmarks.embedders", name, json.dumps(arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        try:
-            yield _Embedder(name, process)
-        finally:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    module = "pipelines.benchmarks.embedders"
+    with ordered_process(f"the embedder {name}", module, [name, json.dumps(arguments)]) as process:
+        yield process
+
+
+def _embed(embedder: OrderedProcess, start: int, stop: int) -> Mapping[str, float]:
+    embedder.order([start, stop])
+    return embedder.answer()
 
 
 def _print(

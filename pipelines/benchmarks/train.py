@@ -18,15 +18,10 @@ fp32 is measured.
 
 from __future__ import annotations
 
-import json
-import os
-import select
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,17 +32,15 @@ from rich.table import Table
 
 from pipelines import config as configuration
 from pipelines.benchmarks.data import prepared
+from pipelines.benchmarks.ordered import OrderedProcess, ordered_process
 from pipelines.benchmarks.rates import training_rate
 from pipelines.encoder.processor import computes_in_bf16
-from pipelines.errors import PipelineError
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
 
 ROUNDS = 5
 STEPS = 8
 WARM_UP_STEPS = 3
-DEADLINE_SECONDS = 600.0
-END_SECONDS = 20.0
 HOROVOD_WORKERS = 2
 HOROVOD_ROUNDS = 3
 HOROVOD_STEPS = 24
@@ -163,57 +156,15 @@ def _horovod_per_core(config: Config, granule: int) -> float | None:
     return round(statistics.median(ratios), 4)
 
 
-def _together(trainers: Sequence[_Trainer], steps: int) -> list[Mapping[str, float]]:
+def _together(trainers: Sequence[OrderedProcess], steps: int) -> list[Mapping[str, float]]:
     for trainer in trainers:
         trainer.order(steps)
     return [trainer.answer() for trainer in trainers]
 
 
-class _Trainer:
-    """A process of :mod:`pipelines.benchmarks.trainers`."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self._name = name
-        self._process = process
-
-    def order(self, steps: int) -> None:
-        """Has it make so many steps.
-
-        Raises:
-            PipelineError: It has ended.
-        """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(f"{steps}\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._ended() from None
-
-    def answer(self) -> Mapping[str, float]:
-        """What the steps took.
-
-        Raises:
-            PipelineError: It has ended, or does not answer in time.
-        """
-        lines = self._process.stdout
-        assert lines is not None
-        ready, _, _ = select.select([lines], [], [], DEADLINE_SECONDS)
-        line = lines.readline() if ready else ""
-        if not line:
-            raise self._ended()
-        answer: Mapping[str, float] = json.loads(line)
-        return answer
-
-    def _ended(self) -> PipelineError:
-        return PipelineError(
-            f"the trainer {self._name} has not made its steps within {DEADLINE_SECONDS:.0f} s,"
-            " or has ended; what it said is above"
-        )
-
-
 @contextmanager
-def _trainer(config: Config, contender: Contender) -> Iterator[_Trainer]:
-    """Starts a trainer on one thread, and ends it."""
+def _trainer(config: Config, contender: Contender) -> Iterator[OrderedProcess]:
+    """A process of :mod:`pipelines.benchmarks.trainers`."""
     training = config.training.model_copy(
         update={
             "framework": contender.framework,
@@ -222,33 +173,12 @@ def _trainer(config: Config, contender: Contender) -> Iterator[_Trainer]:
             "learning_rate": LEARNING_RATE,
         }
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    name, module = contender.trainer, "pipelines.benchmarks.trainers"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(configuration.dump(config.model_copy(update={"training": training})))
-        command = [sys.executable, "-m", "pipelines.benchmarks.trainers", contender.trainer]
-        with subprocess.Popen(
-            [*command, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        ) as process:
-            try:
-                yield _Trainer(contender.trainer, process)
-            finally:
-                _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends a trainer: kindly at first, so that it removes its files."""
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        with ordered_process(f"the trainer {name}", module, [name, str(path)]) as process:
+            yield process
 
 
 def _ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> float | None:

@@ -33,20 +33,25 @@ class Columns:
 
 
 @lru_cache(maxsize=1)
-def cached_embedder(options: EmbeddingOptions) -> TextEmbedder:
-    """The model, kept between the tasks of a Python worker. Runs on an executor."""
+def cached_embedder(options: EmbeddingOptions, device: str) -> TextEmbedder:
+    """The model on a device, kept between the tasks of a Python worker. Runs on an executor.
+
+    Args:
+        options: The model.
+        device: Is asked for in each task, since Spark may give the next one another GPU.
+    """
     return load_embedder(
         options.model,
         backend=options.backend,
         threads=options.threads,
         precision=options.precision,
-        device=_device(options.backend),
+        device=device,
         batch_tokens=options.batch_tokens,
     )
 
 
-def _device(backend: str) -> str:
-    """The GPU that Spark gave this task, or the CPU."""
+def task_device(backend: str) -> str:
+    """The GPU that Spark gave this task, or the CPU. Runs on an executor."""
     if backend != GPU_BACKEND:
         return "cpu"
     from pipelines.training.devices import worker_device
@@ -63,7 +68,8 @@ def embed_arrow(texts: pa.Array, options: EmbeddingOptions) -> tuple[pa.Array, p
     """
     column = as_text(texts)
     present = column.is_valid().to_numpy(zero_copy_only=False)
-    embeddings = cached_embedder(options)(column.drop_null())
+    embed = cached_embedder(options, task_device(options.backend))
+    embeddings = embed(column.drop_null())
     vectors = shortened(embeddings, options.dimensions, normalise=options.normalise)
     if options.quantise == "none":
         return vector_array(vectors, present), None

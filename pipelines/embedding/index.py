@@ -7,8 +7,8 @@ nearest neighbor search using Hierarchical Navigable Small World graphs", 2018, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines import storage
-from pipelines.embedding.search import check_queries, deal
+from pipelines.embedding.failures import executor_failures
+from pipelines.embedding.search import best_of_files, check_queries
 from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
-from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours, merged
+from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,7 @@ def build_index(session: SparkSession, table: VectorTable) -> Path:
 
     Raises:
         InputError: usearch is not installed.
+        PipelineError: An executor could not build an index; what was there stays.
     """
     _check_installed()
     context = session.sparkContext
@@ -53,7 +55,8 @@ def build_index(session: SparkSession, table: VectorTable) -> Path:
     with storage.new_folder(target) as folder:
         work = partial(_build_task, table=table, folder=str(folder))
         files = list(table.files)
-        counts = context.parallelize(files, len(files)).mapPartitions(work).collect()
+        with executor_failures("building the index"):
+            counts = context.parallelize(files, len(files)).mapPartitions(work).collect()
         storage.write_json(folder / INDEX_FILE, {"vectors": sum(counts), **_identity(table)})
     return target
 
@@ -77,6 +80,8 @@ def search_index(
 ) -> Neighbours:
     """About the k rows of highest cosine for each query.
 
+    They are fewer where the graph leads to fewer, as it does among many equal vectors.
+
     Args:
         table: Has an index.
         queries: [queries, dimensions].
@@ -86,31 +91,22 @@ def search_index(
 
     Raises:
         InputError: There is no index of this table, or the queries do not fit.
+        PipelineError: An executor could not search.
     """
     _check_installed()
     if not has_index(table):
         raise InputError(
             "embedding.output", f"{table.folder} has no index of its rows", "build one first"
         )
-    unit = check_queries(table, queries)
     search = partial(_search_file, table=table, k=k, expansion=max(expansion, k))
-    if session is None:
-        found = [search(file, queries=unit) for file in table.files]
-        return reduce(partial(merged, k=k), found, Neighbours.none())
-    context = session.sparkContext
-    shared = context.broadcast(unit)
-    try:
-        tasks = deal(table.files, context.defaultParallelism)
-        work = partial(_search_task, search=search, shared=shared, k=k)
-        parts = context.parallelize(tasks, len(tasks)).mapPartitions(work).collect()
-    finally:
-        shared.destroy()
-    return reduce(partial(merged, k=k), parts, Neighbours.none())
+    return best_of_files(table, check_queries(table, queries), k, search, session)
 
 
 def _check_installed() -> None:
     if find_spec("usearch") is None:
-        raise InputError("--index", "usearch is not installed", "pip install usearch")
+        raise InputError(
+            "--index", "usearch is not installed", 'pip install "sentence-pipelines[search]"'
+        )
 
 
 def _identity(table: VectorTable) -> dict[str, Any]:
@@ -145,26 +141,20 @@ def _build_task(files: Iterable[VectorFile], *, table: VectorTable, folder: str)
         yield len(index)
 
 
-def _search_task(
-    tasks: Iterable[Sequence[VectorFile]], *, search: Any, shared: Any, k: int
-) -> Iterator[Neighbours]:
-    """Runs on an executor."""
-    for files in tasks:
-        found = (search(file, queries=shared.value) for file in files)
-        yield reduce(partial(merged, k=k), found, Neighbours.none())
-
-
 def _search_file(
-    file: VectorFile, *, queries: np.ndarray, table: VectorTable, k: int, expansion: int
+    queries: np.ndarray, file: VectorFile, *, table: VectorTable, k: int, expansion: int
 ) -> Neighbours:
     """The best of a file, whose index is mapped, not read. Runs on an executor."""
     index = _open(table.dimensions)
     index.view(str(_path(Path(table.folder) / INDEX_FOLDER, file)))
-    if not len(index):
+    if not len(index) or not len(queries):
         return Neighbours.none()
     index.expansion_search = expansion
     found = index.search(queries, min(k, len(index)), threads=1)
     keys, distances = np.atleast_2d(found.keys), np.atleast_2d(found.distances)
-    rows = np.repeat(np.arange(len(queries)), keys.shape[1])
-    scores = np.round(1.0 - distances.ravel().astype(float), SCORE_DECIMALS)
-    return Neighbours(rows, keys.ravel().astype(np.int64), scores)
+    # A row of what a batch gives is filled up where fewer were found; a single query's is not.
+    counts = found.counts if len(queries) > 1 else np.array([len(found)])
+    there = np.arange(keys.shape[1]) < counts[:, None]
+    rows = np.repeat(np.arange(len(queries)), counts)
+    scores = np.round(1.0 - distances[there].astype(float), SCORE_DECIMALS)
+    return Neighbours(rows, keys[there].astype(np.int64), scores)

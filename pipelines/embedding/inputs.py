@@ -7,16 +7,23 @@ beside the output, so that what a second run finds is what the first one saw.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql.types import StringType, StructField, StructType
 
 from pipelines.corpus.inputs import find_files
+from pipelines.corpus.planning import pack, split_file
 from pipelines.corpus.sources import input_fingerprint
+from pipelines.corpus.splits import SPLIT_DDL
+from pipelines.corpus.streams import UnreadableError
 from pipelines.corpus.tables import LOADERS
+from pipelines.embedding.apart import check_files_outside
+from pipelines.embedding.lines import encoding_of, read_lines
 from pipelines.errors import InputError
 from pipelines.frames import read_path, write_path
 from pipelines.settings import CorpusSettings, EmbeddingSettings
@@ -25,6 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEY = "embedding.inputs"
+
+_TRACEBACK = "Traceback (most recent call last):\n"
+_NOT_SPARKS = (".xz", ".zst")
+"""Suffixes of what Spark does not unpack, or only with a library that few clusters have."""
 
 
 def input_stamps(settings: EmbeddingSettings) -> dict[str, Any] | None:
@@ -69,13 +80,16 @@ def schema_of(file: Path) -> pa.Schema:
         ) from None
 
 
-def stage_table(session: SparkSession, settings: EmbeddingSettings, folder: Path) -> None:
+def stage_table(
+    session: SparkSession, settings: EmbeddingSettings, folder: Path, output: Path
+) -> None:
     """Writes the rows of inputs that are no Parquet files as such.
 
     Args:
         session: Reads them.
         settings: The inputs.
         folder: Is made.
+        output: Of the job, where no table of the inputs may lie.
 
     Raises:
         InputError: An input cannot be read.
@@ -85,24 +99,44 @@ def stage_table(session: SparkSession, settings: EmbeddingSettings, folder: Path
 
     try:
         frame = _READERS[settings.format](session, settings)
+        if settings.format in LOADERS:
+            check_files_outside(_local_files(frame), output)
         frame.write.parquet(write_path(folder), compression="zstd")
     except InputError as error:
         raise _renamed(error) from None
     except (PySparkException, Py4JJavaError) as error:
+        names = ", ".join(settings.inputs)
         raise InputError(
             KEY,
-            f"{', '.join(settings.inputs)} cannot be read as {settings.format} ({_cause(error)})",
+            f"{names} cannot be read as {settings.format} ({_cause(error)})",
             "mend the input, or set embedding.format",
         ) from None
 
 
+def _local_files(frame: DataFrame) -> list[Path]:
+    """Files of a table on a file system; of views that compute there are none."""
+    files = (name for name in frame.inputFiles() if name.startswith("file:/"))
+    return [Path(unquote(urlsplit(name).path)) for name in files]
+
+
 def _read_text(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
-    paths = _paths(settings)
-    return session.read.text(paths).withColumnRenamed("value", settings.text_column)
+    """Read by Python, which knows more encodings and compressions than Spark."""
+    files = find_files(settings.inputs, "text", KEY)
+    splits = [split for file in files for split in split_file(file, "text")]
+    tasks = pack(splits, session.sparkContext.defaultParallelism)
+    planned = [[(split.file, split.start, split.stop) for split in task] for task in tasks]
+    # Slices of a list of tasks, because a DataFrame has no say in what its partitions hold.
+    listed = session.sparkContext.parallelize(planned, len(planned)).flatMap(list)
+    column = settings.text_column
+    schema = StructType([StructField(column, StringType())])
+    return session.createDataFrame(listed, SPLIT_DDL).mapInArrow(
+        partial(read_lines, column=column), schema
+    )
 
 
 def _read_jsonl(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
-    return session.read.json(_paths(settings), mode="FAILFAST")
+    paths = [read_path(file) for file in _files_for_spark(settings)]
+    return session.read.json(paths, mode="FAILFAST")
 
 
 def _read_csv(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
@@ -117,7 +151,7 @@ def _read_csv(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
             escape='"',
             mode="FAILFAST",
         )
-        for file in find_files(settings.inputs, "csv", KEY)
+        for file in _files_for_spark(settings)
     ]
     return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
 
@@ -127,8 +161,25 @@ def _read_tables(session: SparkSession, settings: EmbeddingSettings) -> DataFram
     return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
 
 
-def _paths(settings: EmbeddingSettings) -> list[str]:
-    return [read_path(file) for file in find_files(settings.inputs, settings.format, KEY)]
+def _files_for_spark(settings: EmbeddingSettings) -> list[Path]:
+    """The files, of a compression and an encoding that Spark reads.
+
+    Raises:
+        InputError: One is of another.
+    """
+    files = find_files(settings.inputs, settings.format, KEY)
+    for file in files:
+        if file.suffix.lower() in _NOT_SPARKS:
+            raise InputError(KEY, f"Spark does not unpack {file}", "unpack it, or pack it as .gz")
+        try:
+            encoding = encoding_of(file)
+        except UnreadableError as error:
+            raise InputError(
+                KEY, f"{file} cannot be read as {settings.format} ({error.reason})", "mend it"
+            ) from None
+        if encoding.name != "utf-8":
+            raise InputError(KEY, f"{file} is in {encoding.label}", "convert it to UTF-8")
+    return files
 
 
 _READERS: Mapping[str, Callable[[SparkSession, EmbeddingSettings], DataFrame]] = {
@@ -145,10 +196,15 @@ def _renamed(error: InputError) -> InputError:
 
 
 def _cause(error: Exception) -> str:
-    """The innermost reason of a failed Spark job, in one line."""
-    reason = str(error)
+    """What a failed Spark job says: the last line of Python's traceback, or Java's cause."""
+    told = [str(error)]
     java = getattr(error, "java_exception", None)
     while java is not None:
-        reason = str(java.getMessage() or reason)
+        told.append(str(java.getMessage() or ""))
         java = java.getCause()
-    return reason.strip().splitlines()[0][:200]
+    for text in reversed(told):
+        _, traceback, python = text.partition(_TRACEBACK)
+        if traceback:
+            return python.strip().partition("\n\n")[0].splitlines()[-1].strip()
+    innermost = next((text for text in reversed(told) if text.strip()), repr(error))
+    return innermost.strip().splitlines()[0][:200]

@@ -51,6 +51,7 @@ def find_texts(
     session: SparkSession | None = None,
     indexed: bool = False,
     backend: str = "auto",
+    model: str | Path | None = None,
 ) -> list[Hit]:
     """The k nearest rows of each query, the best first.
 
@@ -61,11 +62,14 @@ def find_texts(
         session: Has its executors search, or build an index; without one, this process does.
         indexed: Search the table's index, which the session builds where there is none.
         backend: Who embeds the queries.
+        model: The folder of the table's model; where the table says unless given.
 
     Raises:
-        InputError: Nothing is asked, or the table's model or index is not there.
+        InputError: Nothing is asked, the table's model or index is not there, or the model is
+            another one now.
+        PipelineError: An executor could not search.
     """
-    vectors = embed_queries(table, queries, backend)
+    vectors = embed_queries(table, queries, backend, model)
     if indexed:
         if not has_index(table) and session is not None:
             build_index(session, table)
@@ -85,21 +89,40 @@ def find_texts(
     ]
 
 
-def embed_queries(table: VectorTable, queries: Sequence[str], backend: str = "auto") -> np.ndarray:
+def embed_queries(
+    table: VectorTable,
+    queries: Sequence[str],
+    backend: str = "auto",
+    model: str | Path | None = None,
+) -> np.ndarray:
     """Vectors of the queries, by the table's model and as long as the table's.
 
+    Args:
+        table: What is to be searched.
+        queries: Texts.
+        backend: Who embeds them.
+        model: The folder of the table's model; where the table says unless given.
+
     Raises:
-        InputError: There are none, or the table's model is not there any more.
+        InputError: There are none, or the model that made the table is not in the folder.
     """
     if not queries:
         raise InputError("--query", "there is none", "ask something, or name a file of --queries")
-    if table.model is None:
+    named = model or table.model
+    if named is None:
         raise InputError(
-            "embedding.output", f"{table.folder} names no model", "search it by vectors instead"
+            "embedding.model", f"{table.folder} names no model", "name the one that made it"
         )
-    options = embedding_options(table.model, backend=backend, dimensions=table.dimensions)
+    options = embedding_options(named, backend=backend)
+    # Vectors of two models have nothing to do with one another, whatever their cosines say.
+    if table.model_sha256 not in (None, options.model_sha256):
+        raise InputError(
+            "embedding.model",
+            f"{table.folder} was made with another model than {options.model}",
+            "embed the table again, or name the model that made it",
+        )
     embed = load_embedder(options.model, backend=options.backend, precision="auto")
-    return shortened(embed(queries), options.dimensions, normalise=options.normalise)
+    return shortened(embed(queries), table.dimensions, normalise=options.normalise)
 
 
 def read_queries(path: str | Path) -> list[str]:

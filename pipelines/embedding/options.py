@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from pipelines.encoder.folder import read_encoder
-from pipelines.encoder.inference import choose_backend
+from pipelines.encoder.inference import Precision, choose_backend
 from pipelines.errors import InputError
 
 KEY = "embedding.model"
 QUANTISATIONS = ("none", "int8")
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 _MODEL_FILES = ("*.json", "*.txt", "*.safetensors")
 
@@ -67,14 +69,16 @@ def embedding_options(
         quantise: ``none`` or ``int8``.
 
     Raises:
-        InputError: There is no such model, backend or quantisation, or the model is narrower.
+        InputError: There is no such model, backend, precision or quantisation, or the model is
+            narrower.
     """
     folder = Path(model).expanduser().absolute()
     if not folder.is_dir():
         raise InputError(KEY, f"there is no folder {folder}", "name a sentence-transformers folder")
-    if quantise not in QUANTISATIONS:
-        known = " or ".join(QUANTISATIONS)
-        raise InputError("embedding.quantise", f"there is no `{quantise}`", known)
+    _check_known("embedding.quantise", quantise, QUANTISATIONS)
+    _check_known("embedding.precision", precision, PRECISIONS)
+    if batch_tokens is not None and batch_tokens < 1:
+        raise InputError("embedding.batch_tokens", f"{batch_tokens} is too small", "1 or more")
     try:
         spec, _ = read_encoder(folder)
     except InputError as error:
@@ -97,6 +101,11 @@ def embedding_options(
         dimensions=dimensions or spec.hidden,
         quantise=quantise,
     )
+
+
+def _check_known(key: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise InputError(key, f"there is no `{name}`", f"{', '.join(known[:-1])} or {known[-1]}")
 
 
 def _sha256(folder: Path) -> str:

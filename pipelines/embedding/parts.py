@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.embedding.partitions import Constants, with_constants
+from pipelines.embedding.schemas import common_schema, in_common_types, open_parquet
 from pipelines.encoder.inference import TEXTS_AT_ONCE
 
 BATCH_ROWS = TEXTS_AT_ONCE
@@ -23,12 +25,14 @@ class Part:
         path: The file.
         start: The first row, counted from the file's.
         stop: Behind the last one.
+        constants: Columns that the file has in the names of its folders.
     """
 
     name: str
     path: str
     start: int
     stop: int
+    constants: Constants = ()
 
     @property
     def rows(self) -> int:
@@ -36,13 +40,27 @@ class Part:
         return self.stop - self.start
 
 
-def cut_files(files: Sequence[Path], part_rows: int) -> list[Part]:
+def cut_files(
+    files: Sequence[Path], part_rows: int, constants: Mapping[Path, Constants] | None = None
+) -> list[Part]:
     """All rows of Parquet files in parts of at most so many; the same for the same files.
 
     Only footers are read.
+
+    Args:
+        files: In order.
+        part_rows: Of a part.
+        constants: Columns in the names of a file's folders, where there are some.
     """
+    known = constants or {}
     return [
-        Part(f"part-{number:05d}-{place:05d}", str(file), start, min(start + part_rows, rows))
+        Part(
+            f"part-{number:05d}-{place:05d}",
+            str(file),
+            start,
+            min(start + part_rows, rows),
+            known.get(file, ()),
+        )
         for number, file in enumerate(files)
         for rows in [pq.read_metadata(file).num_rows]
         for place, start in enumerate(range(0, rows, part_rows))
@@ -62,10 +80,18 @@ def tasks(parts: Sequence[Part], task_rows: int) -> list[list[Part]]:
     return found
 
 
+def read_part(part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of a part with all columns. Runs on an executor."""
+    for batch in read_rows(part.path, part.start, part.stop):
+        yield with_constants(batch, part.constants)
+
+
 def read_rows(
     path: str | Path, start: int, stop: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """A range of a file's rows, in batches; row groups outside of it are not read.
+
+    Types and metadata are those of :func:`~pipelines.embedding.schemas.common_schema`.
 
     Args:
         path: A Parquet file.
@@ -73,7 +99,10 @@ def read_rows(
         stop: Behind the last one.
         columns: None for all.
     """
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
+        schema = common_schema(file)
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
         wanted: list[int] = []
         first = begins = 0
         for number in range(file.metadata.num_row_groups):
@@ -92,6 +121,7 @@ def read_rows(
             low, high = max(start - place, 0), min(stop - place, batch.num_rows)
             place += batch.num_rows
             if low < high:
-                yield batch.slice(low, high - low)
+                rows_inside = batch.select(schema.names) if columns is not None else batch
+                yield in_common_types(rows_inside.slice(low, high - low), schema, path)
             if place >= stop:
                 return

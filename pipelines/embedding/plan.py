@@ -7,20 +7,22 @@ pandas and pyarrow.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pipelines import storage
+from pipelines.embedding.apart import check_apart
 from pipelines.embedding.column import check_columns
 from pipelines.embedding.executor import Columns
 from pipelines.embedding.inputs import input_stamps, parquet_files, schema_of, stage_table
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
+from pipelines.embedding.partitions import Constants, constants_from, partition_columns
 from pipelines.embedding.parts import Part, cut_files
+from pipelines.embedding.schemas import check_timestamps
 from pipelines.errors import InputError
 from pipelines.settings import Config, EmbeddingSettings
 
@@ -33,7 +35,9 @@ STAGED = "_input"
 ATTEMPTS = "_attempts"
 
 _OURS = (PLAN_FILE, MANIFEST_FILE, STAGED, ATTEMPTS)
+_INPUTS = "embedding.inputs"
 _OUTPUT = "embedding.output"
+_OVERWRITE = "set embedding.overwrite=true to make the table again"
 _FOLLOWED = (
     "text_column",
     "output_column",
@@ -46,6 +50,23 @@ _FOLLOWED = (
 """Settings that the table follows from, beside model and inputs."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is written down when a table is begun.
+
+    Attributes:
+        identity: What the table follows from, by the setting that decides it.
+        backend: Who computes all of it, where the setting is ``auto`` too.
+        precision: The same of the precision.
+        parts: All of them, in order.
+    """
+
+    identity: Mapping[str, Any]
+    backend: str
+    precision: str
+    parts: tuple[Part, ...]
+
+
 def check_job(config: Config) -> None:
     """Looks at all that can be seen without Spark.
 
@@ -54,9 +75,10 @@ def check_job(config: Config) -> None:
     """
     settings, options = config.embedding, options_of(config)
     identity = identity_of(settings, options)
-    check_folder(output_folder(settings), identity, overwrite=settings.overwrite)
+    kept_plan(output_folder(settings), identity, overwrite=settings.overwrite)
     if settings.format == "parquet":
-        _check_files(parquet_files(settings), columns_of(settings), options)
+        constants = partition_columns(settings.inputs)
+        _check_files(parquet_files(settings), constants, columns_of(settings), options)
 
 
 def output_folder(settings: EmbeddingSettings) -> Path:
@@ -102,11 +124,10 @@ def identity_of(settings: EmbeddingSettings, options: EmbeddingOptions) -> dict[
     """What the table follows from, by the setting that decides it.
 
     Raises:
-        InputError: An input is not there, or the output is among the inputs.
+        InputError: An input is not there, or inputs and output are within one another.
     """
-    folder = output_folder(settings)
-    if any(folder.is_relative_to(Path(given).expanduser().absolute()) for given in settings.inputs):
-        raise InputError(_OUTPUT, f"{folder} is within the inputs", "name a folder beside them")
+    if settings.inputs:
+        check_apart(settings, output_folder(settings))
     asked = settings.model_dump(mode="json")
     return {
         "embedding.model": options.model_sha256,
@@ -116,98 +137,145 @@ def identity_of(settings: EmbeddingSettings, options: EmbeddingOptions) -> dict[
     }
 
 
-def open_folder(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Makes the folder, or opens one that was begun with the same; what is refused stays.
+def kept_plan(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -> Plan | None:
+    """The plan that the folder was begun with; None where there is to be a new one.
+
+    An unfinished table of the same goes on, also where a finished one would be overwritten: a job
+    that is started again is to make what is missing. Nothing is changed.
 
     Raises:
-        InputError: It holds other files, or a table that follows from something else.
+        InputError: The folder holds other files, or a table that follows from something else, or
+            from inputs of which nobody knows whether they have changed.
     """
-    check_folder(folder, identity, overwrite=overwrite)
-    if (folder / PLAN_FILE).is_file() and not overwrite:
-        return
-    if folder.is_dir():
-        storage.remove_folder(folder)
-    folder.mkdir(parents=True)
-
-
-def check_folder(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-    """See :func:`open_folder`; changes nothing."""
     if folder.exists() and not folder.is_dir():
         raise InputError(_OUTPUT, f"{folder} is a file", "name a folder")
-    held = folder / PLAN_FILE
-    if not held.is_file():
+    if not (folder / PLAN_FILE).is_file():
         if folder.is_dir() and any(path.name not in _OURS for path in folder.iterdir()):
             raise InputError(_OUTPUT, f"{folder} holds other files", "name an empty folder")
-        return
-    known = storage.read_json(held)["identity"]
-    for key, value in identity.items():
-        if known.get(key) != value and not overwrite:
-            raise InputError(
-                key,
-                f"{folder} was begun with {_told(key, known.get(key), value)}",
-                "put it back, name another embedding.output, or set embedding.overwrite=true",
-            )
+        return None
+    plan = _read_plan(folder / PLAN_FILE)
+    is_finished = (folder / MANIFEST_FILE).is_file()
+    other = next((key for key, value in identity.items() if plan.identity.get(key) != value), None)
+    if overwrite:
+        return plan if other is None and not is_finished else None
+    if other is not None:
+        raise InputError(
+            other,
+            f"{folder} was begun with {_told(other, plan.identity.get(other), identity[other])}",
+            "put it back, name another embedding.output, or set embedding.overwrite=true",
+        )
+    names, stamps = identity[_INPUTS]
+    if is_finished and stamps is None:
+        problem = f"whether {', '.join(names)} has changed since {folder} was made cannot be known"
+        raise InputError(_INPUTS, problem, _OVERWRITE)
+    return plan
+
+
+def _read_plan(path: Path) -> Plan:
+    known = storage.read_json(path)
+    parts = (
+        Part(**{**part, "constants": constants_from(part["constants"])}) for part in known["parts"]
+    )
+    return Plan(known["identity"], known["backend"], known["precision"], tuple(parts))
 
 
 def _told(key: str, known: Any, value: Any) -> str:
     if key == "embedding.model":
         return "another model"
-    if key == "embedding.inputs":
+    if key == _INPUTS:
         same = known is not None and known[0] == value[0]
         return "other content of the same inputs" if same else f"{known and known[0]}"
     return " and not ".join("unset" if one is None else f"`{one}`" for one in (known, value))
 
 
-def planned_parts(
+def new_plan(
     session: SparkSession,
     settings: EmbeddingSettings,
     folder: Path,
     identity: Mapping[str, Any],
     columns: Columns,
     options: EmbeddingOptions,
-) -> list[Part]:
-    """The parts as they were planned when the folder was begun, or now."""
-    path = folder / PLAN_FILE
-    if path.is_file():
-        return [Part(**part) for part in storage.read_json(path)["parts"]]
-    try:
-        parts = cut_files(_files(session, settings, folder, columns, options), settings.part_rows)
+) -> Plan:
+    """Begins a table: a folder with its plan, in the place of what was there.
+
+    That goes only when the new input has been looked at.
+
+    Args:
+        session: Reads inputs that are not Parquet.
+        settings: The inputs.
+        folder: Of the table.
+        identity: What it follows from.
+        columns: Names.
+        options: With a backend and a precision that are not ``auto``.
+
+    Raises:
+        InputError: The input cannot be used; what was there stays.
+    """
+    if folder.is_symlink():
+        raise InputError(_OUTPUT, f"{folder} is a link", f"name {folder.resolve()}")
+    with storage.new_folder(folder) as aside:
+        files, constants = _files(session, settings, aside, folder)
+        _check_files(files, constants, columns, options)
+        parts = cut_files(files, settings.part_rows, constants)
         _check_rows(parts)
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-    plan = {"identity": dict(identity), "parts": [asdict(part) for part in parts]}
-    storage.write_json(path, plan)
-    return parts
+        final = tuple(replace(part, path=_final(part.path, aside, folder)) for part in parts)
+        plan = Plan(dict(identity), options.backend, options.precision, final)
+        storage.write_json(aside / PLAN_FILE, asdict(plan))
+    return plan
+
+
+def _final(path: str, aside: Path, folder: Path) -> str:
+    """Where a file will be when the folder has its name."""
+    file = Path(path)
+    return str(folder / file.relative_to(aside)) if file.is_relative_to(aside) else path
+
+
+def missing_parts(folder: Path, plan: Plan) -> list[Part]:
+    """The parts that are to be made.
+
+    Raises:
+        InputError: The rows of one are not there any more.
+    """
+    missing = [part for part in plan.parts if not part_file(folder, part).is_file()]
+    for part in missing:
+        if Path(part.path).parent == folder / STAGED and not Path(part.path).is_file():
+            problem = f"{part_file(folder, part)} is gone, and so is the copy of its rows"
+            raise InputError(_OUTPUT, problem, _OVERWRITE)
+    return missing
+
+
+def part_file(folder: Path, part: Part) -> Path:
+    """What a part becomes."""
+    return folder / f"{part.name}.parquet"
 
 
 def _check_rows(parts: Sequence[Part]) -> None:
     if not parts:
-        raise InputError("embedding.inputs", "they hold no rows", "name a table that has some")
+        raise InputError(_INPUTS, "they hold no rows", "name a table that has some")
 
 
 def _files(
-    session: SparkSession,
-    settings: EmbeddingSettings,
-    folder: Path,
+    session: SparkSession, settings: EmbeddingSettings, aside: Path, folder: Path
+) -> tuple[list[Path], Mapping[Path, Constants]]:
+    """The input as Parquet files, with the columns in the names of their folders."""
+    if settings.format == "parquet":
+        return parquet_files(settings), partition_columns(settings.inputs)
+    stage_table(session, settings, aside / STAGED, folder)
+    return sorted((aside / STAGED).glob("part-*.parquet")), {}
+
+
+def _check_files(
+    files: Sequence[Path],
+    constants: Mapping[Path, Constants],
     columns: Columns,
     options: EmbeddingOptions,
-) -> list[Path]:
-    """The input as Parquet files that have the columns."""
-    if settings.format == "parquet":
-        files = parquet_files(settings)
-    else:
-        stage_table(session, settings, folder / STAGED)
-        files = sorted((folder / STAGED).glob("part-*.parquet"))
-    _check_files(files, columns, options)
-    return files
-
-
-def _check_files(files: Sequence[Path], columns: Columns, options: EmbeddingOptions) -> None:
+) -> None:
     for file in files:
-        is_text = {field.name: _is_text(field.type) for field in schema_of(file)}
+        named = {one.name: one.type == "string" for one in constants.get(file, ())}
+        is_text = named | {field.name: _is_text(field.type) for field in schema_of(file)}
         where = "the table" if file.parent.name == STAGED else str(file)
         check_columns(is_text, columns, options, where)
+        check_timestamps(file)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -1,24 +1,30 @@
-"""Exact nearest neighbours in a table of vectors.
+"""Exact nearest neighbours in a table of vectors, and how a search is spread over executors.
 
-Queries are few, and go to every task. Tasks read the files in blocks and keep the best of each
-query; the driver merges those. :mod:`pipelines.embedding.index` searches without looking at all.
+Queries are few, and go to every task. Tasks search their files one after the other and keep the
+best of each query; the driver merges those. :mod:`pipelines.embedding.index` searches a file
+without looking at all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipelines.embedding.failures import executor_failures
 from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
 
 if TYPE_CHECKING:
+    from pyspark.broadcast import Broadcast
     from pyspark.sql import SparkSession
+
+FileSearch = Callable[[np.ndarray, VectorFile], Neighbours]
+"""Gives the best rows of a file for queries, rows of length 1; is sent to executors."""
 
 
 def search_table(
@@ -37,19 +43,43 @@ def search_table(
 
     Raises:
         InputError: The queries are of another width than the table.
+        PipelineError: An executor could not search its files.
     """
-    unit = check_queries(table, queries)
+    search = partial(_search_file, table=table, k=k)
+    return best_of_files(table, check_queries(table, queries), k, search, session)
+
+
+def best_of_files(
+    table: VectorTable,
+    queries: np.ndarray,
+    k: int,
+    search: FileSearch,
+    session: SparkSession | None,
+) -> Neighbours:
+    """The k best rows of all files for each query.
+
+    Args:
+        table: Has the files.
+        queries: From :func:`check_queries`.
+        k: Neighbours of a query.
+        search: Of one file.
+        session: Has its executors search; without one, this process does.
+
+    Raises:
+        PipelineError: An executor could not.
+    """
     if session is None:
-        return _search_files(table.files, table=table, queries=unit, k=k)
+        return _best(map(partial(search, queries), table.files), k)
     context = session.sparkContext
-    shared = context.broadcast(unit)
+    shared = context.broadcast(queries)
     try:
         tasks = deal(table.files, context.defaultParallelism)
-        work = partial(_search_task, table=table, shared=shared, k=k)
-        found = context.parallelize(tasks, len(tasks)).mapPartitions(work).collect()
+        work = partial(_search_task, search=search, shared=shared, k=k)
+        with executor_failures("the search"):
+            found = context.parallelize(tasks, len(tasks)).mapPartitions(work).collect()
     finally:
         shared.destroy()
-    return reduce(partial(merged, k=k), found, Neighbours.none())
+    return _best(found, k)
 
 
 def check_queries(table: VectorTable, queries: np.ndarray) -> np.ndarray:
@@ -79,18 +109,24 @@ def deal(files: Sequence[VectorFile], tasks: int) -> list[list[VectorFile]]:
 
 
 def _search_task(
-    tasks: Iterable[Sequence[VectorFile]], *, table: VectorTable, shared: object, k: int
+    tasks: Iterable[Sequence[VectorFile]],
+    *,
+    search: FileSearch,
+    shared: Broadcast[np.ndarray],
+    k: int,
 ) -> Iterator[Neighbours]:
     """Runs on an executor."""
-    queries = shared.value  # type: ignore[attr-defined]
     for files in tasks:
-        yield _search_files(files, table=table, queries=queries, k=k)
+        yield _best(map(partial(search, shared.value), files), k)
 
 
-def _search_files(
-    files: Sequence[VectorFile], *, table: VectorTable, queries: np.ndarray, k: int
+def _search_file(
+    queries: np.ndarray, file: VectorFile, *, table: VectorTable, k: int
 ) -> Neighbours:
-    found = (
-        nearest(queries, block.vectors, block.positions, k) for block in read_blocks(table, files)
-    )
+    """Runs on an executor."""
+    blocks = read_blocks(table, [file])
+    return _best((nearest(queries, block.vectors, block.positions, k) for block in blocks), k)
+
+
+def _best(found: Iterable[Neighbours], k: int) -> Neighbours:
     return reduce(partial(merged, k=k), found, Neighbours.none())

@@ -53,6 +53,7 @@ class VectorTable:
         text: Column of the texts, if it is known.
         model: Folder of the model, if it is known.
         dimensions: Values of a vector.
+        model_sha256: Digest of the files of the model that made the vectors, if it is known.
     """
 
     folder: str
@@ -62,6 +63,7 @@ class VectorTable:
     text: str | None
     model: str | None
     dimensions: int
+    model_sha256: str | None = None
 
     @property
     def rows(self) -> int:
@@ -122,6 +124,7 @@ def open_table(folder: str | Path, vector_column: str | None = None) -> VectorTa
         text=known.get("text_column"),
         model=known.get("model"),
         dimensions=known["dimensions"] if own else _dimensions(files, vector),
+        model_sha256=known.get("settings", {}).get("embedding.model"),
     )
 
 

@@ -2,42 +2,51 @@
 
 The plan of the parts is written first (:mod:`pipelines.embedding.plan`). An executor reads its
 rows, embeds them, and writes the part aside and renames it. So a job that died leaves whole parts,
-and the same command makes the others. At the end there is `_manifest.json`.
+and the same command makes the others. At the end there is `_manifest.json`. One job at a time
+writes into a folder (:mod:`pipelines.embedding.lock`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import storage
 from pipelines.embedding.column import backend_for, task_threads
-from pipelines.embedding.executor import Columns, embed_batches
+from pipelines.embedding.executor import Columns, embed_batches, task_device
+from pipelines.embedding.failures import executor_failures
+from pipelines.embedding.lock import WriterLock, only_writer
 from pipelines.embedding.options import EmbeddingOptions
-from pipelines.embedding.parts import Part, read_rows, tasks
+from pipelines.embedding.parts import Part, read_part, tasks
 from pipelines.embedding.plan import (
     ATTEMPTS,
     MANIFEST_FILE,
     STAGED,
+    Plan,
     columns_of,
     identity_of,
-    open_folder,
+    kept_plan,
+    missing_parts,
+    new_plan,
     options_of,
     output_folder,
-    planned_parts,
+    part_file,
 )
 from pipelines.embedding.progress import PartsProgress
 from pipelines.embedding.vectors import SCALE_SUFFIX
+from pipelines.embedding.watched import run_watched
+from pipelines.encoder.inference import choose_backend, choose_precision
 from pipelines.errors import PipelineError
 from pipelines.settings import Config
 
@@ -45,6 +54,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -87,8 +98,9 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
         config: The section ``embedding``; its model is ``<run.folder>/model`` unless named.
 
     Raises:
-        InputError: Model, input or column cannot be used, or the folder holds another table.
-        PipelineError: Spark's job failed; what is done is kept.
+        InputError: Model, input or column cannot be used, or the folder holds another table or is
+            being written.
+        PipelineError: Spark's job failed or stood still; what is done is kept.
     """
     settings = config.embedding
     options = options_of(
@@ -96,41 +108,67 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
     )
     columns, folder = columns_of(settings), output_folder(settings)
     identity = identity_of(settings, options)
-    open_folder(folder, identity, overwrite=settings.overwrite)
-    parts = planned_parts(session, settings, folder, identity, columns, options)
-    missing = [part for part in parts if not _file(folder, part).is_file()]
-    began = time.monotonic()
-    if missing:
-        # Of attempts that were killed.
-        shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
-        (folder / ATTEMPTS).mkdir()
-        work = partial(embed_parts, folder=str(folder), options=options, columns=columns)
-        with PartsProgress(folder, parts):
-            _run(session, tasks(missing, settings.part_rows), work)
-    seconds = time.monotonic() - began
-    summary = _finish(folder, parts, missing, options, columns, identity, seconds)
+    with only_writer(folder) as lock:
+        plan = kept_plan(folder, identity, overwrite=settings.overwrite)
+        if plan is None:
+            options = replace(options, precision=_precision(session, options))
+            plan = new_plan(session, settings, folder, identity, columns, options)
+        # What an unfinished table was begun with, whatever `auto` would be now.
+        options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
+        missing = missing_parts(folder, plan)
+        began = time.monotonic()
+        if missing:
+            make = partial(embed_parts, folder=str(folder), options=options, columns=columns)
+            with PartsProgress(folder, plan.parts):
+                _make(session, folder, tasks(missing, settings.part_rows), make, lock)
+        summary = _finish(folder, plan, missing, options, columns, time.monotonic() - began)
     logger.info("embedding: %s", summary)
     return summary
 
 
+def _precision(session: SparkSession, options: EmbeddingOptions) -> str:
+    """The precision of the whole table, which an executor knows where it is ``auto``."""
+    if options.precision != "auto":
+        return options.precision
+    ask = partial(_precision_here, options=options)
+    found = session.sparkContext.parallelize([0], 1).mapPartitions(ask)
+    return str(_run(session, "embedding: which precision", found.collect, lambda: None)[0])
+
+
+def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[str]:
+    """Runs on an executor."""
+    yield choose_precision(options.precision, task_device(options.backend))
+
+
 def embed_parts(
-    parts: Iterable[Part], *, folder: str, options: EmbeddingOptions, columns: Columns
+    parts: Iterable[Part],
+    *,
+    folder: str,
+    options: EmbeddingOptions,
+    columns: Columns,
+    attempts: str = ATTEMPTS,
 ) -> Iterator[int]:
     """Writes a file for each part; yields its rows. Runs on an executor.
 
     A file is written under a name of this attempt and then gets its own, so that an attempt may
     fail, or run twice at a time.
+
+    Args:
+        parts: The rows.
+        folder: Of the table.
+        options: The model and what is done with its embeddings.
+        columns: Names.
+        attempts: Folder in it, of this job alone: what is left of a job that was killed has none.
     """
     # One task has its cores; Arrow would start a thread for every core of the machine.
     pa.set_cpu_count(options.threads)
     for part in parts:
-        batches = read_rows(part.path, part.start, part.stop)
-        embedded = embed_batches(batches, options=options, columns=columns)
-        attempt = Path(folder, ATTEMPTS, f"{part.name}.{uuid.uuid4().hex}")
+        embedded = embed_batches(read_part(part), options=options, columns=columns)
+        attempt = Path(folder, attempts, f"{part.name}.{uuid.uuid4().hex}")
         rows = _write(attempt, embedded, columns)
         if rows != part.rows:
             raise PipelineError(f"{part.path} has {rows} of the {part.rows} rows of {part.name}")
-        attempt.replace(Path(folder, f"{part.name}.parquet"))
+        attempt.replace(part_file(Path(folder), part))
         yield rows
 
 
@@ -150,55 +188,76 @@ def _write(path: Path, batches: Iterator[pa.RecordBatch], columns: Columns) -> i
     return rows
 
 
-def _run(session: SparkSession, planned: Sequence[Sequence[Part]], work: Any) -> None:
-    """Has executors do the tasks.
+def _make(
+    session: SparkSession,
+    folder: Path,
+    planned: Sequence[Sequence[Part]],
+    make: Callable[..., Iterator[int]],
+    lock: WriterLock,
+) -> None:
+    """Has executors make the parts of the tasks.
 
     Raises:
-        PipelineError: One failed as often as Spark tries.
+        PipelineError: See :func:`_run`, or another job took this one for gone.
     """
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    # Of attempts that were killed.
+    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
+    attempts = folder / ATTEMPTS / uuid.uuid4().hex
+    attempts.mkdir(parents=True)
 
+    def state() -> object:
+        lock.check()
+        return _sizes(attempts)
+
+    work = partial(_work_on_tasks, work=partial(make, attempts=str(attempts.relative_to(folder))))
     listed = session.sparkContext.parallelize(planned, len(planned))
-    try:
-        listed.mapPartitions(partial(_work_on_tasks, work=work)).count()
-    except Py4JJavaError as error:
-        raise PipelineError(
-            f"embedding failed on an executor: {_python_error(error)}; what is done is kept, and "
-            "the same command makes the rest"
-        ) from error
+    _run(session, "embedding", listed.mapPartitions(work).count, state)
 
 
-def _work_on_tasks(planned: Iterator[Sequence[Part]], *, work: Any) -> Iterator[int]:
+def _run(
+    session: SparkSession, name: str, act: Callable[[], Value], state: Callable[[], object]
+) -> Value:
+    """Has Spark do a job.
+
+    Raises:
+        PipelineError: A task failed as often as Spark tries, or nothing moved any more.
+    """
+    with executor_failures(name, "; what is done is kept, and the same command makes the rest"):
+        return run_watched(session.sparkContext, name, act, state)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of the files that tasks are writing."""
+    sizes = {}
+    for file in folder.iterdir():
+        # A part that is done goes to its place.
+        with contextlib.suppress(FileNotFoundError):
+            sizes[file.name] = file.stat().st_size
+    return sizes
+
+
+def _work_on_tasks(
+    planned: Iterator[Sequence[Part]], *, work: Callable[..., Iterator[int]]
+) -> Iterator[int]:
     """Runs on an executor."""
     return (rows for parts in planned for rows in work(parts))
 
 
-def _python_error(error: Any) -> str:
-    """The last line of the executor's traceback, or what Spark says."""
-    lines = [line.strip() for line in str(error.java_exception.getMessage()).splitlines()]
-    before_java = lines[: next((n for n, line in enumerate(lines) if line == ""), len(lines))]
-    return next(line for line in reversed(before_java or lines) if line)
-
-
-def _file(folder: Path, part: Part) -> Path:
-    return folder / f"{part.name}.parquet"
-
-
 def _finish(
     folder: Path,
-    parts: Sequence[Part],
+    plan: Plan,
     made: Sequence[Part],
     options: EmbeddingOptions,
     columns: Columns,
-    identity: Mapping[str, Any],
     seconds: float,
 ) -> EmbeddingSummary:
     """Looks at every part, writes the manifest, and removes what was for the work only."""
     rows = texts = 0
-    for part in parts:
-        footer = pq.read_metadata(_file(folder, part))
+    for part in plan.parts:
+        file = part_file(folder, part)
+        footer = pq.read_metadata(file)
         if footer.num_rows != part.rows:
-            raise PipelineError(f"{_file(folder, part)} has {footer.num_rows} rows of {part.rows}")
+            raise PipelineError(f"{file} has {footer.num_rows} rows of {part.rows}")
         rows += footer.num_rows
         texts += footer.num_rows - _nulls(footer, columns.text)
     summary = EmbeddingSummary(
@@ -223,8 +282,10 @@ def _finish(
                 "type": "int8" if quantised else "float32",
                 "normalised": options.normalise,
                 "model": options.model,
-                "parts": {part.name: part.rows for part in parts},
-                "settings": dict(identity),
+                "backend": plan.backend,
+                "precision": plan.precision,
+                "parts": {part.name: part.rows for part in plan.parts},
+                "settings": dict(plan.identity),
                 "last_run": {"rows": summary.embedded, "seconds": summary.seconds},
             },
         )

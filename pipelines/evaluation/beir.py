@@ -6,6 +6,7 @@ retrieval models", NeurIPS 2021, and the loader of its package.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,10 +199,12 @@ def _read_judgements(session: SparkSession, file: Path) -> DataFrame:
     )
     if judged.isEmpty():
         raise InputError(SETS, f"{file} is empty", "name a file with judgements")
-    broken = judged.where("query is null or document is null or gain is null").count()
+    # To Spark NaN is greater than any number, so it would pass for relevant.
+    is_finite = F.coalesce(F.abs("gain") < F.lit(math.inf), F.lit(False))
+    broken = judged.where(F.col("query").isNull() | F.col("document").isNull() | ~is_finite).count()
     if broken:
         raise InputError(
-            SETS, f"{file} has {broken} lines without ids and a number", "mend the file"
+            SETS, f"{file} has {broken} lines without ids and a finite number", "mend the file"
         )
     return judged.groupBy("query", "document").agg(F.max("gain").alias("gain"))
 

@@ -12,6 +12,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 MEASURE_SECONDS = 1800.0
 """Deadline for the evaluation of one checkpoint."""
+KILL_SECONDS = 5.0
+"""How long the system may take to end a process that was killed."""
 FINISH_SECONDS = 300.0
 """A training that has ended waits at most so long for checkpoints that are not measured yet."""
 
@@ -95,7 +98,7 @@ class CheckpointEvaluation:
             self._aborted.set()
             if self._process is not None:
                 self._process.kill()
-        self._thread.join(POLL_SECONDS * 5)
+        self._thread.join(2 * KILL_SECONDS)
 
     def _waiting(self) -> list[int]:
         """The checkpoints that are there and are to be measured, the oldest first."""
@@ -132,37 +135,48 @@ class CheckpointEvaluation:
         Raises:
             SubprocessError: It failed, or took too long.
         """
-        job: Mapping[str, Any] = {
-            "run_folder": str(self._run.run_folder),
-            "step": step,
-            "tokenizer": str(self._tokenizer),
-            "snapshots": str(self._folder),
-        }
         began = time.monotonic()
-        command = [sys.executable, "-m", "pipelines.evaluation.process"]
-        with (self._folder / "log.txt").open("ab") as log:
-            with self._starting:
-                if self._aborted.is_set():
-                    raise subprocess.SubprocessError("the training has ended")
-                process = self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                )
-            try:
-                answer, _ = process.communicate(json.dumps(job).encode(), MEASURE_SECONDS)
-            finally:
-                process.kill()
-                process.wait()
-                with self._starting:
-                    self._process = None
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command)
+        # Made and removed here, so that nothing stays of a process that is killed.
+        with tempfile.TemporaryDirectory(
+            prefix="sentence-pipelines-", ignore_cleanup_errors=True
+        ) as folder:
+            job: Mapping[str, Any] = {
+                "run_folder": str(self._run.run_folder),
+                "step": step,
+                "tokenizer": str(self._tokenizer),
+                "snapshots": str(self._folder),
+                "folder": folder,
+                "driver": os.getpid(),
+                "seconds": MEASURE_SECONDS,
+            }
+            answer = self._ask(json.dumps(job).encode())
         figures: Figures = json.loads(answer)
         logger.info("step %d was measured in %.0f s", step, time.monotonic() - began)
         return figures
+
+    def _ask(self, job: bytes) -> bytes:
+        """What a process answers to a job; the process is gone afterwards."""
+        command = [sys.executable, "-m", "pipelines.evaluation.process"]
+        with (self._folder / "log.txt").open("ab") as log, self._starting:
+            if self._aborted.is_set():
+                raise subprocess.SubprocessError("the training has ended")
+            process = self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        try:
+            answer, _ = process.communicate(job, MEASURE_SECONDS)
+        finally:
+            process.kill()
+            with self._starting:
+                self._process = None
+            process.wait(KILL_SECONDS)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        return answer
 
     def _warn(self, step: int, error: Exception) -> None:
         if self._aborted.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FILES = "evaluation.classification"
+FIGURES = ("average_precision", "f1", "f1_threshold", "accuracy", "accuracy_threshold")
 
 
 def evaluate_classification(
@@ -90,8 +92,11 @@ def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str,
 
     Returns:
         ``pairs`` (a count), ``average_precision``, ``f1`` and ``accuracy`` (times 100, the latter
-        two at their best thresholds), ``f1_threshold`` and ``accuracy_threshold`` (cosines).
+        two at their best thresholds), ``f1_threshold`` and ``accuracy_threshold`` (cosines); NaN
+        where a cosine is no number, since those have no order.
     """
+    if not np.isfinite(cosines).all():
+        return {"pairs": len(cosines), **dict.fromkeys(FIGURES, math.nan)}
     # The last bits of a cosine must not part pairs that are equal.
     rounded = np.round(cosines, 6)
     f1, f1_threshold = best_f1(rounded, labels)

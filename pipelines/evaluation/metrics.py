@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+
+COUNTS = ("queries", "documents", "pairs")
+"""What an evaluation counts; the rest of its figures are measured."""
 
 _LOWER_IS_BETTER = ("alignment", "uniformity", "loss")
 
@@ -129,6 +132,9 @@ def _is_constant(left: np.ndarray, right: np.ndarray) -> bool:
     return bool(np.ptp(left) == 0 or np.ptp(right) == 0)
 
 
-def lower_is_better(metric: str) -> bool:
-    """Whether less of a figure is more, by its name."""
-    return metric.lower().startswith(_LOWER_IS_BETTER)
+def better_direction(metric: str) -> Literal["higher", "lower"] | None:
+    """Where a better model has this figure, by its name; None for counts and thresholds."""
+    name = metric.lower()
+    if name in COUNTS or name.endswith("_threshold"):
+        return None
+    return "lower" if name.startswith(_LOWER_IS_BETTER) else "higher"

@@ -50,6 +50,8 @@ def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int)
         scores = np.round(
             (queries[start : start + rows] @ documents.T).astype(float), SCORE_DECIMALS
         )
+        # A model that gives no numbers finds nothing, and not what comes first.
+        scores[np.isnan(scores)] = -np.inf
         found.append(_best_of_block(scores, start, ids, k))
     return _joined(found)
 
@@ -67,6 +69,8 @@ def _best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> N
         rows, columns = np.nonzero(scores >= limit)
     else:
         rows, columns = (index.ravel() for index in np.indices(scores.shape))
+    is_found = np.isfinite(scores[rows, columns])
+    rows, columns = rows[is_found], columns[is_found]
     return _best(Neighbours(rows + start, ids[columns], scores[rows, columns]), k)
 
 

@@ -1,15 +1,18 @@
 """Measures one checkpoint: ``python -m pipelines.evaluation.process`` with the job as JSON.
 
 A process of its own, without Spark and with as little of the CPU as the system can give it while
-others want it; its last line on standard output is the figures as JSON.
+others want it; its last line on standard output is the figures as JSON. It ends with its driver,
+and at its deadline.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-import tempfile
+import threading
+import time
 from pathlib import Path
 
 from pipelines.encoder.folder import write_encoder
@@ -18,24 +21,52 @@ from pipelines.evaluation.snapshot import measure
 from pipelines.training.checkpoint import load_checkpoint
 
 NICENESS = 19
+PARENT_CHECK_SECONDS = 1.0
 
 
 def main() -> None:
-    """Reads ``run_folder``, ``step``, ``tokenizer`` and ``snapshots`` from standard input."""
+    """Measures what standard input says: a JSON object.
+
+    Its keys are ``run_folder``, ``step``, ``tokenizer`` and ``snapshots``; ``folder``, an empty one
+    for files on the way; ``driver``, the id of the process that asks; and ``seconds``, after which
+    nobody waits for the answer.
+    """
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # What libraries print goes to the log.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     os.nice(NICENESS)
     job = json.load(sys.stdin)
+    folder = Path(job["folder"])
+    _end_with(job["driver"], job["seconds"], folder)
     # First of all, since the training may soon delete it.
     checkpoint = load_checkpoint(Path(job["run_folder"]), job["step"])
-    with tempfile.TemporaryDirectory(prefix="sentence-pipelines-") as folder:
-        model = Path(folder) / "model"
-        write_encoder(model, checkpoint.spec, checkpoint.weights, Path(job["tokenizer"]), "")
-        del checkpoint
-        figures = measure(Path(job["snapshots"]), lambda: load_embedder(model, precision="fp32"))
+    model = folder / "model"
+    write_encoder(model, checkpoint.spec, checkpoint.weights, Path(job["tokenizer"]), "")
+    del checkpoint
+    figures = measure(Path(job["snapshots"]), lambda: load_embedder(model, precision="fp32"))
     answer.write(json.dumps(figures) + "\n")
     answer.flush()
+
+
+def _end_with(driver: int, seconds: float, folder: Path) -> None:
+    """Has this process end when its driver is gone, or after so many seconds.
+
+    A scheduler that kills a job tries again, and two would measure beside one another otherwise.
+
+    Args:
+        driver: Id of the parent process.
+        seconds: From now on.
+        folder: Removed then, since the driver may not be there to do it.
+    """
+    deadline = time.monotonic() + seconds
+
+    def watch() -> None:
+        while os.getppid() == driver and time.monotonic() < deadline:
+            time.sleep(min(PARENT_CHECK_SECONDS, seconds))
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="driver-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 
+from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 
 PERPLEXITY = 15.0
@@ -24,6 +27,9 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
     Returns:
         [texts, 2], between -1 and 1, the middle at 0. All in the middle where the embeddings are
         one, are no numbers, or are too few for a map.
+
+    Raises:
+        InputError: scikit-learn is not installed.
     """
     vectors = unit_length(embeddings)
     if (
@@ -32,6 +38,12 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
         or np.ptp(vectors, axis=0).max() < _SPREAD
     ):
         return np.zeros((len(vectors), 2))
+    if find_spec("sklearn") is None:
+        raise InputError(
+            "evaluation",
+            "scikit-learn, which draws the map, is not installed",
+            'pip install "sentence-pipelines[evaluation]" on the driver',
+        )
     from sklearn.manifold import TSNE
 
     # The exact method, since sums of the other depend on the number of processors.

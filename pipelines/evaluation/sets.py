@@ -27,8 +27,11 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
 
     Returns:
         By the names of the evaluations, 16 hexadecimal digits.
+
+    Raises:
+        InputError: See :func:`read_sets`.
     """
-    wanted, names = config.evaluation, Names.of(config.evaluation)
+    wanted = config.evaluation
     digests: dict[str, str] = {}
     held_out = held_out_files(config)
     if held_out:
@@ -39,14 +42,25 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
         )
         asked = {"retrieval": wanted.retrieval, "geometry": wanted.geometry}
         digests |= {name: digest for name, is_asked in asked.items() if is_asked}
+    return digests | {name: _digest(*tables) for name, tables in read_sets(session, config).items()}
+
+
+def read_sets(session: SparkSession, config: Config) -> dict[str, tuple[DataFrame, ...]]:
+    """The files and folders that a model is to be measured on, by the names of the evaluations.
+
+    Raises:
+        InputError: One is missing, or not what it is said to be.
+    """
+    wanted, names = config.evaluation, Names.of(config.evaluation)
+    sets: dict[str, tuple[DataFrame, ...]] = {}
     for name, file in zip(names.similarity, wanted.similarity, strict=True):
-        digests[name] = _digest(scored_pairs(session, file, wanted.similarity_columns))
+        sets[name] = (scored_pairs(session, file, wanted.similarity_columns),)
     for name, file in zip(names.classification, wanted.classification, strict=True):
-        digests[name] = _digest(labelled_pairs(session, file, wanted.classification_columns))
+        sets[name] = (labelled_pairs(session, file, wanted.classification_columns),)
     for name, given in zip(names.retrieval_sets, wanted.retrieval_sets, strict=True):
         tables = read_retrieval_set(session, given)
-        digests[name] = _digest(tables.asked, tables.documents)
-    return digests
+        sets[name] = (tables.asked, tables.documents)
+    return sets
 
 
 def _digest(*tables: DataFrame) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipelines.errors import InputError, PromotionRefused
-from pipelines.evaluation.metrics import lower_is_better
+from pipelines.evaluation.metrics import better_direction
 from pipelines.settings import PromotionSettings
 
 Figures = Mapping[str, Mapping[str, float]]
@@ -83,14 +83,14 @@ def figure(figures: Figures, metric: str) -> float:
     """The value of `evaluation.metric`.
 
     Raises:
-        InputError: It was not measured, or less of it is more.
+        InputError: It was not measured, or more of it is not better.
     """
     evaluation, _, name = metric.rpartition(".")
-    if lower_is_better(name):
+    if better_direction(name) != "higher":
         raise InputError(
             "promotion.metrics",
-            f"`{metric}` is better the lower it is",
-            "name one that is better the higher it is, for example retrieval.ndcg@10",
+            f"`{metric}` is not better the higher it is",
+            f"one of {', '.join(_names(figures)) or 'none, since nothing was measured'}",
         )
     try:
         return figures[evaluation][name]
@@ -104,4 +104,6 @@ def figure(figures: Figures, metric: str) -> float:
 
 def _names(figures: Figures) -> Iterator[str]:
     for evaluation, values in figures.items():
-        yield from (f"{evaluation}.{name}" for name in values)
+        for name in values:
+            if better_direction(name) == "higher":
+                yield f"{evaluation}.{name}"

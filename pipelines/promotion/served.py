@@ -4,35 +4,42 @@
       current              the model in service: a symbolic link to versions/00004
       versions/00004/      a model folder, and promotion.json: which run, when, by whom, figures
       history.jsonl        a line for each promotion and each way back
+      .lock, .copying      files that promotions and ways back lock; they stay
 
 A version never changes once it is there, and ``current`` is replaced as a whole. A reader that
 follows ``current`` once, and loads from the folder that it finds, has all files of one model.
+All that changes the folder goes on inside :func:`alone`, but for the copying of a model.
 """
 
 from __future__ import annotations
 
 import errno
 import getpass
-import json
+import logging
 import os
 import shutil
 import socket
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pipelines import storage
 from pipelines.errors import InputError, PipelineError
+from pipelines.promotion import disk, history, lock
 
 CURRENT = "current"
 VERSIONS = "versions"
 RECORD = "promotion.json"
-HISTORY = "history.jsonl"
 KEY = "promotion.target"
 
+_LOCK = ".lock"
+_COPYING = ".copying"
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+
+logger = logging.getLogger(__name__)
 
 
 def served_model(target: str | Path) -> Path | None:
@@ -41,18 +48,22 @@ def served_model(target: str | Path) -> Path | None:
     Raises:
         InputError: ``current`` is not what a promotion has written, or leads nowhere.
     """
-    pointer = Path(target).absolute() / CURRENT
-    if pointer.is_symlink():
-        found = pointer.parent / pointer.readlink()
-    elif pointer.is_file():
-        found = pointer.parent / pointer.read_text(encoding="utf-8").strip()
-    elif pointer.exists():
-        raise InputError(KEY, f"{pointer} is a folder, not a link", "name another folder")
-    else:
-        return None
-    if not found.is_dir():
+    folder = Path(target).absolute()
+    found = _pointed(folder)
+    if found is not None and not found.is_dir():
+        pointer = folder / CURRENT
         raise InputError(KEY, f"{pointer} names {found}, which is not there", "see `rollback --to`")
     return found
+
+
+def served_name(target: Path) -> str | None:
+    """The name of the version that ``current`` leads to, be it there or not.
+
+    Raises:
+        InputError: ``current`` is not what a promotion has written.
+    """
+    found = _pointed(target)
+    return None if found is None else found.name
 
 
 def versions(target: str | Path) -> list[str]:
@@ -69,56 +80,75 @@ def read_record(version: Path) -> dict[str, Any]:
     return record
 
 
-def next_version(target: Path) -> str:
-    """The name that the next version is given."""
-    return f"{max(map(int, versions(target)), default=0) + 1:05d}"
-
-
-def place(target: Path, version: str, model: Path, record: dict[str, Any]) -> Path:
-    """Copies a model to its version folder, whole or not at all; it is not in service yet.
+@contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Keeps all others from changing the folder, and mends first what killed ones have left.
 
     Raises:
-        PipelineError: Another promotion has taken the place, or the model changed meanwhile.
+        PipelineError: Another promotion goes on, and does not end within seconds.
     """
-    folder = target / VERSIONS / version
-    try:
-        with storage.new_folder(folder, replace=False) as aside:
-            shutil.copytree(model, aside, dirs_exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
+    with lock.held(target / _LOCK):
+        for name in (CURRENT, history.HISTORY):
+            disk.remove_asides(target / name)
+        for folder in (target / VERSIONS).glob(".*.old"):
+            _remove(folder)
+        _remove_abandoned_copies(target)
+        _note_unnoted_turn(target)
+        yield
+
+
+@contextmanager
+def copied(target: Path, model: Path, record: dict[str, Any]) -> Iterator[Path]:
+    """Yields a copy of a model beside the versions, which ends with the block unless it is placed.
+
+    It takes as long as it takes: others may promote meanwhile.
+
+    Raises:
+        PipelineError: The model has changed meanwhile.
+    """
+    folder = target / VERSIONS
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned_copies(target)
+    with lock.held(target / _COPYING, shared=True):
+        aside = folder / f".{uuid.uuid4().hex[:8]}.part"
+        try:
+            shutil.copytree(model, aside)
             if storage.digest_folder(aside) != record["model"]:
                 raise PipelineError(f"{model} has changed while it was copied")
             storage.write_json(aside / RECORD, record)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise PipelineError(f"{folder} was taken by another promotion, run it again") from None
-        raise
-    return folder
+            disk.flush_tree(aside)
+            yield aside
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def place(target: Path, copy: Path) -> str:
+    """Makes a copy the next version, which is not in service yet, and returns its name."""
+    numbers = [*versions(target), *(line["version"] for line in history.read(target))]
+    version = f"{max(map(_number, numbers), default=0) + 1:05d}"
+    copy.rename(target / VERSIONS / version)
+    disk.flush(target / VERSIONS)
+    disk.flush(target)
+    return version
 
 
 def put_in_service(target: Path, version: str, why: str) -> None:
     """Makes a version the one in service, at once for every reader, and notes it."""
     before = served_name(target)
     pointer, content = target / CURRENT, f"{VERSIONS}/{version}"
-    aside = target / f".{CURRENT}.{uuid.uuid4().hex[:8]}.part"
+    aside = disk.aside_of(pointer)
     try:
         aside.symlink_to(content)
         aside.replace(pointer)
+        disk.flush(target)
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
-        storage.write_text(pointer, f"{content}\n")
+        disk.write_text(pointer, f"{content}\n")
     finally:
         aside.unlink(missing_ok=True)
-    line = {"when": now(), "who": who(), "what": why, "version": version, "before": before}
-    with (target / HISTORY).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def served_name(target: Path) -> str | None:
-    """The name of the version that ``current`` leads to, be it there or not."""
-    pointer = target / CURRENT
-    if pointer.is_symlink():
-        return pointer.readlink().name
-    return Path(pointer.read_text(encoding="utf-8").strip()).name if pointer.is_file() else None
+    history.add(target, _turn(now(), who(), why, version, before))
 
 
 def predecessors(target: Path, version: str) -> Iterator[str]:
@@ -130,18 +160,36 @@ def predecessors(target: Path, version: str) -> Iterator[str]:
         before = read_record(target / VERSIONS / before).get("replaces")
 
 
-def prune(target: Path, version: str, keep: int) -> None:
+def gone_back_from(target: Path, digest: str) -> str | None:
+    """The newest version with this model that one has gone back from, as far as it is kept.
+
+    It is newer than the one in service, and was in service: not what a killed promotion left.
+    """
+    turns = history.read(target)
+    served = {turn["version"] for turn in turns} | {turn.get("before") for turn in turns}
+    current = _number(served_name(target))
+    for name in reversed(versions(target)):
+        newer = int(name) > current and name in served
+        if newer and read_record(target / VERSIONS / name).get("model") == digest:
+            return name
+    return None
+
+
+def prune(target: Path, keep: int) -> None:
     """Removes versions older than the one in service, but for so many that were so before it."""
-    kept = {version, *list(predecessors(target, version))[:keep]}
+    current = served_name(target)
+    if current is None:
+        return
+    kept = {current, *list(predecessors(target, current))[:keep]}
     for name in versions(target):
-        # A higher number may be a promotion that goes on at this moment.
-        if name not in kept and int(name) < int(version):
-            storage.remove_folder(target / VERSIONS / name)
+        # What one has gone back from has a higher number, and may be wanted again.
+        if name not in kept and int(name) < _number(current):
+            _remove(target / VERSIONS / name)
 
 
 def now() -> str:
     """The time, UTC, in ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return _told(datetime.now(UTC))
 
 
 def who() -> str:
@@ -151,3 +199,66 @@ def who() -> str:
     except KeyError:  # A container's user may have a number and no name.
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+def _pointed(target: Path) -> Path | None:
+    pointer = target / CURRENT
+    if pointer.is_symlink():
+        return target / pointer.readlink()
+    if pointer.is_file():
+        return target / pointer.read_text(encoding="utf-8").strip()
+    if pointer.exists():
+        raise InputError(KEY, f"{pointer} is a folder, not a link", "name another folder")
+    return None
+
+
+def _number(version: str | None) -> int:
+    """The number of a version; none that others have put there is newer than one of ours."""
+    return int(version) if version is not None and version.isdecimal() else 0
+
+
+def _note_unnoted_turn(target: Path) -> None:
+    """Adds the line that a process did not live to add after it had turned ``current``."""
+    turns = history.read(target)
+    current, noted = served_name(target), turns[-1]["version"] if turns else None
+    if current is None or current == noted:
+        return
+    record = read_record(target / VERSIONS / current)
+    if "who" in record and all(turn["version"] != current for turn in turns):
+        line = _turn(record["when"], record["who"], "promoted", current, record["replaces"])
+    else:
+        # Who went back is known by nobody; when, the link says.
+        turned = datetime.fromtimestamp((target / CURRENT).lstat().st_mtime, UTC)
+        line = _turn(_told(turned), None, "rolled back", current, noted)
+    history.add(target, line)
+
+
+def _turn(
+    when: str, by: str | None, why: str, version: str, before: str | None
+) -> dict[str, str | None]:
+    return {"when": when, "who": by, "what": why, "version": version, "before": before}
+
+
+def _told(time: datetime) -> str:
+    return time.isoformat(timespec="seconds")
+
+
+def _remove_abandoned_copies(target: Path) -> None:
+    with lock.held_if_free(target / _COPYING) as nobody_copies:
+        if nobody_copies:
+            for folder in (target / VERSIONS).glob(".*.part"):
+                _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder; what withstands is left to the next promotion, for which this one is done.
+
+    NFS keeps files in a folder as long as a reader on the same machine has them open.
+    """
+    try:
+        if not folder.name.startswith("."):
+            # Nobody is to take half of it for a version.
+            folder = folder.rename(folder.with_name(f".{folder.name}.old"))
+        shutil.rmtree(folder)
+    except OSError as error:
+        logger.warning("%s is left for the next promotion to remove: %s", folder, error)

@@ -7,17 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from pipelines.evaluation.metrics import lower_is_better
+from pipelines.evaluation.metrics import COUNTS, better_direction
 
 Figures = Mapping[str, Mapping[str, float]]
 """Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
-
-COUNTS = ("queries", "documents", "pairs")
-"""What an evaluation counts; the rest of its figures are measured."""
 
 LOST = ("dropped", "quarantined")
 """Kinds of funnel lines that name a reason for which rows are not kept."""
@@ -37,7 +34,7 @@ class Comparison:
         metric: Its name, for people.
         before: Times 100; None where it was not measured.
         after: The same.
-        lower_is_better: Whether less of it is more.
+        better: Where a better model has it; None for what says nothing of quality.
     """
 
     evaluation: str
@@ -45,15 +42,15 @@ class Comparison:
     metric: str
     before: float | None
     after: float | None
-    lower_is_better: bool = False
+    better: Literal["higher", "lower"] | None = "higher"
 
     @property
     def verdict(self) -> str:
         """`better` or `worse`; empty where nothing has changed that can be seen, or is known."""
         difference = self.difference
-        if difference is None or not abs(difference) >= 0.005:
+        if self.better is None or difference is None or not abs(difference) >= 0.005:
             return ""
-        return "better" if (difference > 0) != self.lower_is_better else "worse"
+        return "better" if (difference > 0) != (self.better == "lower") else "worse"
 
     @property
     def places(self) -> tuple[float, float] | None:
@@ -61,7 +58,7 @@ class Comparison:
         if self.before is None or self.after is None:
             return None
         on_track = all(0 <= value <= 100 for value in (self.before, self.after))
-        return (self.before, self.after) if on_track and not self.lower_is_better else None
+        return (self.before, self.after) if on_track and self.better == "higher" else None
 
     @property
     def difference(self) -> float | None:
@@ -87,7 +84,7 @@ def compare(before: Figures, after: Figures) -> list[Comparison]:
                 metric_label(metric),
                 old.get(metric),
                 new.get(metric),
-                lower_is_better(metric),
+                better_direction(metric),
             )
             for metric in both
             if metric not in COUNTS and is_number(both[metric])

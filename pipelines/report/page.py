@@ -34,6 +34,7 @@ def write_report(run_folder: Path, prepared_folder: Path) -> Path:
     lines = read_if_there(run_folder / "metrics.jsonl", read_lines) or []
     funnel = read_if_there(prepared_folder / "corpus" / "funnel.json", storage.read_json) or []
     samples = read_if_there(run_folder / "samples.json", storage.read_json) or {}
+    has_finished = "training" in figures and (run_folder / "model").is_dir()
     comparisons = compare(figures.get("before", {}), figures.get("after", {}))
     page = render(
         TEMPLATE,
@@ -43,7 +44,7 @@ def write_report(run_folder: Path, prepared_folder: Path) -> Path:
             "sentence": _sentence(config) if config else "Training report",
             "settings": _settings(config) if config else {},
             "whole_config": _whole(config) if config else "",
-            "notice": _notice(run_folder, lines, comparisons),
+            "notice": _notice(has_finished, lines, comparisons),
             "scores": _scores(comparisons),
             "tiles": _tiles(figures.get("training", {})),
             "evaluations": _by_evaluation(comparisons),
@@ -131,10 +132,10 @@ def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _notice(
-    run_folder: Path, lines: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]
+    has_finished: bool, lines: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]
 ) -> str:
     """What a reader should know before anything else; nothing of a run that is whole."""
-    if lines and not (run_folder / "model").is_dir():
+    if lines and not has_finished:
         return (
             f"This run has not finished: its last logged step is {lines[-1]['step']:,}. "
             "With training.resume=true it goes on from its last checkpoint."

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pipelines.evaluation.metrics import better_direction
 from pipelines.report.colours import BLUE, ORANGE, PALE_BLUE, SERIES
 from pipelines.report.colours import PARTS as PART_COLOURS
 from pipelines.report.figures import (
-    COUNTS,
     grouped,
     is_number,
     metric_label,
@@ -189,12 +189,15 @@ def time_spent(logged: Lines) -> TimeSpent | None:
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of an evaluation's line; what is counted, and what is no number, is none."""
-    known = {"step", "epoch", "seconds", *COUNTS}
+    """The figures of quality in an evaluation's line; what is no number is none."""
+    known = {"step", "epoch", "seconds"}
     return {
         name: value
         for name, value in line.items()
-        if name not in known and is_number(value) and math.isfinite(value)
+        if name not in known
+        and better_direction(name)
+        and is_number(value)
+        and math.isfinite(value)
     }
 
 

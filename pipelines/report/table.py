@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipelines.report.figures import Figures, compare
+from pipelines.report.figures import Comparison, Figures, compare
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 NOT_MEASURED = "–"  # noqa: RUF001 - a dash, as tables have it
+_COLOURS = {"better": "green", "worse": "red", "": ""}
 
 
 def metrics_table(before: Figures, after: Figures) -> Table:
@@ -20,6 +22,7 @@ def metrics_table(before: Figures, after: Figures) -> Table:
         after: The same of the trained model.
     """
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(caption=None if before or after else "nothing was measured")
     table.add_column("evaluation", overflow="fold")
@@ -34,12 +37,13 @@ def metrics_table(before: Figures, after: Figures) -> Table:
             table.add_section()
         last = line.evaluation
         table.add_row(
-            line.evaluation if is_new else "",
+            # The name of a file may have brackets, which are markup in a plain string.
+            Text(line.evaluation if is_new else ""),
             line.basis if is_new else "",
-            line.metric,
+            Text(line.metric),
             points(line.before),
             points(line.after),
-            _coloured(line.difference),
+            _coloured(line),
         )
     return table
 
@@ -54,8 +58,7 @@ def signed_points(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:+.2f}"
 
 
-def _coloured(difference: float | None) -> str:
-    text = signed_points(difference)
-    if difference is None or abs(difference) < 0.005:
-        return text
-    return f"[green]{text}[/]" if difference > 0 else f"[red]{text}[/]"
+def _coloured(line: Comparison) -> Text:
+    from rich.text import Text
+
+    return Text(signed_points(line.difference), _COLOURS[line.verdict])

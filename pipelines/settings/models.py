@@ -110,7 +110,11 @@ class EmbeddingSettings(Settings):
         default="embedding", description="Column of the vectors, behind those of the input."
     )
     overwrite: bool = Field(
-        default=False, description="Delete a table that the folder holds, and begin anew."
+        default=False,
+        description=(
+            "Replace a finished table that the folder holds; an unfinished one of the same "
+            "settings goes on."
+        ),
     )
     backend: Literal["auto", "openvino", "torch", "tensorflow"] = Field(
         default="auto",

@@ -242,6 +242,9 @@ class TrackerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """Ends the process at once; says so if the system does not do it soon."""
         self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            logger.warning("a tracker's process was killed and is still there (%s)", error)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 # MLflow reads these at each request. Its own defaults wait for many minutes; what cannot be
 # delivered is kept by the driver and tried again. What the user has set counts.
@@ -28,6 +28,7 @@ from mlflow.types import ColSpec, DataType, Schema, TensorSpec  # noqa: E402
 
 import pipelines  # noqa: E402
 from pipelines import storage  # noqa: E402
+from pipelines.config import without_password  # noqa: E402
 from pipelines.tracking import pyfunc  # noqa: E402
 from pipelines.tracking.base import End, Point, Start  # noqa: E402
 
@@ -48,7 +49,6 @@ class MlflowTracker:
     def __init__(self) -> None:
         self._run_id = ""
         self._start: Start | None = None
-        self._has_model = False
 
     def start(self, start: Start) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
@@ -58,21 +58,23 @@ class MlflowTracker:
         if uri is not None and not uri.startswith("databricks"):
             mlflow.set_tracking_uri(uri)
         self._end_active()
-        known = self._known_run(start)
+        self._start = start
+        known = self._known_run()
         # A run stays in the experiment that it was begun in.
         if known is None and settings.mlflow_experiment is not None:
             mlflow.set_experiment(settings.mlflow_experiment)
         name = settings.mlflow_run_name or Path(start.run_folder).name
         tags = {"mlflow.source.name": start.program, "run.folder": start.run_folder}
         run = mlflow.start_run(run_id=known, run_name=None if known else name, tags=tags)
-        self._run_id, self._start = run.info.run_id, start
-        storage.write_json(
-            id_path(start),
+        self._run_id = run.info.run_id
+        self._note(
             {
                 "run_id": self._run_id,
                 "experiment_id": run.info.experiment_id,
-                "tracking_uri": _without_password(mlflow.get_tracking_uri()),
-            },
+                "tracking_uri": without_password(mlflow.get_tracking_uri()),
+                # What MLflow has got already; nothing, if the run is a new one.
+                MODEL: None if known is None else self._noted().get(MODEL),
+            }
         )
         if known is None or start.first_step is not None:
             self._log_parameters(start.parameters, run.data.params)
@@ -90,22 +92,40 @@ class MlflowTracker:
 
     def finish(self, end: End) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
-        assert self._start is not None
         for file in end.files:
             mlflow.log_artifact(file)
-        if end.model is not None and not self._has_model:
-            log_model(Path(end.model), end.step, self._start.settings.mlflow_registered_model)
-            # Should what follows fail, it is not registered again.
-            self._has_model = True
+        if end.model is not None:
+            self._keep_model(Path(end.model), end.step)
         if end.problem:
             mlflow.set_tag("problem", end.problem)
         mlflow.end_run(_STATUS[end.status])
 
-    def _known_run(self, start: Start) -> str | None:
+    def _keep_model(self, folder: Path, step: int) -> None:
+        """Logs a model, unless this run has it already: a finished training may be called again."""
+        assert self._start is not None
+        registered = self._start.settings.mlflow_registered_model
+        digest = storage.digest_folder(folder)
+        noted = self._noted()
+        there = noted.get(MODEL) or {}
+        if there.get("digest") == digest and registered in (None, there["registered"]):
+            return
+        log_model(folder, step, registered)
+        self._note(noted | {MODEL: {"digest": digest, "registered": registered}})
+
+    def _noted(self) -> dict[str, Any]:
+        """What the run folder knows of its run in MLflow."""
+        assert self._start is not None
+        path = id_path(self._start)
+        return storage.read_json(path) if path.exists() else {}
+
+    def _note(self, known: Mapping[str, Any]) -> None:
+        assert self._start is not None
+        storage.write_json(id_path(self._start), known)
+
+    def _known_run(self) -> str | None:
         """The run to go on with, if this store has it and nobody has deleted it."""
-        path = id_path(start)
-        known = storage.read_json(path) if path.exists() else {}
-        if known.get("tracking_uri") != _without_password(mlflow.get_tracking_uri()):
+        known = self._noted()
+        if known.get("tracking_uri") != without_password(mlflow.get_tracking_uri()):
             return None
         try:
             run = mlflow.get_run(known["run_id"])
@@ -168,22 +188,24 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
 def requirements() -> list[str]:
     """What the model needs where it is loaded, in the versions that are installed here.
 
+    Of a build such as `2.13.0+cpu` it is the release, for indexes have no others.
+
     Of the frameworks these are the ones that the encoder has imported here.
     """
     frameworks = [name for name in _FRAMEWORKS if name in sys.modules]
-    pinned = [f"{name}=={metadata.version(name)}" for name in (*_LIBRARIES, *frameworks)]
+    pinned = [f"{name}=={release(metadata.version(name))}" for name in (*_LIBRARIES, *frameworks)]
     # It may be mlflow-skinny that is installed.
-    return [f"mlflow=={mlflow.__version__}", *pinned]
+    return [f"mlflow=={release(mlflow.__version__)}", *pinned]
+
+
+def release(version: str) -> str:
+    """A version without the label of its build, which follows a plus sign."""
+    return version.partition("+")[0]
 
 
 def id_path(start: Start) -> Path:
-    """Where the id of MLflow's run is kept."""
+    """Where the id of MLflow's run is kept, and what was logged of the model."""
     return Path(start.run_folder) / "tracking" / "mlflow.json"
-
-
-def _without_password(uri: str) -> str:
-    scheme, separator, rest = uri.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else uri
 
 
 def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from tensorboardX import SummaryWriter
 from pipelines.tracking.base import End, Point, Start
 
 LOSS = "training/loss"
+MARKER = "run-folder.txt"
+"""Says in a shared folder whose event files lie beside it."""
 FLUSH_SECONDS = 2
 
 
@@ -64,8 +67,28 @@ class TensorBoardTracker:
 
 
 def event_folder(start: Start) -> Path:
-    """Where the event files of a run are."""
+    """Where the event files of a run are; a place in a shared folder is taken for it.
+
+    That is the name of the run folder. If another run folder of that name came first, or nobody
+    knows whose files are there, a digest of the path follows it.
+    """
     run_folder = Path(start.run_folder)
     if start.settings.tensorboard_folder is None:
         return run_folder / "tensorboard"
-    return Path(start.settings.tensorboard_folder).absolute() / run_folder.name
+    plain = Path(start.settings.tensorboard_folder).absolute() / run_folder.name
+    digest = hashlib.sha256(str(run_folder).encode()).hexdigest()[:8]
+    own = plain.with_name(f"{plain.name}-{digest}")
+    return own if own.exists() or not _take(plain, run_folder) else plain
+
+
+def _take(folder: Path, run_folder: Path) -> bool:
+    """Marks a folder of event files as a run's; False if it is not empty and not this run's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    marker = folder / MARKER
+    if not any(folder.iterdir()):
+        try:
+            with marker.open("x", encoding="utf-8") as file:
+                file.write(f"{run_folder}\n")
+        except FileExistsError:
+            return False  # Another run has just come first.
+    return marker.is_file() and marker.read_text(encoding="utf-8") == f"{run_folder}\n"

@@ -17,14 +17,18 @@ from pipelines import config as configuration
 from pipelines.errors import InputError
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
+from pipelines.progress import WorkProgress
 from pipelines.settings import Config
-from pipelines.training.checkpoint import checkpoint_steps
+from pipelines.training.checkpoint import checkpoint_path, checkpoint_steps
 from pipelines.training.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
 # What a folder must hold to be taken for a run, and all else that a run writes.
-_OF_A_RUN = ("config.yaml", "environment.json", "checkpoints")
+_MARKS = ("environment.json", "config.yaml")
+_OF_A_RUN = (*_MARKS, "checkpoints")
+# How the names of what :mod:`pipelines.storage` puts aside end.
+_TORN = (".part", ".old", ".gone")
 _LATER_OF_A_RUN = (
     "metrics.jsonl",
     "metrics.json",
@@ -68,13 +72,14 @@ def open_run_folder(
     if has_run and config.training.resume:
         _check_same_run(folder, plan, manifest)
         _tell_if_finished(folder, last_step)
-    elif has_run:
-        for name in (*_OF_A_RUN, *_LATER_OF_A_RUN):
-            _delete(folder / name)
-    for torn in folder.glob("checkpoints/.*.part"):
-        shutil.rmtree(torn)
+        # What ends in `.old` is a whole checkpoint that may yet take its place again.
+        _sweep(folder, "checkpoints/.*.part", "checkpoints/.*.gone")
+    else:
+        _forget_run(folder)
     storage.write_json(folder / "checkpoints" / "plan.json", _identity(plan, manifest))
-    storage.write_text(folder / "config.yaml", configuration.dump(config))
+    storage.write_text(
+        folder / "config.yaml", configuration.dump(configuration.without_secrets(config))
+    )
     storage.write_json(folder / "environment.json", environment())
     return folder
 
@@ -103,9 +108,9 @@ def check_run_folder(config: Config) -> tuple[Path, bool]:
 
 def _is_barely_begun(folder: Path) -> bool:
     """Whether a folder is empty, or holds a run that was killed while its files were written."""
-    names = {path.name for path in folder.iterdir() if not path.name.endswith(".part")}
+    names = {path.name for path in folder.iterdir() if path.suffix not in _TORN}
     begun = (folder / "checkpoints" / "plan.json").is_file() and names <= set(_OF_A_RUN)
-    return begun or not names
+    return (begun and not checkpoint_steps(folder)) or not names
 
 
 def _identity(plan: BatchPlan, manifest: LaneManifest) -> dict[str, Any]:
@@ -141,9 +146,36 @@ def _tell_if_finished(folder: Path, last_step: int) -> None:
         )
 
 
+def _forget_run(folder: Path) -> None:
+    """Deletes what a run has written, but for ``plan.json``, which the next one replaces.
+
+    Whenever it is killed, there is a run that can be resumed or overwritten, or one that is barely
+    begun: what makes a folder a run goes last, and checkpoints before that, the newest last.
+    """
+    for suffix in _TORN:
+        _sweep(folder, *(f".{name}.*{suffix}" for name in (*_LATER_OF_A_RUN, *_MARKS)))
+        _sweep(folder, f"checkpoints/.*{suffix}")
+    for name in _LATER_OF_A_RUN:
+        _delete(folder / name)
+    for step in checkpoint_steps(folder):
+        _delete(checkpoint_path(folder, step))
+    for name in _MARKS:
+        _delete(folder / name)
+
+
+def _sweep(folder: Path, *patterns: str) -> None:
+    """Deletes what processes that were killed left half written or half deleted."""
+    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def _delete(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
+    """Deletes a file, or a folder that nobody ever sees half deleted, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        storage.remove_folder(path)
     else:
         path.unlink(missing_ok=True)
 
@@ -180,44 +212,20 @@ def can_resume(folder: Path) -> bool:
 class RunLog:
     """Writes ``metrics.jsonl`` and shows a progress bar; a context manager on the driver.
 
-    The bar works in a terminal and in a notebook; where output is not a screen, a line is
-    printed now and then instead.
-
     Args:
         run: The run; lines of steps that are made again are dropped from an earlier file.
     """
 
     def __init__(self, run: TrainingRun) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._run = run
         self._path = run.run_folder / "metrics.jsonl"
         self._keep_lines_to(run.first_step)
         self._logged = run.first_step
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[rate]:.1f} examples/s"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not (self._console.is_terminal or self._console.is_jupyter),
+        self._progress = WorkProgress(
+            "training", run.last_step, run.first_step, "step {done}/{total}  {text}"
         )
-        self._task = self._progress.add_task(
-            "training", total=run.last_step, completed=run.first_step, loss=float("nan"), rate=0.0
-        )
-        self._printed_tenth = -1
 
     def __enter__(self) -> RunLog:
-        self._progress.start()
+        self._progress.__enter__()
         return self
 
     def __exit__(
@@ -226,7 +234,7 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self._progress.__exit__(kind, error, trace)
 
     def add(self, line: dict[str, Any]) -> None:
         """Takes a metrics line; called while the run goes on.
@@ -239,20 +247,8 @@ class RunLog:
         self._logged = line["step"]
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self._progress.update(
-            self._task,
-            completed=line["step"],
-            loss=line["loss"],
-            rate=line["examples_per_second"],
-        )
-        tenth = 10 * line["step"] // self._run.last_step
-        if self._progress.disable and tenth != self._printed_tenth:
-            self._printed_tenth = tenth
-            self._console.print(
-                f"step {line['step']}/{self._run.last_step}  loss {line['loss']:.4f}  "
-                f"{line['examples_per_second']:.1f} examples/s",
-                highlight=False,
-            )
+        rate = f"{line['examples_per_second']:.1f} examples/s"
+        self._progress.show(line["step"], f"loss {line['loss']:.4f}  {rate}")
 
     def _keep_lines_to(self, step: int) -> None:
         if not self._path.exists():

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 
 from pipelines.embedding.column import embed_column
-from pipelines.embedding.executor import as_text, blocks
+from pipelines.embedding.executor import as_text, blocks, cached_embedder, task_device
+from pipelines.embedding.options import embedding_options
 from pipelines.errors import InputError
 
 
@@ -50,7 +51,9 @@ def test_what_does_not_fit_is_refused(frame, small_model, tmp_path) -> None:
         ({"output_column": "id"}, "embedding.output_column: the table has a column `id`"),
         ({"dimensions": 33}, "embedding.dimensions: 33 is not within the model's 32"),
         ({"backend": "abacus"}, "embedding.backend: there is no backend `abacus`"),
-        ({"quantise": "int4"}, "embedding.quantise: there is no `int4`"),
+        ({"quantise": "int4"}, "embedding.quantise: there is no `int4`, none or int8"),
+        ({"precision": "fp16"}, "embedding.precision: there is no `fp16`, auto, fp32 or bf16"),
+        ({"batch_tokens": -3}, "embedding.batch_tokens: -3 is too small, 1 or more"),
     ]
     for options, message in cases:
         with pytest.raises(InputError, match=f"^{message}"):
@@ -59,6 +62,17 @@ def test_what_does_not_fit_is_refused(frame, small_model, tmp_path) -> None:
         embed_column(frame, tmp_path / "absent")
     with pytest.raises(InputError, match=r"^embedding.model: .* has no config.json"):
         embed_column(frame, tmp_path)
+
+
+def test_a_model_is_kept_for_each_device(small_model) -> None:
+    options = embedding_options(small_model, backend="torch", precision="fp32")
+    here = cached_embedder(options, "cpu")
+    assert cached_embedder(options, "cpu") is here
+    # A name of another device, as a GPU's is; it computes the same.
+    other = cached_embedder(options, "cpu:0")
+    assert other is not here
+    np.testing.assert_allclose(other(["a cat"]), here(["a cat"]), atol=1e-6)
+    assert task_device("openvino") == "cpu"
 
 
 def test_blocks_keep_rows_in_order() -> None:

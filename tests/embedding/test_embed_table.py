@@ -132,10 +132,18 @@ def test_other_formats(spark, job, tmp_path, lines, kind, quantise) -> None:
     assert not list((tmp_path / "table").glob("_input"))
 
 
-def test_a_table_of_the_session(spark, job, tmp_path, lines) -> None:
-    frame = spark.createDataFrame([(text,) for text in lines[:5]], "text string")
+def test_a_table_of_the_session(spark, job, small_model, tmp_path, lines) -> None:
+    from pipelines.encoder.inference import load_embedder
+
+    frame = spark.createDataFrame([(text,) for text in [*lines[:5], None]], "text string")
     frame.createOrReplaceTempView("embedded_lines")
-    assert embed_table(spark, job(inputs=["embedded_lines"], format="table")).rows == 5
+    assert embed_table(spark, job(inputs=["embedded_lines"], format="table")).rows == 6
+    table = pq.read_table(tmp_path / "table")
+    assert sorted(table.column("text").drop_null().to_pylist()) == sorted(lines[:5])
+    present = table.filter(table.column("text").is_valid())
+    expected = load_embedder(small_model)(present.column("text").to_pylist())
+    np.testing.assert_allclose(vectors_of(present.column("embedding")), expected, atol=1e-5)
+    assert table.column("embedding").null_count == 1
 
 
 def test_what_cannot_be_read_is_refused_and_leaves_nothing(spark, job, tmp_path) -> None:

@@ -12,7 +12,7 @@ from pipelines.embedding.index import build_index, has_index, search_index
 from pipelines.embedding.search import search_table
 from pipelines.embedding.store import open_table, read_blocks, rows_at
 from pipelines.embedding.vectors import vector_array
-from pipelines.errors import InputError
+from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation.embedder import unit_length
 
 ROWS, WIDTH, FILES = 3000, 24, 3
@@ -80,6 +80,51 @@ def test_the_index_finds_nearly_all_that_is_nearest(spark, table, vectors) -> No
     path = table.files[0].path
     pq.write_table(pq.read_table(path), path)
     assert not has_index(open_table(table.folder))
+
+
+@pytest.fixture(scope="module")
+def equals(spark, tmp_path_factory):
+    """1,600 rows in four groups of equal vectors, with an index."""
+    pytest.importorskip("usearch")
+    folder = tmp_path_factory.mktemp("equals")
+    four = unit_length(np.random.default_rng(0).standard_normal((4, 8)))
+    column = vector_array(np.repeat(four, 400, axis=0).astype(np.float32), np.ones(1600, bool))
+    pq.write_table(pa.table({"embedding": column}), folder / "part-0.parquet")
+    table = open_table(folder)
+    build_index(spark, table)
+    return table, four
+
+
+@pytest.mark.parametrize("queries", [slice(0, 4), slice(0, 1), slice(0, 0)])
+def test_the_index_gives_no_rows_that_do_not_exist(equals, queries) -> None:
+    table, four = equals
+    found = search_index(table, four[queries], 300)
+    assert np.isfinite(found.scores).all()
+    assert 0 <= found.documents.min(initial=0) <= found.documents.max(initial=0) < 1600
+    pairs = list(zip(found.queries.tolist(), found.documents.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs)
+    true = np.round((four[queries] @ four.T).astype(float), 6)
+    # The index holds half precision.
+    np.testing.assert_allclose(found.scores, true[found.queries, found.documents // 400], atol=2e-3)
+    assert set(found.queries) == set(range(len(four[queries])))
+
+
+def test_a_search_that_fails_on_an_executor_is_one_line(spark, equals, tmp_path) -> None:
+    table, four = equals
+    path = tmp_path / "part-0.parquet"
+    pq.write_table(pq.read_table(table.files[0].path), path)
+    moved = open_table(tmp_path)
+    build_index(spark, moved)
+    (tmp_path / "_index" / "part-0.usearch").write_bytes(b"no index")
+    with pytest.raises(PipelineError, match=r"^the search failed on an executor: \S+: .+") as told:
+        search_index(moved, four, 3, spark)
+    assert "\n" not in str(told.value)
+    path.unlink()
+    with pytest.raises(PipelineError, match=r"^the search failed .* FileNotFoundError: .*part-0"):
+        search_table(moved, four, 3, spark)
+    with pytest.raises(PipelineError, match=r"^building the index failed .* FileNotFoundError"):
+        build_index(spark, moved)
+    assert (tmp_path / "_index" / "part-0.usearch").read_bytes() == b"no index"
 
 
 def test_near_duplicates_are_found_once_each(spark, table, vectors) -> None:

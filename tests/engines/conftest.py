@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contestants import CONTESTANTS, Contestant
+from contestants import CONTESTANTS, FIRST_OF_ENGINES, Contestant
 from small import small_config
 
 from pipelines import workflow
@@ -40,27 +40,32 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
     return make
 
 
-def in_matrix(unless: str) -> list:
-    """The contestants as parameters, in the matrix alone where an attribute says so."""
+def in_matrix(unless: Callable[[Contestant], bool]) -> list:
+    """The contestants as parameters, in the matrix alone unless a condition holds."""
     return [
         pytest.param(
-            one,
-            marks=one.marks + (() if getattr(one, unless) else (pytest.mark.matrix,)),
-            id=str(one),
+            one, marks=one.marks + (() if unless(one) else (pytest.mark.matrix,)), id=str(one)
         )
         for one in CONTESTANTS
     ]
 
 
-@pytest.fixture(params=in_matrix(unless="trains"))
+@pytest.fixture(params=in_matrix(unless=lambda one: one.trains))
 def contestant(request, monkeypatch) -> Contestant:
     """Every engine in turn."""
     monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
     return request.param
 
 
-@pytest.fixture(params=in_matrix(unless="faults"))
+@pytest.fixture(params=in_matrix(unless=lambda one: one.faults))
 def faulty(request, monkeypatch) -> Contestant:
     """Every engine in turn, to see it fail; in the matrix with every feed."""
+    monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
+    return request.param
+
+
+@pytest.fixture(params=in_matrix(unless=lambda one: one in FIRST_OF_ENGINES))
+def each_engine(request, monkeypatch) -> Contestant:
+    """Every engine once; in the matrix in every mode."""
     monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
     return request.param

@@ -110,26 +110,28 @@ CONTESTANTS = [
         "test", ForkEngine, {"workers": 1, "framework": "numpy", "learning_rate": 1e-2}, 0.97
     ),
     contestant("local"),
-    contestant("local-torch", framework="torch"),
+    contestant("local-torch", framework="torch", faults=False),
     contestant("tensorflowonspark-lanes"),
     contestant("tensorflowonspark-spark", feed="spark"),
     contestant("tensorflowonspark-async", mode="async", repeats=False),
     contestant(
-        "tensorflowonspark-async-spark", mode="async", feed="spark", repeats=False, faults=False
+        "tensorflowonspark-async-spark", mode="async", feed="spark", repeats=False, trains=False
     ),
     contestant("elephas-sync", round_steps=4, transport="socket"),
     contestant("elephas-async", mode="async", repeats=False),
     contestant("elephas-hogwild", mode="hogwild", transport="socket", repeats=False, faults=False),
     contestant("bigdl", framework="bigdl", watched=False),
     contestant("torch-ddp", framework="torch"),
-    contestant("torch-fsdp", framework="torch", sharding="parameters", faults=False),
+    contestant("torch-fsdp", framework="torch", sharding="parameters", trains=False),
     contestant("bigdl-torch", framework="torch"),
     contestant("deepspeed-zero1", framework="torch", sharding="optimizer", trains=False),
     contestant("deepspeed-zero2", framework="torch", sharding="gradients", trains=False),
     contestant("deepspeed-zero3", framework="torch", sharding="parameters"),
     contestant("horovod-tensorflow", marks=(WITH_HOROVOD,)),
-    contestant("horovod-torch", framework="torch", faults=False, marks=(WITH_HOROVOD,)),
+    contestant("horovod-torch", framework="torch", trains=False, marks=(WITH_HOROVOD,)),
 ]
+
+FIRST_OF_ENGINES = [*{one.name.partition("-")[0]: one for one in reversed(CONTESTANTS)}.values()]
 
 
 def resumed(run: TrainingRun, step: int) -> TrainingRun:

@@ -89,3 +89,12 @@ def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatc
     assert "spark.cores.max                  6\n" in capsys.readouterr().out
     assert main(["engines", "elephas", "--config", str(file)]) == 2
     assert capsys.readouterr().err.startswith("error: training.framework: ")
+
+
+def test_lines_for_the_defaults_need_no_file(capsys):
+    assert main(["engines", "--defaults"]) == 0
+    chosen, default = engine(Config().training.engine), Config()
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert dict(lines) == submit_conf(chosen, default)
+    assert main(["engines", "torch", "--defaults"]) == 2
+    assert capsys.readouterr().err.startswith("error: training.framework: ")

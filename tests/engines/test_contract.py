@@ -212,15 +212,15 @@ def place_of_the_last_lane(contestant):
     return (r"\d", r"\d") if contestant.training.get("feed") == "spark" else ("1", "1")
 
 
-def test_an_objective_that_fails_on_an_executor_ends_the_run(faulty, make_run, spark):
-    if faulty.training.get("feed") == "spark":
-        pytest.skip("the same loop as when it is fed by lane files")
-    run = make_run(STEPS, **faulty.training)
+def test_an_objective_that_fails_on_an_executor_ends_the_run(each_engine, make_run, spark):
+    run = make_run(STEPS, **each_engine.training)
     objective = run.config.objective.model_copy(update={"temperature": 1e-45})
     config = run.config.model_copy(update={"objective": objective})
     before, ports = started(), listening()
     with pytest.raises(EngineError, match=r"rank \d, host .*lower training\.learning_rate"):
-        faulty.make().train(spark, type(run)(**(vars(run) | {"config": config})), lambda line: None)
+        each_engine.make().train(
+            spark, type(run)(**(vars(run) | {"config": config})), lambda line: None
+        )
     assert checkpoint_steps(run.run_folder) == [0]
     wait_until_gone(before, ports)
 

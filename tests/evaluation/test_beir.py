@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -44,17 +45,27 @@ def write_set(folder: Path, documents, queries, qrels, split: str = "test") -> P
 def test_grades_and_own_documents_count_as_in_beir(spark, tmp_path, minilm) -> None:
     from sentence_transformers import SentenceTransformer
 
-    folder = write_set(tmp_path / "small", DOCUMENTS, QUERIES, QRELS)
+    # What is found first is not what is most relevant to q1, nor relevant at all to q2.
+    qrels = [("q1", "d1", 1), ("q1", "d2", 2), ("q1", "d4", 0), ("q2", "d3", 1)]
+    folder = write_set(tmp_path / "small", DOCUMENTS, QUERIES, qrels)
     figures = evaluate_retrieval_sets(spark, minilm, [str(folder)], ["small"])["small"]
     assert (figures["queries"], figures["documents"]) == (2, 6)
-    # The query q2 is a document too, the nearest one, and does not count.
     model = SentenceTransformer(str(minilm), device="cpu")
     texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
     cosines = unit_length(model.encode(list(QUERIES.values()))) @ unit_length(model.encode(texts)).T
-    gains = np.array([[2, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]])
+    # The query q2 is a document too, the nearest one, and does not count.
     cosines[1, 5] = -1
+    names = np.array(list(DOCUMENTS))
+    assert names[np.argsort(-cosines[0])][:2].tolist() == ["d1", "d2"]
+    assert names[np.argsort(-cosines[1])][:2].tolist() == ["d5", "d3"]
+    gains = np.array([[1, 2, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]])
     assert figures["ndcg@10"] == pytest.approx(100 * ndcg_score(gains, cosines[:2], k=10))
-    assert figures["ndcg@10"] < 100 or figures["mrr@10"] == 100
+    # A gain at rank 1 counts whole, at rank 2 by 1 / log2(3).
+    second = 1 / math.log2(3)
+    assert figures["ndcg@10"] == pytest.approx(
+        100 * ((1 + 2 * second) / (2 + 1 * second) + second) / 2
+    )
+    assert figures["mrr@10"] == pytest.approx(100 * (1 / 1 + 1 / 2) / 2)
 
 
 def test_gains_are_linear() -> None:
@@ -122,7 +133,8 @@ def test_refuses_sets_that_are_not_whole(spark, tmp_path) -> None:
     refused("has no column `query-id`, its first line has q1, 0, d1, 1", qrels, "q1\t0\td1\t1\n")
     refused("test.tsv is empty", qrels, head)
     refused("has no score above 0", qrels, head + "q1\td1\t0\n")
-    refused("has 1 lines without ids and a number", qrels, head + "q1\td1\thigh\n")
+    lines = "q1\td1\thigh\nq1\td2\tNaN\nq2\td5\tinf\nq2\td4\t-Infinity\nq2\td3\t1\n"
+    refused("has 4 lines without ids and a finite number", qrels, head + lines)
     refused("corpus.jsonl has no lines", "corpus.jsonl", "")
     refused("corpus.jsonl has 1 lines that are no JSON", "corpus.jsonl", '{"_id": "d1"\n')
     refused("corpus.jsonl has 1 lines without `_id`", "corpus.jsonl", '{"text": "a"}\n')

@@ -2,8 +2,13 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +25,22 @@ from pipelines.training.checkpoint import load_checkpoint
 
 LEFT = ["a cat sleeps", "the market fell", "it rains", "he sings", "open the file"]
 RIGHT = ["the cat is asleep", "stocks lost", "sunny weather", "he is silent", "close a socket"]
+# Has step 3 of a run measured while a training of ten minutes goes on.
+DRIVER = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+from pipelines.config import parse
+from pipelines.evaluation.checkpoints import CheckpointEvaluation
+from pipelines.evaluation.snapshot import Snapshot
+from runs import make_run
+
+folder = Path(sys.argv[1])
+config = parse({"training": {"checkpoint_every": 3}, "evaluation": {"every_checkpoints": 1}})
+run = replace(make_run(9, folder=folder), config=config)
+with CheckpointEvaluation([Snapshot("dev", "similarity", {})], run, folder / "tokenizer"):
+    time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -121,3 +142,70 @@ def test_lines_are_replaced_and_forgotten_by_step(tmp_path) -> None:
     ]
     forget_evaluations(tmp_path, 10)
     assert [line["step"] for line in read_evaluations(tmp_path)] == [10, 10]
+
+
+@pytest.fixture
+def silent_checkpoint(tmp_path) -> Path:
+    """A run folder whose checkpoint of step 3 is on a disk that does not answer: a pipe."""
+    state = tmp_path / "run" / "checkpoints" / "step-00000003" / "state.json"
+    state.parent.mkdir(parents=True)
+    os.mkfifo(state)
+    return state
+
+
+def await_reader(pipe: Path, driver: subprocess.Popen) -> int:
+    """The pipe's other end, as soon as a process waits for what it has to say."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # Nobody reads yet.
+            assert time.monotonic() < deadline
+            assert driver.poll() is None
+            time.sleep(0.1)
+
+
+def test_the_measuring_ends_with_a_driver_that_is_killed(silent_checkpoint, tmp_path) -> None:
+    (tmp_path / "temporary").mkdir()
+    paths = [*sys.path, str(Path(__file__).parents[1] / "training")]
+    places = {"TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": os.pathsep.join(paths)}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, tmp_path / "run"], env=os.environ | places
+    )
+    try:
+        end = await_reader(silent_checkpoint, driver)
+        measuring = psutil.Process(driver.pid).children()
+        assert ["pipelines.evaluation.process" in one.cmdline() for one in measuring] == [True]
+        assert len(list((tmp_path / "temporary").iterdir())) == 1
+        driver.kill()
+        driver.wait(20)
+        _, alive = psutil.wait_procs(measuring, timeout=20)
+        os.close(end)
+        for one in alive:
+            one.kill()
+        assert alive == []
+        assert list((tmp_path / "temporary").iterdir()) == []
+    finally:
+        driver.kill()
+
+
+def test_the_measuring_has_a_deadline_of_its_own(silent_checkpoint, tmp_path) -> None:
+    (tmp_path / "way").mkdir()
+    job = {
+        "run_folder": str(tmp_path / "run"),
+        "step": 3,
+        "tokenizer": "",
+        "snapshots": "",
+        "folder": str(tmp_path / "way"),
+        "driver": os.getpid(),
+        "seconds": 0.5,
+    }
+    measuring = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.evaluation.process"], stdin=subprocess.PIPE
+    )
+    try:
+        measuring.communicate(json.dumps(job).encode(), timeout=60)
+    finally:
+        measuring.kill()
+    assert measuring.returncode == 1
+    assert not (tmp_path / "way").exists()

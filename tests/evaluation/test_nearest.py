@@ -1,6 +1,7 @@
 """Exact neighbours: however the documents are cut, and whatever ties."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,3 +76,12 @@ def test_unit_length_leaves_zero_rows() -> None:
     scaled = unit_length(np.array([[3.0, 4.0], [0.0, 0.0]]))
     np.testing.assert_allclose(scaled, [[0.6, 0.8], [0.0, 0.0]])
     assert scaled.dtype == np.float32
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_what_is_no_number_is_not_found(k) -> None:
+    documents = np.array([[np.nan, 0], [0, 1], [np.nan, np.nan], [1, 0]], np.float32)
+    queries = np.array([[0, 1], [np.nan, 0]], np.float32)
+    found = nearest(queries, documents, np.arange(4), k)
+    assert found.queries.tolist() == [0, 0]
+    assert found.documents.tolist() == [1, 3]

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputError
+from pipelines.evaluation.classification import FIGURES, classification_figures
 from pipelines.promotion.gate import Judgement, evaluations, judge
 from pipelines.settings import PromotionSettings
 
@@ -84,7 +86,21 @@ def test_a_better_model_is_never_refused_where_a_worse_one_passes(value, served,
     assert Judgement(NDCG, served, served, tolerance, None).refusal is None
 
 
-def test_a_figure_that_is_better_lower_is_refused():
-    settings = PromotionSettings(metrics=("geometry.alignment",))
-    with pytest.raises(InputError, match=r"`geometry.alignment` is better the lower it is"):
-        judge(settings, {"geometry": {"alignment": 0.4}}, None)
+@pytest.mark.parametrize(
+    "metric", ["geometry.alignment", "retrieval.queries", "geometry.pairs", "paws.f1_threshold"]
+)
+def test_a_figure_that_is_not_better_higher_is_refused(metric):
+    evaluation, name = metric.split(".")
+    figures = {"retrieval": {"queries": 5.0, "ndcg@10": 50.0}, evaluation: {name: 0.4}}
+    with pytest.raises(InputError, match=f"`{metric}` is not better the higher it is"):
+        judge(PromotionSettings(metrics=(metric,)), figures, None)
+
+
+def test_a_model_that_gives_no_numbers_is_refused():
+    cosines, labels = np.full(10, np.nan), np.array([1] * 5 + [0] * 5)
+    measured = {"paws": classification_figures(cosines, labels)}
+    for name in FIGURES:
+        if not name.endswith("_threshold"):
+            settings = PromotionSettings(metrics=(f"paws.{name}",))
+            [judgement] = judge(settings, measured, None)
+            assert "is nan" in str(judgement.refusal)

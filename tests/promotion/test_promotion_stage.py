@@ -126,6 +126,10 @@ def test_there_is_a_way_back(runs, target, capsys):
     back = [f"promotion.target={target}"]
     assert call(runs, "good", "rollback", *back) == 0
     assert f"in service  {target}/versions/00001" in capsys.readouterr().out
+    assert promote(runs, "good", target) == 3
+    refusal = capsys.readouterr().err
+    assert refusal.startswith("error: promotion.target: this model is 00002, which was gone back ")
+    assert refusal.count("\n") == 1
     assert call(runs, "good", "rollback", *back) == 2
     assert "no version from before 00001 is kept" in capsys.readouterr().err
     assert call(runs, "good", "rollback", *back, **{"--to": "00009"}) == 2
@@ -154,5 +158,5 @@ def test_only_what_was_evaluated_is_promoted(runs, target, tmp_path, capsys):
     (tmp_path / "changed" / "metrics.json").unlink()
     assert "was not evaluated, run `evaluate` first" in refusal(str(tmp_path / "changed"))
     asked = "promotion.metrics=[dev.spearman]"
-    assert "`dev.spearman` was not measured, one of retrieval.qu" in refusal("good", asked)
+    assert "`dev.spearman` was not measured, one of retrieval.nd" in refusal("good", asked)
     assert not target.exists()

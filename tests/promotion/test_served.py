@@ -1,12 +1,16 @@
 """The folder that is served, with readers that look at any moment, and file systems that differ."""
 
 import errno
+import fcntl
 import json
 import os
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from written import IN_ORDER, names, write_model
 
 from pipelines import storage
 from pipelines.errors import InputError, PipelineError
@@ -16,18 +20,11 @@ from pipelines.promotion import served
 def promote(target: Path, model: Path, **record) -> str:
     """What the stage does once the gate is open."""
     before = served.served_model(target)
-    version = served.next_version(target)
     told = {"model": storage.digest_folder(model), "replaces": before and before.name, **record}
-    served.place(target, version, model, told)
-    served.put_in_service(target, version, "promoted")
+    with served.copied(target, model, told) as copy, served.alone(target):
+        version = served.place(target, copy)
+        served.put_in_service(target, version, "promoted")
     return version
-
-
-def write_model(folder: Path, content: str) -> Path:
-    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "1_Pooling/config.json", "model.safetensors"):
-        (folder / name).write_text(content)
-    return folder
 
 
 def test_current_leads_to_the_newest_version_and_back(tmp_path):
@@ -41,7 +38,7 @@ def test_current_leads_to_the_newest_version_and_back(tmp_path):
     served.put_in_service(target, "00002", "rolled back")
     assert (target / "current" / "config.json").read_text() == "b"
     promote(target, write_model(model, "e"))
-    served.prune(target, "00005", keep=1)
+    served.prune(target, keep=1)
     assert served.versions(target) == ["00002", "00005"]
     assert list(served.predecessors(target, "00005")) == ["00002"]
     lines = [json.loads(line) for line in (target / "history.jsonl").read_text().splitlines()]
@@ -50,19 +47,16 @@ def test_current_leads_to_the_newest_version_and_back(tmp_path):
         ("rolled back", "00004", "00002"),
         ("promoted", "00002", "00005"),
     ]
-    assert sorted(path.name for path in target.iterdir()) == [
-        "current",
-        "history.jsonl",
-        "versions",
-    ]
+    assert names(target) == IN_ORDER
 
 
 def test_a_reader_that_follows_the_link_once_sees_one_whole_model(tmp_path):
     target = tmp_path / "served"
     promote(target, write_model(tmp_path / "model", "0"))
-    done, seen = threading.Event(), set()
+    done = threading.Event()
 
-    def read() -> None:
+    def read() -> set[tuple[int, ...]]:
+        seen = set()
         while not done.is_set():
             folder = served.served_model(target)
             assert folder is not None
@@ -71,36 +65,49 @@ def test_a_reader_that_follows_the_link_once_sees_one_whole_model(tmp_path):
                 for path in folder.rglob("*")
                 if path.name != "promotion.json" and path.is_file()
             ]
-            seen.add((len(texts), *set(texts)))
+            seen.add((len(texts), *map(int, set(texts))))
+        return seen
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for number in range(1, 40):
-        promote(target, write_model(tmp_path / "model", str(number)))
-    done.set()
-    for reader in readers:
-        reader.join(30)
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        try:
+            for number in range(1, 40):
+                promote(target, write_model(tmp_path / "model", str(number)))
+        finally:
+            done.set()
+        seen = set().union(*(reader.result(30) for reader in readers))
     assert len(seen) > 1
     assert {length for length, *_ in seen} == {3}
     assert all(len(texts) == 1 for _, *texts in seen)
 
 
-def test_of_two_promotions_at_a_time_one_is_told(tmp_path):
-    target, model = tmp_path / "served", write_model(tmp_path / "model", "a")
-    record = {"model": storage.digest_folder(model)}
-    version = served.next_version(target)
-    served.place(target, version, model, record)
-    with pytest.raises(PipelineError, match="taken by another promotion, run it again"):
-        served.place(target, version, model, record)
-    assert [path.name for path in (target / "versions").iterdir()] == [version]
-    assert served.served_model(target) is None
+def test_a_number_is_given_once(tmp_path):
+    target, model = tmp_path / "served", tmp_path / "model"
+    for content in "ab":
+        promote(target, write_model(model, content))
+    served.put_in_service(target, "00001", "rolled back")
+    shutil.rmtree(target / "versions" / "00002")
+    assert promote(target, write_model(model, "c")) == "00003"
+
+
+def test_versions_are_kept_as_far_as_they_are_in_service_or_were_before(tmp_path):
+    target, model = tmp_path / "served", tmp_path / "model"
+    for content in "abcd":
+        promote(target, write_model(model, content))
+    served.put_in_service(target, "00001", "rolled back")
+    served.prune(target, keep=0)
+    assert served.versions(target) == ["00001", "00002", "00003", "00004"]
+    served.put_in_service(target, "00003", "rolled back")
+    served.prune(target, keep=1)
+    assert served.versions(target) == ["00002", "00003", "00004"]
 
 
 def test_a_model_that_changes_while_it_is_copied_is_left_out(tmp_path):
     target, model = tmp_path / "served", write_model(tmp_path / "model", "a")
-    with pytest.raises(PipelineError, match="has changed while it was copied"):
-        served.place(target, "00001", model, {"model": "of another content"})
+    record = {"model": "of another content"}
+    copied = served.copied(target, model, record)
+    with pytest.raises(PipelineError, match="has changed while it was copied"), copied:
+        pass
     assert list((target / "versions").iterdir()) == []
 
 
@@ -115,11 +122,7 @@ def test_where_there_are_no_links_a_file_names_the_version(tmp_path, monkeypatch
     assert (target / "current").read_text() == "versions/00002\n"
     assert served.served_model(target) == target / "versions" / "00002"
     assert served.served_name(target) == "00002"
-    assert sorted(path.name for path in target.iterdir()) == [
-        "current",
-        "history.jsonl",
-        "versions",
-    ]
+    assert names(target) == IN_ORDER
 
 
 def test_refuses_what_no_promotion_has_written(tmp_path):
@@ -130,3 +133,43 @@ def test_refuses_what_no_promotion_has_written(tmp_path):
     (tmp_path / "current").symlink_to("versions/00007")
     with pytest.raises(InputError, match=r"^promotion.target: .*/00007, which is not there"):
         served.served_model(tmp_path)
+
+
+def test_what_is_named_is_on_the_disk_before(tmp_path, monkeypatch):
+    target, flushed, missing = tmp_path / "served", set(), []
+    fsync, rename, replace = os.fsync, os.rename, os.replace
+
+    def flushes(descriptor):
+        fsync(descriptor)
+        flushed.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def renames(given, to):
+        missing.extend({given, *Path(given).rglob("*")} - flushed)
+        rename(given, to)
+
+    def replaces(given, to):
+        if to == target / "current":
+            missing.extend({target / "versions"} - flushed)
+        if to == target / "history.jsonl":
+            missing.extend({given, target} - flushed)
+        replace(given, to)
+
+    monkeypatch.setattr(os, "fsync", flushes)
+    monkeypatch.setattr(os, "rename", renames)
+    monkeypatch.setattr(os, "replace", replaces)
+    promote(target, write_model(tmp_path / "model", "a"))
+    assert missing == []
+    assert len(flushed) >= 9
+
+
+def test_where_there_are_no_locks_it_goes_on_and_says_so(tmp_path, monkeypatch, caplog):
+    def refuse(*_args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    copied_by_another = tmp_path / "served" / "versions" / ".abc.part"
+    copied_by_another.mkdir(parents=True)
+    promote(tmp_path / "served", write_model(tmp_path / "model", "a"))
+    assert served.versions(tmp_path / "served") == ["00001"]
+    assert copied_by_another.is_dir(), "nobody knows whether the copy goes on"
+    assert "knows no locks: let one job at a time change it" in caplog.text

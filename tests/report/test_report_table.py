@@ -31,5 +31,21 @@ def test_says_that_nothing_was_measured() -> None:
 
 
 def test_better_is_green_and_worse_is_red() -> None:
-    table = metrics_table({"dev": {"a": 1.0, "b": 1.0}}, {"dev": {"a": 2.0, "b": 0.5}})
-    assert list(table.columns[-1].cells) == ["[green]+1.00[/]", "[red]-0.50[/]"]
+    before = {"dev": {"a": 1.0, "b": 1.0, "alignment": 0.9, "uniformity": -2.0, "same": 1.0}}
+    after = {"dev": {"a": 2.0, "b": 0.5, "alignment": 0.5, "uniformity": -1.0, "same": 1.001}}
+    cells = metrics_table(before, after).columns[-1].cells
+    assert [(str(cell), cell.style) for cell in cells] == [
+        ("+1.00", "green"),
+        ("-0.50", "red"),
+        # Of these two less is more.
+        ("-0.40", "green"),
+        ("+1.00", "red"),
+        ("+0.00", ""),
+    ]
+
+
+def test_brackets_in_a_name_are_shown() -> None:
+    lines = printed({}, {"dev[v2].csv": {"a[b]": 1.0}, "[/]": {"a": 1.0}})
+    names = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert names == ["dev[v2].csv", "[/]"]
+    assert any("A[b]" in line for line in lines)

@@ -17,6 +17,7 @@ from test_tracking_tensorboard import events, scalars
 from pipelines.errors import InputError
 from pipelines.settings import TrackingSettings
 from pipelines.tracking import check_trackers, link
+from pipelines.tracking.base import Start
 from pipelines.tracking.following import Following
 
 WAIT = 4
@@ -123,6 +124,28 @@ def test_a_tracker_whose_process_is_killed_is_started_again(tmp_path, monkeypatc
     found = scalars(events(tmp_path / "tensorboard"))
     assert [step for step, name, _ in found if name == "training/loss"] == [1, 2]
     assert len(warnings(caplog)) <= 1
+
+
+def test_a_process_that_cannot_be_ended_holds_nobody_up(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(link, "LEAVE_SECONDS", 0.5)
+    settings = tracked("", trackers=["tensorboard"], mlflow_uri=None).tracking
+    start = Start(
+        run_folder=str(tmp_path),
+        settings=settings,
+        parameters={},
+        config="",
+        program="job.py",
+        first_step=0,
+    )
+    process = link.TrackerProcess("tensorboard", start)
+    # As if the system did not let it go: nobody is told that it has ended.
+    with process._process._waitpid_lock:
+        process.kill()
+    (warning,) = warnings(caplog)
+    assert "was killed and is still there" in warning
+    process.kill()
+    assert not process.is_alive
+    assert len(warnings(caplog)) == 1
 
 
 def test_trackers_that_are_not_there_are_refused(monkeypatch):

@@ -1,10 +1,13 @@
 """A run in a real MLflow server, and its model in processes that know nothing of this package."""
 
+import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 
 import mlflow
@@ -16,6 +19,7 @@ from pipelines.settings import Config
 from pipelines.tracking.base import Start
 from pipelines.tracking.databricks import databricks_environment
 from pipelines.tracking.following import Following
+from pipelines.tracking.mlflow import release, requirements
 
 TEXTS = ["A cat sleeps on the sofa.", "The market fell by three per cent."]
 LOADER = """
@@ -143,6 +147,39 @@ def test_the_model_loads_where_this_package_is_not_there(
     rows = frame.select("text", embed("text").alias("vector")).collect()
     found = {row["text"]: row["vector"] for row in rows}
     np.testing.assert_allclose([found[text] for text in TEXTS], expected, atol=1e-4)
+
+
+def test_a_model_is_registered_again_only_if_it_has_changed(
+    mlflow_server, client, tmp_path, model_folder
+):
+    model, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(model_folder, model)
+
+    def versions(registered: str | None) -> int:
+        config = tracked(mlflow_server, mlflow_registered_model=registered, wait_seconds=200)
+        with Following(config, run, 0) as following:
+            following.keep(model=model)
+        return len(client.search_model_versions("name='kept'"))
+
+    assert versions(None) == 0
+    # A name that is asked for later gets the model, too.
+    assert versions("kept") == 1
+    assert versions("kept") == 1
+    (model / "README.md").write_text("Another one.")
+    assert versions("kept") == 2
+    # A run that somebody has deleted in MLflow is begun anew, with its model.
+    client.delete_run(run_id(run))
+    assert versions("kept") == 3
+
+
+def test_what_a_model_needs_can_be_installed():
+    importlib.import_module("torch")
+    names = {line.partition("==")[0]: line.partition("==")[2] for line in requirements()}
+    assert {"mlflow", "numpy", "torch"} <= set(names)
+    # Indexes have releases, not the builds that are installed: torch's is often labelled +cpu.
+    assert metadata.version("torch").startswith(names["torch"])
+    assert [line for line in requirements() if "+" in line] == []
+    assert (release("2.13.0+cpu"), release("2.0.0rc1")) == ("2.13.0", "2.0.0rc1")
 
 
 def test_a_child_process_gets_the_workspace_of_databricks(monkeypatch):

@@ -15,13 +15,19 @@ def test_secrets_of_spark_are_hidden_and_the_rest_is_told():
         "hadoop.fs.s3a.access.key": "sesame",
         "hadoop.fs.azure.account.oauth2.client.secret": "sesame",
         "ssl.keyPassword": "sesame",
+        "hadoop.fs.azure.account.key.store.dfs.core.windows.net": "sesame",
+        "hadoop.google.cloud.auth.service.account.private.key": "sesame",
+        "hadoop.fs.azure.sas.container.store": "sesame",
+        "executor.extraJavaOptions": "-Djavax.net.ssl.trustStorePassword=sesame",
         "executor.memory": "2g",
         "task.cpus": "1",
     }
-    config = parse({"spark": conf, "evaluation": {"similarity": ["ä.csv"]}})
+    tracking = {"trackers": ["mlflow"], "mlflow_uri": "postgresql://me:sesame@db:5432/runs"}
+    config = parse({"spark": conf, "evaluation": {"similarity": ["ä.csv"]}, "tracking": tracking})
     flat = parameters(config)
     assert flat["spark.executor.memory"] == "2g"
     assert flat["spark.hadoop.fs.s3a.secret.key"] == HIDDEN
+    assert flat["tracking.mlflow_uri"] == "postgresql://db:5432/runs"
     assert flat["evaluation.similarity"] == '["ä.csv"]'
     assert flat["training.max_steps"] == "null"
     assert "sesame" not in str(flat) + configuration.dump(without_secrets(config))

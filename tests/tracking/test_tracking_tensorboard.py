@@ -8,6 +8,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from pipelines.config import parse
 from pipelines.tracking.following import Following
+from pipelines.tracking.tensorboard import MARKER
 
 
 def tracked(**tracking):
@@ -68,3 +69,34 @@ def test_the_folder_can_be_one_that_runs_share(tmp_path):
     assert scalars(found) == [(1, "training/loss", pytest.approx(1.0))]
     texts = [value for event in found for value in event.summary.value if value.tensor.string_val]
     assert b"learning_rate: 5.0e-05" in texts[0].tensor.string_val[0]
+
+
+def losses_in(folder: Path) -> list[float]:
+    return [value for _, name, value in scalars(events(folder)) if name == "training/loss"]
+
+
+def test_runs_of_one_name_do_not_share_a_folder(tmp_path):
+    shared = tmp_path / "shared"
+    config = tracked(tensorboard_folder=str(shared))
+    for step in (1, 2):
+        for number, parent in enumerate(("a", "b")):
+            with Following(config, tmp_path / parent / "run", step - 1) as following:
+                following.log(step, {"training/loss": float(number)})
+    first, second = sorted(shared.iterdir())
+    assert first.name == "run"
+    assert second.name.startswith("run-")
+    assert (first / MARKER).read_text() == f"{tmp_path / 'a' / 'run'}\n"
+    assert (losses_in(first), losses_in(second)) == ([0.0, 0.0], [1.0, 1.0])
+
+
+def test_files_that_nobody_knows_are_left_alone(tmp_path):
+    unknown = tmp_path / "shared" / "run" / "events.out.tfevents.1.host"
+    unknown.parent.mkdir(parents=True)
+    unknown.touch()
+    with Following(
+        tracked(tensorboard_folder=str(tmp_path / "shared")), tmp_path / "run", 0
+    ) as following:
+        following.log(1, {"training/loss": 1.0})
+    assert list(unknown.parent.iterdir()) == [unknown]
+    (own,) = set((tmp_path / "shared").iterdir()) - {unknown.parent}
+    assert losses_in(own) == [1.0]

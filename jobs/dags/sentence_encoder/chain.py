@@ -41,6 +41,18 @@ STAGES = (
     Stage("promote", timedelta(hours=2)),
 )
 
+RETRY_DELAY = timedelta(minutes=5)
+WAIT = timedelta(minutes=30)
+"""For the scheduler and a free slot, before each try."""
+
+
+def longest_run() -> timedelta:
+    """What a run takes if every task needs all its tries, each of them all its time."""
+    tries = sum(stage.retries + 1 for stage in STAGES)
+    at_work = sum((stage.timeout * (stage.retries + 1) for stage in STAGES), timedelta())
+    return at_work + tries * (RETRY_DELAY + WAIT)
+
+
 PARAMS = {
     "config": Param(
         None,
@@ -63,7 +75,7 @@ PARAMS = {
 
 DEFAULTS = {
     "owner": "sentence-pipelines",
-    "retry_delay": timedelta(minutes=5),
+    "retry_delay": RETRY_DELAY,
     "retry_policy": RetryWhatMayPass(),
     "on_failure_callback": Alert(),
 }
@@ -91,7 +103,7 @@ def encoder_dag(
         # Runs share the prepared folder and the model in service.
         catchup=False,
         max_active_runs=1,
-        dagrun_timeout=timedelta(days=3),
+        dagrun_timeout=longest_run(),
         params=PARAMS,
         default_args=DEFAULTS,
         tags=["sentence-encoder"],

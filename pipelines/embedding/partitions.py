@@ -1,0 +1,115 @@
+"""Columns that a table has in the names of its folders, as in `lang=en/part-0.parquet`."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import takewhile
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from pipelines.corpus.inputs import find_files, local_path
+
+KEY = "embedding.inputs"
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+_NAMED = re.compile(r"([^=]+)=(.*)")
+_INTEGER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A column of one value.
+
+    Attributes:
+        name: Of the column.
+        type: `int32`, `int64`, `date32` or `string`.
+        value: As text; None for null.
+    """
+
+    name: str
+    type: str
+    value: str | None
+
+    def array(self, rows: int) -> pa.Array:
+        """The column of so many rows."""
+        value = pa.scalar(self.value, pa.string()).cast(pa.type_for_alias(self.type))
+        return pa.repeat(value, rows)
+
+
+Constants = tuple[Constant, ...]
+
+
+def partition_columns(inputs: Sequence[str]) -> dict[Path, Constants]:
+    """The columns in the names of folders, for each Parquet file of the inputs.
+
+    Folders count below the one that is named, or below the part of a glob that has no wildcard.
+    A file that is in no such folder has nulls.
+
+    Raises:
+        InputError: An input is not there.
+    """
+    found: dict[Path, dict[str, str | None]] = {}
+    for given in inputs:
+        base = fixed_part(given)
+        for file in find_files([given], "parquet", KEY):
+            found.setdefault(file, _values(file.relative_to(base).parts[:-1]))
+    names = dict.fromkeys(name for values in found.values() for name in values)
+    types = {name: _type_of(values.get(name) for values in found.values()) for name in names}
+    return {
+        file: tuple(Constant(name, kind, values.get(name)) for name, kind in types.items())
+        for file, values in found.items()
+    }
+
+
+def fixed_part(given: str) -> Path:
+    """The folder below which an input's files are, absolute; no link in it is followed."""
+    path = Path(local_path(given, KEY)).absolute()
+    if path.exists():
+        return path if path.is_dir() else path.parent
+    return Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+
+
+def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.RecordBatch:
+    """The rows with these columns behind the others. A column that is there already stays."""
+    added = [constant for constant in constants if constant.name not in batch.schema.names]
+    if not added:
+        return batch
+    arrays = [constant.array(batch.num_rows) for constant in added]
+    fields = [pa.field(one.name, array.type) for one, array in zip(added, arrays, strict=True)]
+    schema = pa.schema([*batch.schema, *fields], batch.schema.metadata)
+    return pa.RecordBatch.from_arrays([*batch.columns, *arrays], schema=schema)
+
+
+def constants_from(listed: Iterable[Mapping[str, str | None]]) -> Constants:
+    """Constants as they stand in JSON."""
+    return tuple(Constant(**one) for one in listed)  # type: ignore[arg-type]
+
+
+def _values(folders: Sequence[str]) -> dict[str, str | None]:
+    """Names and values, in which Spark writes special characters as URLs do."""
+    named = (match for folder in folders if (match := _NAMED.fullmatch(folder)))
+    values = {unquote(match[1]): unquote(match[2]) for match in named}
+    return {name: None if value in ("", NO_VALUE) else value for name, value in values.items()}
+
+
+def _type_of(values: Iterable[str | None]) -> str:
+    """The type of a column, as Spark takes it to be; numbers that are not whole stay strings."""
+    known = [value for value in values if value is not None]
+    if known and all(_INTEGER.fullmatch(value) for value in known):
+        widest = max(int(value) if int(value) >= 0 else -int(value) - 1 for value in known)
+        if widest < 2**63:
+            return "int32" if widest < 2**31 else "int64"
+    return "date32" if known and all(_is_date(value) for value in known) else "string"
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return date.fromisoformat(value).isoformat() == value
+    except ValueError:
+        return False

@@ -1,0 +1,40 @@
+"""Which version was put in service when, by whom and why: a line of JSON for each turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.promotion import disk
+
+HISTORY = "history.jsonl"
+
+
+def read(target: Path) -> list[dict[str, Any]]:
+    """The lines, the oldest first, but for those that a killed process has left torn."""
+    return [line for line in map(_parsed, _lines(target)) if line is not None]
+
+
+def add(target: Path, line: Mapping[str, Any]) -> None:
+    """Adds a line, whole or not at all; a torn one at the end gives way to it."""
+    lines = _lines(target)
+    if lines and _parsed(lines[-1]) is None:
+        lines.pop()
+    text = "".join(f"{kept}\n" for kept in [*lines, json.dumps(line)])
+    disk.write_text(target / HISTORY, text)
+
+
+def _lines(target: Path) -> list[str]:
+    path = target / HISTORY
+    # A tear may go through the bytes of one character.
+    return path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) and "version" in found else None
