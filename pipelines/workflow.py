@@ -19,6 +19,7 @@ from pipelines.engines.jobs import await_archives
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation.checkpoints import CheckpointEvaluation
 from pipelines.evaluation.history import add_evaluations
+from pipelines.failures import executor_failures
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.objectives import OBJECTIVES
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 Metrics = dict[str, dict[str, float]]
 
 
+@executor_failures("preparing")
 def prepare(config: Config) -> LaneManifest:
     """Reads the corpus, tokenises it, and forms the lanes in ``prepared.folder``.
 
@@ -121,6 +123,7 @@ def train(config: Config, chosen: Engine | None = None) -> Path:
     return folder / "model"
 
 
+@executor_failures("evaluating")
 def evaluate(config: Config) -> dict[str, Metrics]:
     """Measures the run's start and its model; writes ``metrics.json``, samples and the report.
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from pipelines.embedding.failures import executor_failures
 from pipelines.embedding.store import Block, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.nearest import SCORE_DECIMALS
+from pipelines.failures import executor_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

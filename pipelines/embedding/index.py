@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines import storage
-from pipelines.embedding.failures import executor_failures
 from pipelines.embedding.search import best_of_files, check_queries
 from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
+from pipelines.failures import executor_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.embedding.failures import executor_failures
 from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
+from pipelines.failures import executor_failures
 
 if TYPE_CHECKING:
     from pyspark.broadcast import Broadcast

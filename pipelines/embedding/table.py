@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 from pipelines import storage
 from pipelines.embedding.column import backend_for, task_threads
 from pipelines.embedding.executor import Columns, embed_batches, task_device
-from pipelines.embedding.failures import executor_failures
 from pipelines.embedding.lock import WriterLock, only_writer
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.parts import Part, read_part, tasks
@@ -48,6 +47,7 @@ from pipelines.embedding.vectors import SCALE_SUFFIX
 from pipelines.embedding.watched import run_watched
 from pipelines.encoder.inference import choose_backend, choose_precision
 from pipelines.errors import PipelineError
+from pipelines.failures import executor_failures
 from pipelines.settings import Config
 
 if TYPE_CHECKING:

@@ -123,10 +123,10 @@ def _tiles(training: Mapping[str, float]) -> dict[str, str]:
 
 
 def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The first figure of the first evaluations."""
+    """The first figure of the first evaluations, of those that are better the higher they are."""
     first: dict[str, Comparison] = {}
     for line in comparisons:
-        if line.after is not None:
+        if line.after is not None and line.better == "higher":
             first.setdefault(line.evaluation, line)
     return list(first.values())[:_MOST_SCORES]
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from pipelines.embedding.failures import executor_failures
 from pipelines.embedding.watched import run_watched
 from pipelines.errors import PipelineError
+from pipelines.failures import executor_failures
 
 
 def test_a_job_that_stands_still_is_called_off(spark) -> None:
