@@ -2,7 +2,8 @@
 
 A master, two workers and the driver run where only a shell, tar, gzip, a Java and Spark are to be
 seen. spark-submit sends the archive along; each of its engines trains, on a small corpus, and
-all that promise the same loss must end at the same one.
+all that promise the same loss must end at the same one. The last model is measured, embeds a table,
+and is searched with.
 
 ``make package-check`` runs it for the archive in ``dist/``:
 
@@ -26,6 +27,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bare import Machine, make_machine, standalone_cluster, submit
 from build_package import ARCHIVE, DIST, ROOT, last_line, say
@@ -54,6 +56,19 @@ JOB = {
         "learning_rate": 1e-3,
         "log_every": 1,
     },
+}
+# What embeds: an archive with none of them measures and searches nothing.
+BACKENDS = {"openvino", "torch", "tensorflow"}
+# The extras without which `evaluate` cannot be tried.
+MEASURES = {"evaluation", "report"}
+# The jobs that use the last model, with what they are told beside its settings.
+AFTERWARDS = {
+    "evaluate": [],
+    "embed": [
+        *("--set", "embedding.inputs=[/shared/prepared/corpus/evaluation/documents.parquet]"),
+        *("--set", "embedding.output=/shared/vectors"),
+    ],
+    "search": ["--set", "embedding.output=/shared/vectors", "--query", "an executor that is lost"],
 }
 
 
@@ -108,7 +123,7 @@ def stop(*_: object) -> None:
 
 
 def check(archive: Path, engines: Sequence[str] | None, work: Path, shared: Path) -> list[str]:
-    """Runs prepare, every training, and evaluate; gives what failed.
+    """Runs prepare, every training, and what uses a model; gives what failed.
 
     Args:
         archive: The environment.
@@ -139,12 +154,14 @@ def check(archive: Path, engines: Sequence[str] | None, work: Path, shared: Path
         results = [run(machine, master, archive.name, "train", trial) for trial in trials]
         failures = [result for result in results if result]
         failures += compare(shared, trials)
-        if "tensorflow" in facts["versions"] and not failures:
-            failures += filter(None, [run(machine, master, archive.name, "evaluate", trials[-1])])
+        if not failures:
+            jobs = possible_afterwards(facts)
+            done = (run(machine, master, archive.name, job, trials[-1]) for job in jobs)
+            failures += filter(None, done)
     return failures
 
 
-def unpack(archive: Path, folder: Path) -> dict[str, dict[str, str]]:
+def unpack(archive: Path, folder: Path) -> dict[str, Any]:
     """Unpacks the archive for the driver; gives what it says of itself.
 
     Raises:
@@ -156,7 +173,7 @@ def unpack(archive: Path, folder: Path) -> dict[str, dict[str, str]]:
             file.extractall(folder, filter="tar")
     except (OSError, tarfile.TarError) as error:
         raise PackageError(f"{error}: run `make package` first") from error
-    facts: dict[str, dict[str, str]] = json.loads((folder / "environment.json").read_text())
+    facts: dict[str, Any] = json.loads((folder / "environment.json").read_text())
     return facts
 
 
@@ -170,7 +187,7 @@ def asked_trial(text: str) -> Trial:
     return Trial(name, framework or find_engine(name).frameworks[0])
 
 
-def possible(facts: dict[str, dict[str, str]]) -> list[Trial]:
+def possible(facts: dict[str, Any]) -> list[Trial]:
     """What an archive can be tried with."""
     return [
         Trial(engine, framework)
@@ -180,11 +197,18 @@ def possible(facts: dict[str, dict[str, str]]) -> list[Trial]:
     ]
 
 
+def possible_afterwards(facts: dict[str, Any]) -> list[str]:
+    """The jobs of :data:`AFTERWARDS` that an archive can be tried with."""
+    if not BACKENDS & facts["versions"].keys():
+        return []
+    return [job for job in AFTERWARDS if job != "evaluate" or set(facts["extras"]) >= MEASURES]
+
+
 def run(machine: Machine, master: str, archive: str, job: str, trial: Trial) -> str | None:
     """Runs a job by spark-submit, and says what came of it; gives what failed."""
     name = f"{job} {trial.engine} {trial.framework}" if job != "prepare" else job
     log = machine.mounts["/shared"] / f"{name.replace(' ', '-')}.log"
-    job_arguments = ["--config", "/shared/job.yaml", *trial.overrides()]
+    settings = ["--config", "/shared/job.yaml", *trial.overrides()]
     began = time.monotonic()
     code = submit(
         machine,
@@ -193,8 +217,8 @@ def run(machine: Machine, master: str, archive: str, job: str, trial: Trial) -> 
             *("--conf", "spark.pyspark.python=./environment/bin/python"),
             *("--conf", "spark.pyspark.driver.python=/environment/bin/python"),
             *("--conf", "spark.driver.host=127.0.0.1"),
-            *conf_of(machine, trial, job_arguments),
-            *(f"/project/jobs/{job}.py", *job_arguments),
+            *conf_of(machine, trial, settings),
+            *(f"/project/jobs/{job}.py", *settings, *AFTERWARDS.get(job, ())),
         ],
         log,
         seconds=JOB_SECONDS,

@@ -167,7 +167,12 @@ def with_training(run, **settings):
 
 
 @pytest.mark.parametrize(
-    "name", ["tensorflowonspark", "elephas", pytest.param("horovod", marks=WITH_HOROVOD)]
+    "name",
+    [
+        "tensorflowonspark",
+        pytest.param("elephas", marks=pytest.mark.matrix),
+        pytest.param("horovod", marks=(WITH_HOROVOD, pytest.mark.matrix)),
+    ],
 )
 def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, name):
     def compute_with_tensorflow(batches):
@@ -182,8 +187,8 @@ def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, name
     assert outcome.steps == 2
 
 
-def test_a_worker_that_fails_is_named(faulty, make_run, spark, tmp_path):
-    run = make_run(STEPS, **faulty.training)
+def test_a_worker_that_fails_is_named(each_engine, make_run, spark, tmp_path):
+    run = make_run(STEPS, **each_engine.training)
     # The worker that owns the last lane finds it missing when it gets there.
     lanes = tmp_path / "lanes"
     shutil.copytree(run.lanes_folder, lanes)
@@ -192,9 +197,9 @@ def test_a_worker_that_fails_is_named(faulty, make_run, spark, tmp_path):
     broken = type(run)(**(vars(run) | {"lanes_folder": lanes}))
     before, ports, began = started(), listening(), time.monotonic()
     with pytest.raises(EngineError) as caught:
-        faulty.make().train(spark, broken, lambda line: None)
+        each_engine.make().train(spark, broken, lambda line: None)
     assert time.monotonic() - began < 60
-    rank, lane = place_of_the_last_lane(faulty)
+    rank, lane = place_of_the_last_lane(each_engine)
     where = rf"rank {rank}, host {socket.gethostname()}, lane {lane}: "
     assert re.search(where, str(caught.value))
     assert missing in str(caught.value)

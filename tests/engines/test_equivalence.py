@@ -74,9 +74,16 @@ def test_with_dropout_and_negatives_of_the_whole_step(spark, make_run):
     np.testing.assert_allclose(ours, expected, rtol=1e-3)
 
 
+HOROVOD_RUNS = [
+    ("tensorflow", "granule"),
+    ("torch", "step"),
+    pytest.param("tensorflow", "step", marks=pytest.mark.matrix),
+    pytest.param("torch", "granule", marks=pytest.mark.matrix),
+]
+
+
 @WITH_HOROVOD
-@pytest.mark.parametrize("negatives", ["granule", "step"])
-@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+@pytest.mark.parametrize(("framework", "negatives"), HOROVOD_RUNS)
 def test_two_ranks_of_horovod_give_the_curve_of_one_process(spark, make_run, framework, negatives):
     settings = {"dropout": 0.1, "framework": framework, "feed": "memory"}
     alone = make_run(12, "reference", workers=1, **settings)

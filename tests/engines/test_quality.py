@@ -11,8 +11,8 @@ POINTS = 6
 
 RUNS = [
     {"engine": "tensorflowonspark", "mode": "async"},
-    {"engine": "elephas", "mode": "sync"},
     {"engine": "elephas", "mode": "hogwild"},
+    pytest.param({"engine": "elephas", "mode": "sync"}, marks=pytest.mark.matrix),
     pytest.param({"engine": "elephas", "mode": "async"}, marks=pytest.mark.matrix),
 ]
 
