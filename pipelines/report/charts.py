@@ -40,6 +40,10 @@ _STYLE = {
 _CLEAR = {"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none"}
 _ROOM = 1.06
 """The vertical axis over the highest value, so that a level line does not lie on the edge."""
+_LETTERS_PER_INCH = 9
+_KEY_LETTERS = 6
+"""What a legend's line and its margins take, in letters."""
+_MOST_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,18 @@ def chart(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         axes.xaxis.set_major_formatter(FuncFormatter(_whole))
         axes.yaxis.set_major_formatter(_values(shares))
-        if any(curve.label for curve in curves):
-            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(curves), borderpad=0)
+        labels = [curve.label for curve in curves if curve.label]
+        if labels:
+            columns = _legend_columns(labels, size[0])
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderpad=0)
 
     return _picture(name, size, draw)
+
+
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """As many as fit beside one another: a legend that is too wide pushes the axes aside."""
+    taken = sum(len(label) + _KEY_LETTERS for label in labels)
+    return len(labels) if taken <= _LETTERS_PER_INCH * width else math.ceil(len(labels) / 2)
 
 
 def _finite(curves: Sequence[Curve]) -> list[float]:
@@ -266,7 +278,7 @@ def scaling(name: str, sizes: Sequence[float], panels: Sequence[Panel], label: s
             axes.set_xscale("log", base=2)
             axes.set_xticks(sizes, [_number(size) for size in sizes])
             axes.set_ylim(0, 1.15 * max(panel.values))
-            axes.yaxis.set_major_formatter(FuncFormatter(_number))
+            axes.yaxis.set_major_formatter(_TellingApart())
 
     return _picture(name, (4.6 * len(panels), 3), draw, alone=True)
 
@@ -295,15 +307,32 @@ def _in_colours_of_the_page(picture: str) -> str:
 
 
 def _values(shares: bool) -> Formatter:
-    return PercentFormatter(1.0, decimals=None, symbol=" %") if shares else FuncFormatter(_number)
+    return PercentFormatter(1.0, decimals=None, symbol=" %") if shares else _TellingApart()
+
+
+class _TellingApart(Formatter):
+    """Numbers with so many digits that no two ticks look alike."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        return _number(value)
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        for digits in range(3, _MOST_DIGITS):
+            ticks = [_number(value, digits) for value in values]
+            if len(set(ticks)) == len(set(values)):
+                break
+        return ticks
 
 
 def _whole(value: float, _: object = None) -> str:
     return f"{value:,.0f}"
 
 
-def _number(value: float, _: object = None) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}".replace("e-0", "e-")
+def _number(value: float, digits: int | None = None) -> str:
+    """With so many digits that count, 3 unless told."""
+    return (
+        f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits or 3}g}".replace("e-0", "e-")
+    )
 
 
 def _inline(document: str, name: str) -> str:

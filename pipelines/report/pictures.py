@@ -33,6 +33,7 @@ from pipelines.report.timing import (
 MOST_WORKERS = 16
 """Bars of single workers; of more, those are shown that computed longest."""
 MOST_NAMED_CURVES = 4
+FEWEST_POINTS = 3
 _SMOOTHED_SHARE = 0.015
 _MOST_POINTS = 1000
 _MOST_AREAS = 150
@@ -134,6 +135,8 @@ def training_charts(logged: Lines) -> list[Chart]:
 def evaluation_charts(lines: Lines) -> list[Chart]:
     """The figures of each evaluation over the steps; those off the scale of 100 by themselves.
 
+    What was measured before and after training alone stands in the table, and is no curve.
+
     Args:
         lines: Of ``evaluations.jsonl``: ``step``, ``evaluation``, and figures by metric.
     """
@@ -152,11 +155,12 @@ def evaluation_charts(lines: Lines) -> list[Chart]:
             if not all(0 <= value <= 100 for value in points.values())
         }
         on_scale = {label: points for label, points in of_metric.items() if label not in alone}
-        if on_scale:
-            charts.append(_evaluation_chart(name, on_scale))
+        groups = {name: on_scale}
+        groups |= {f"{name}, {label}": {label: points} for label, points in alone.items()}
         charts += [
-            _evaluation_chart(f"{name}, {label}", {label: points})
-            for label, points in alone.items()
+            _evaluation_chart(title, group)
+            for title, group in groups.items()
+            if len({step for points in group.values() for step in points}) >= FEWEST_POINTS
         ]
     return charts
 

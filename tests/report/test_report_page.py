@@ -223,9 +223,10 @@ def test_evaluations_over_the_steps_are_drawn_whatever_they_measure(run) -> None
     (run / "metrics.jsonl").unlink()
     lines = [
         {"step": step, "evaluation": name, "pairs": 9, "f1": 50.0 + step, "uniformity": -2.0}
-        for step in (10, 20)
+        for step in (10, 20, 30)
         for name in ("paraphrases", "held out")
     ]
+    lines += [{"step": step, "evaluation": "before and after", "f1": 1.0} for step in (0, 30)]
     text = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": None}, {"evaluation": 3}])
     storage.write_text(run / "evaluations.jsonl", text)
     page = read(write_report(run, run.parent / "prepared"))
