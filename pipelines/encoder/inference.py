@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,6 @@ from pipelines.tokens.vocabulary import load_tokenizer
 
 __all__ = [
     "BACKENDS",
-    "Embedder",
     "TextEmbedder",
     "TokenEmbedder",
     "choose_backend",
@@ -109,9 +108,6 @@ class TextEmbedder:
             )
             embeddings[start : start + len(some)] = found[numbers]
         return embeddings
-
-
-Embedder: TypeAlias = TextEmbedder
 
 
 def load_embedder(

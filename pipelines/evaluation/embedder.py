@@ -17,12 +17,12 @@ from pipelines.errors import InputError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.encoder.inference import Embedder
+    from pipelines.encoder.inference import TextEmbedder
 
 Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 """What Spark's `mapInArrow` takes."""
 
-EmbedderLoader: TypeAlias = "Callable[[], Embedder]"
+EmbedderLoader: TypeAlias = "Callable[[], TextEmbedder]"
 """Called once in each task, on the executor."""
 
 
@@ -43,7 +43,7 @@ def embedder_loader(session: SparkSession, model_folder: Path | str) -> Embedder
         )
     threads = int(session.sparkContext.getConf().get("spark.task.cpus", "1") or 1)
 
-    def load() -> Embedder:
+    def load() -> TextEmbedder:
         """Runs on an executor."""
         from pipelines.encoder.inference import load_embedder
 
