@@ -78,7 +78,11 @@ def test_a_job_that_was_killed_is_finished_by_the_next(folder, tmp_path):
     config = small_config(tmp_path)
     (tmp_path / "job.yaml").write_text(dump(config))
     command = [sys.executable, str(JOBS / "prepare.py"), "--config", str(tmp_path / "job.yaml")]
-    job = subprocess.Popen(command, start_new_session=True)
+    # What is killed leaves its temporary files.
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    places = {"TMPDIR": str(temporary), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}"}
+    job = subprocess.Popen(command, start_new_session=True, env=os.environ | places)
     try:
         deadline = time.monotonic() + 240
         while not list(tmp_path.glob(".tokens.*.part")):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.config import parse
 from pipelines.encoder.folder import default_start, write_encoder
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.encoder.weights import random_weights
+from pipelines.settings import Config
 from pipelines.tokens.vocabulary import vocabulary_size
 
 
@@ -50,3 +53,20 @@ def sentence_file(lines, tmp_path_factory) -> Path:
 def minilm_folder() -> Path:
     """The packaged all-MiniLM-L6-v2."""
     return default_start()
+
+
+@pytest.fixture
+def job(small_model, sentence_file, tmp_path) -> Callable[..., Config]:
+    """Makes the configuration of a job in parts of 64 rows."""
+
+    def configured(**settings) -> Config:
+        known = {
+            "model": str(small_model),
+            "inputs": [str(sentence_file)],
+            "output": str(tmp_path / "table"),
+            "part_rows": 64,
+            "precision": "fp32",
+        }
+        return parse({"embedding": known | settings})
+
+    return configured

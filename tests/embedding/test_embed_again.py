@@ -10,29 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import storage
-from pipelines.config import parse
 from pipelines.embedding.lock import only_writer
 from pipelines.embedding.plan import ATTEMPTS, MANIFEST_FILE, PLAN_FILE, STAGED
 from pipelines.embedding.store import open_table
 from pipelines.embedding.table import embed_table
 from pipelines.errors import InputError, PipelineError
-
-
-@pytest.fixture
-def job(small_model, sentence_file, tmp_path):
-    """Makes the configuration of a job in parts of 64 rows."""
-
-    def configured(**settings):
-        known = {
-            "model": str(small_model),
-            "inputs": [str(sentence_file)],
-            "output": str(tmp_path / "table"),
-            "part_rows": 64,
-            "precision": "fp32",
-        }
-        return parse({"embedding": known | settings})
-
-    return configured
 
 
 def bytes_of(folder) -> dict[str, bytes]:

@@ -10,30 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config import parse
 from pipelines.embedding.parts import cut_files, read_rows, tasks
 from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE, check_job
 from pipelines.embedding.store import open_table, read_blocks
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError, PipelineError
-
-
-@pytest.fixture
-def job(small_model, sentence_file, tmp_path):
-    """Makes the configuration of a job in parts of 64 rows."""
-
-    def configured(**settings):
-        known = {
-            "model": str(small_model),
-            "inputs": [str(sentence_file)],
-            "output": str(tmp_path / "table"),
-            "part_rows": 64,
-            "precision": "fp32",
-        }
-        return parse({"embedding": known | settings})
-
-    return configured
 
 
 def test_spark_and_pandas_read_the_table(spark, job, small_model, sentence_file, tmp_path) -> None:

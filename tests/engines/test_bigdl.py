@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -284,6 +285,19 @@ def test_class_paths_are_added_to_what_is_there():
     assert conf["spark.executor.extraClassPath"].startswith("/mine.jar:")
     assert "bigdl-dllib" in conf["spark.driver.extraClassPath"]
     assert jars.class_paths(conf) == {}
+
+
+def test_executors_log_where_spark_has_them_log(spark):
+    options = "spark.executor.extraJavaOptions"
+    assert jars.class_paths({options: "-Xint"})[options].startswith("-Xint -Dlog4j2.config")
+    own = {options: "-Dlog4j2.configurationFile=mine.properties"}
+    assert options not in jars.class_paths(own)
+    temporary = spark._jvm.java.lang.System.getProperty("java.io.tmpdir")
+    # The file that dllib's jar names.
+    stray = Path(temporary, "${sys:logFilename}")
+    before = stray.stat().st_mtime_ns if stray.exists() else None
+    assert spark.range(4).repartition(2).count() == 4
+    assert (stray.stat().st_mtime_ns if stray.exists() else None) == before
 
 
 @pytest.mark.parametrize(

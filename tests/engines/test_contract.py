@@ -244,10 +244,8 @@ def monitors(monkeypatch):
     return made
 
 
-def test_a_worker_that_is_killed_ends_the_run(faulty, make_run, spark, monitors):
-    if not faulty.watched:
-        pytest.skip("its workers are Spark's executors: see the tests of its own")
-    run = make_run(100_000, **faulty.training)
+def test_a_worker_that_is_killed_ends_the_run(killable, make_run, spark, monitors):
+    run = make_run(100_000, **killable.training)
     before, ports, killed = started(), listening(), []
 
     def kill_once(line):
@@ -262,7 +260,7 @@ def test_a_worker_that_is_killed_ends_the_run(faulty, make_run, spark, monitors)
 
     began = time.monotonic()
     with pytest.raises(EngineError) as caught:
-        faulty.make().train(spark, run, kill_once)
+        killable.make().train(spark, run, kill_once)
     assert re.search(rf"rank {killed[0]}, host .*the worker's process died", str(caught.value))
     wait_until_gone(before, ports)
     assert time.monotonic() - began < 60

@@ -7,7 +7,6 @@ import json
 import sys
 import tarfile
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -249,7 +248,6 @@ def test_an_unknown_extra_ends_with_one_line_and_leaves_nothing(tmp_path, monkey
 
 
 @pytest.mark.matrix
-@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 def test_torch_trains_from_its_archive_where_there_is_no_python(tmp_path, monkeypatch):
     monkeypatch.setattr(build_package, "DIST", tmp_path)
     assert build_package.main(["--engines", "torch", "--with", "report"]) == 0

@@ -12,6 +12,10 @@ from pipelines.errors import EngineUnavailable
 from pipelines.session import in_one_process
 
 CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+_EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
+# A log4j2-test.xml in dllib's jar would send all that executors log to a file in their temporary
+# folder; this is Spark's own, which is told before the jars are looked into.
+_LOGGING = "-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties"
 # A part of the name of dllib's jar, and of what tells that it is there.
 _DLLIB = "bigdl-dllib"
 
@@ -41,11 +45,15 @@ def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
         conf: What is set already, by whole key; it is kept.
     """
     own = os.pathsep.join(map(str, jars()))
-    return {
+    added = {
         key: os.pathsep.join(filter(None, (conf.get(key), own)))
         for key in CLASS_PATHS
         if not _brings_dllib(conf.get(key, ""))
     }
+    options = conf.get(_EXECUTOR_OPTIONS, "")
+    if CLASS_PATHS[1] in added and "log4j2.configurationFile" not in options:
+        added[_EXECUTOR_OPTIONS] = f"{options} {_LOGGING}".strip()
+    return added
 
 
 def check_class_paths(conf: Mapping[str, str], *, on_driver: bool) -> None:
