@@ -33,7 +33,7 @@ from pathlib import Path
 from pipelines.config import parse
 from pipelines.evaluation.checkpoints import CheckpointEvaluation
 from pipelines.evaluation.snapshot import Snapshot
-from runs import make_run
+from planned_runs import make_run
 
 folder = Path(sys.argv[1])
 config = parse({"training": {"checkpoint_every": 3}, "evaluation": {"every_checkpoints": 1}})

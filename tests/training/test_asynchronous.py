@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import make_run, make_task
+from planned_runs import make_run, make_task
 
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.training.asynchronous import Progress, oldest_needed, train_asynchronously

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import make_run
+from planned_runs import make_run
 
 from pipelines.training.ledger import Ledger, StepRecord
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from runs import make_run
+from planned_runs import make_run
 
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.training.ledger import Ledger

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from runs import make_run
+from planned_runs import make_run
 
 from pipelines import storage
 from pipelines.training.record import (

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import make_run
+from planned_runs import make_run
 
 from pipelines.encoder.spec import EncoderSpec
 from pipelines.training.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from runs import make_run
+from planned_runs import make_run
 
 from pipelines.config import parse
 from pipelines.errors import InputError
