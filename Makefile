@@ -7,10 +7,11 @@ HOROVOD ?= 1
 AIRFLOW ?= 1
 TORCH := torch==2.13.0
 
-# The stamp is named after all that the environment is made from: another lock, another stamp.
-KEY := $(shell { cat requirements.lock setup.py; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
+# The stamp is named after all that the environment is made from: another lock, another stamp. What
+# pyproject.toml says to tools, behind the tables of the project, is no part of it.
+KEY := $(shell { cat requirements.lock; sed '/^\[tool\./,$$d' pyproject.toml; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
 STAMP := .venv/.installed-$(KEY)
-HOROVOD_KEY := $(shell cat environment/build_horovod.py environment/*.patch | cksum | tr -d " ")
+HOROVOD_KEY := $(shell cat environment/build_horovod.py environment/horovod.lock environment/*.patch | cksum | tr -d " ")
 HOROVOD_STAMP := $(STAMP)-horovod-$(HOROVOD_KEY)
 # Airflow wants other versions of what both have, so it lives apart, as it does in production.
 AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
@@ -18,7 +19,7 @@ AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
 IN_VENV := .venv/bin/python
 PIP := $(IN_VENV) -m pip --disable-pip-version-check
 
-# What `make package` packs: engines, and extras of setup.py beside them (`spark`: Spark itself).
+# What `make package` packs: engines, and extras of pyproject.toml beside them (`spark`: Spark itself).
 ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
@@ -50,9 +51,11 @@ $(STAMP):
 	rm -f .venv/.installed-*
 	"$(PYTHON)" -m venv .venv
 	$(PIP) install --quiet --no-deps $(TORCH)
-	$(PIP) install --quiet --no-deps -r requirements.lock
-# A CUDA build of torch does not load without the libraries that it depends on.
-	$(IN_VENV) -c 'import torch' 2>/dev/null || $(PIP) install --quiet -c requirements.lock $(TORCH)
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements.lock
+# A CUDA build of torch does not load without the libraries that it depends on. These have no hashes,
+# and pip takes either all that it is given by hash, or nothing.
+	$(IN_VENV) -c 'import torch' 2>/dev/null || \
+		$(PIP) install --quiet -c <(sed '/--hash=/d; s/ \\$$//' requirements.lock) $(TORCH)
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -79,6 +82,6 @@ $(AIRFLOW_STAMP):
 	rm -rf .venv-airflow
 	"$(PYTHON)" -m venv .venv-airflow
 	.venv-airflow/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
-		-r environment/airflow.lock
+		--require-hashes -r environment/airflow.lock
 	.venv-airflow/bin/python -m pip --disable-pip-version-check check
 	touch $@

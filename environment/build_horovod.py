@@ -40,7 +40,7 @@ from errors import PackageError
 
 VERSION = "0.28.1"
 PATCH = Path(__file__).with_name(f"horovod-{VERSION}.patch")
-CMAKE = "cmake==3.31.10"  # cmake 4 refuses the Gloo that comes with the source
+LOCK = Path(__file__).with_name("horovod.lock")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 UNAVAILABLE = 3
 MOST_COMPILERS = 8  # at a time, of up to 1.5 GB each
@@ -59,7 +59,7 @@ BUILD_VARIABLE = re.compile("HOROVOD_(WITH|GPU_|CUDA_|NCCL_|NVTX_|ROCM_|CPU_|BUI
 
 
 class BuildError(Exception):
-    """Horovod cannot be had here; the text says why, and what to do."""
+    """Horovod cannot be built here; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def this_target() -> Target:
 
 
 def instruction_sets() -> str:
-    """Those of this CPU that Horovod is written for, as options of the compiler.
+    """The instruction sets of this CPU that Horovod uses, as options of the compiler.
 
     Horovod's own build would look for the same three. Named here they are a part of the key, so
     that machines of different kinds can share the cache.
@@ -183,14 +183,13 @@ def compiled_wheel(work: Path, target: Target, log: TextIO) -> Path:
     source = work / f"horovod-{VERSION}"
     cmake = work / "cmake"
     wheels = work / "wheels"
-    # Modules that the build imports are in the lock, so nothing is to be isolated.
     pip_build = ("--no-deps", "--no-build-isolation")
-    fetch = (*PIP, "download", *pip_build, "--no-binary", ":all:", "--dest", work)
+    local = ("--no-index", "--find-links", work)
     steps: dict[str, tuple[str | Path, ...]] = {
-        "downloading its source": (*fetch, f"horovod=={VERSION}"),
+        "downloading its source": fetch_command(work),
         "unpacking it": (sys.executable, "-m", "tarfile", "-e", f"{source}.tar.gz", work),
         "patching it": ("git", "-C", source, "apply", PATCH),
-        "installing cmake": (*PIP, "install", "--no-deps", "--target", cmake, CMAKE),
+        "installing cmake": (*PIP, "install", "--no-deps", *local, "--target", cmake, "cmake"),
         "compiling it": (*PIP, "wheel", *pip_build, "--verbose", "--wheel-dir", wheels, source),
     }
     environment = build_environment(target, work)
@@ -203,6 +202,14 @@ def compiled_wheel(work: Path, target: Target, log: TextIO) -> Path:
         if done.returncode:
             raise BuildError(f"{step} failed, see {log.name}")
     return next(wheels.glob("horovod-*.whl"))
+
+
+def fetch_command(work: Path) -> tuple[str | Path, ...]:
+    """The command that downloads source and cmake into a folder, with the lock's hashes."""
+    # Modules that the build imports are in the environment's lock, so nothing is to be isolated.
+    pip_build = ("--no-deps", "--no-build-isolation")
+    download = (*PIP, "download", *pip_build, "--require-hashes", "--no-binary", "horovod")
+    return (*download, "--dest", work, "-r", LOCK)
 
 
 def build_environment(target: Target, work: Path) -> dict[str, str]:
@@ -225,7 +232,7 @@ def build_environment(target: Target, work: Path) -> dict[str, str]:
 
 
 def install(wheel: Path) -> None:
-    """Installs a wheel, and tries whether its libraries load.
+    """Installs a wheel, and tries to load its libraries.
 
     Raises:
         BuildError: It cannot be used here.
@@ -242,7 +249,7 @@ def install(wheel: Path) -> None:
 
 
 def provide(target: Target, *, again: bool) -> None:
-    """Installs the wheel that is kept, or builds it first.
+    """Installs the cached wheel, or builds it first.
 
     A build that failed is not tried again before something has changed.
 
@@ -261,7 +268,7 @@ def provide(target: Target, *, again: bool) -> None:
             print(f"horovod: {error}", flush=True)
         else:
             return
-    script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    script = hashlib.sha256(Path(__file__).read_bytes() + LOCK.read_bytes()).hexdigest()
     attempt = target.facts | {"compiler": compiler(), "script": script}
     note = Path(sys.prefix) / ".horovod-failed.json"
     failed = json.loads(note.read_text()) if note.exists() else {}
@@ -297,7 +304,7 @@ def remove() -> None:
 
 
 def run(command: Sequence[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end; gives what it says.
+    """Runs a command to its end; returns its output.
 
     Raises:
         BuildError: It takes longer.
@@ -309,7 +316,7 @@ def run(command: Sequence[str | Path], seconds: float) -> subprocess.CompletedPr
 
 
 def main() -> int:
-    """Installs Horovod if it can be had; gives the exit code."""
+    """Installs Horovod if it can be built; returns the exit code."""
     parser = argparse.ArgumentParser(description="Builds and installs Horovod.")
     parser.add_argument("--again", action="store_true", help="even if it failed before")
     again = parser.parse_args().again

@@ -1,4 +1,4 @@
-"""Packs what a cluster's machines need to run a job: the wheel, and a whole environment.
+"""Packs what the machines of a cluster need to run a job: the wheel, and an environment.
 
 The environment is one archive that ``spark-submit --archives environment.tar.gz#environment``
 unpacks on every machine: a Python with its standard library, and the packages of the engines that
@@ -41,7 +41,7 @@ from isal import igzip_threaded
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 ARCHIVE = "environment.tar.gz"
-# What the jobs use beside an engine: see the extras of setup.py.
+# What the jobs use beside an engine: see the extras of pyproject.toml.
 EXTRAS = ("evaluation", "report", "languages", "default-encoder")
 # What an engine loads on executors, tried before it is packed.
 IMPORTS = {
@@ -62,7 +62,7 @@ COMPILE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Facts:
-    """What an environment says of itself in its `environment.json`.
+    """The content of an environment's `environment.json`.
 
     Attributes:
         engines: That it is for.
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         choices=sorted(IMPORTS),
         default=["tensorflowonspark"],
         metavar="ENGINE",
-        help=f"of {', '.join(sorted(IMPORTS))}; the default of training.engine unless told",
+        help=f"of {', '.join(sorted(IMPORTS))}; by default that of training.engine",
     )
     made.add_argument(
         "--with",
@@ -110,15 +110,15 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         default=list(EXTRAS),
         metavar="EXTRA",
-        help="further extras of setup.py, or `spark` for Spark itself, which a cluster has; unless "
-        f"told {', '.join(EXTRAS)}",
+        help="further extras of pyproject.toml, or `spark` for Spark itself, which a cluster has;"
+        f" {', '.join(EXTRAS)} by default",
     )
     return made
 
 
 @contextlib.contextmanager
 def only_builder() -> Iterator[None]:
-    """Holds ``dist/`` for this process, and removes what one that was killed has left there.
+    """Locks ``dist/`` for this process, and removes what a killed one has left there.
 
     Raises:
         PackageError: Another one is at work.
@@ -135,7 +135,7 @@ def only_builder() -> Iterator[None]:
 
 
 def build(engines: Sequence[str], extras: Sequence[str]) -> None:
-    """Builds the wheel, the tree of the environment beside it, tries that, and packs it.
+    """Builds the wheel and the tree of the environment, tries its imports, and packs it.
 
     Raises:
         PackageError: Something is missing, or what was built does not run.
@@ -177,7 +177,7 @@ def build_wheel(work: Path) -> Path:
     """
     source = work / "source"
     source.mkdir()
-    for name in ("setup.py", "pyproject.toml"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     unwanted = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "pipelines", source / "pipelines", ignore=unwanted)
@@ -228,7 +228,7 @@ def fill(
 
 
 def write_command(path: Path, command: metadata.EntryPoint) -> None:
-    """Writes a command of the console that finds the Python beside it."""
+    """Writes a console command that finds the Python beside it."""
     call = f"import sys; from {command.module} import {command.attr} as main; sys.exit(main())"
     path.write_text(
         f'#!/bin/sh\nexec "$(dirname "$(readlink -f "$0")")/python" -c \'{call}\' "$@"\n'
@@ -237,13 +237,13 @@ def write_command(path: Path, command: metadata.EntryPoint) -> None:
 
 
 def try_imports(tree: Path, engines: Sequence[str]) -> None:
-    """Loads what the engines load, with nothing but the tree.
+    """Imports what the engines import, from the tree only.
 
     Raises:
         PackageError: Something does not load, or comes from outside of the tree.
     """
     modules = sorted({"pipelines.cli", *(name for engine in engines for name in IMPORTS[engine])})
-    # What is mapped into memory tells of shared libraries that come from elsewhere, too.
+    # The files mapped into memory show shared libraries from elsewhere, too.
     script = (
         f"import {', '.join(modules)}\n"
         "import sys\n"
@@ -272,7 +272,7 @@ def elsewhere() -> tuple[str, ...]:
 
 
 def last_line(text: str) -> str:
-    """What an error comes to."""
+    """The last line of an output, which names the error."""
     return (text.strip().splitlines() or ["no reason given"])[-1]
 
 
@@ -310,7 +310,7 @@ def compile_modules(tree: Path) -> None:
 
 
 def pack(tree: Path, archive: Path) -> None:
-    """Writes a tree as an archive in which nothing tells of when, where and by whom."""
+    """Writes a tree as an archive without times, paths of this machine and owners."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
@@ -337,7 +337,7 @@ def pack(tree: Path, archive: Path) -> None:
 
 
 def show(parts: Sequence[packages.Part]) -> None:
-    """Says what is large."""
+    """Prints the largest packages."""
     for part in sorted(parts, key=lambda part: -part.size)[:10]:
         dropped = f", {size(part.left_out)} left out" if part.left_out >= 1e6 else ""
         say(f"  {part.name} {part.version}: {size(part.size)}{dropped}")
@@ -346,12 +346,12 @@ def show(parts: Sequence[packages.Part]) -> None:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with its unit."""
     return f"{count / 1e6:,.1f} MB"
 
 
 def say(text: str) -> None:
-    """Tells how far it is."""
+    """Prints a line of progress."""
     print(f"package: {text}", flush=True)
 
 

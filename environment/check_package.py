@@ -34,7 +34,7 @@ from build_package import ARCHIVE, DIST, ROOT, last_line, say
 from deadlines import ended
 from errors import PackageError
 
-from pipelines.engines import engine as find_engine
+from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
 
 # The package without which a framework cannot be tried.
@@ -89,7 +89,7 @@ class Trial:
         values = {
             "training.engine": self.engine,
             "training.framework": self.framework,
-            "training.sharding": find_engine(self.engine).shardings[0],
+            "training.sharding": load_engine(self.engine).shardings[0],
             "run.folder": f"/shared/{self.engine}-{self.framework}",
         }
         return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
@@ -184,7 +184,7 @@ def asked_trial(text: str) -> Trial:
         InputError: There is no such engine.
     """
     name, _, framework = text.partition(":")
-    return Trial(name, framework or find_engine(name).frameworks[0])
+    return Trial(name, framework or load_engine(name).frameworks[0])
 
 
 def possible(facts: dict[str, Any]) -> list[Trial]:
@@ -192,7 +192,7 @@ def possible(facts: dict[str, Any]) -> list[Trial]:
     return [
         Trial(engine, framework)
         for engine in facts["engines"]
-        for framework in find_engine(engine).frameworks
+        for framework in load_engine(engine).frameworks
         if NEEDS[framework] in facts["versions"]
     ]
 

@@ -1,4 +1,4 @@
-"""Commands that end: by themselves, or when their time is over."""
+"""Commands with a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any
 from errors import PackageError
 
 MOMENT = 120.0
-"""Seconds for what takes less than one, on a machine that is busy."""
+"""Seconds for commands that take less than one, even on a busy machine."""
 _SHOWN = 80
 
 

@@ -1,5 +1,5 @@
-"""What the scripts of this folder raise on purpose."""
+"""Errors that the scripts of this folder raise."""
 
 
 class PackageError(Exception):
-    """The environment cannot be packed, or does not run; the text says why, and what to do."""
+    """The environment cannot be packed, or does not run; the message says why, and what to do."""

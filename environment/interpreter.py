@@ -27,7 +27,7 @@ UNUSED = frozenset(
     | {"tkinter", "ensurepip", "lib2to3"}
 )
 UNUSED_MODULE = re.compile(r"(_tkinter|nis|xxlimited|_xxtest|_test|_ctypes_test)")
-# Without the key `home` it moves nothing, and keeps out the packages of a user's own folder.
+# Without the key `home` it relocates nothing, and excludes packages in the home of the user.
 SETTINGS = "include-system-site-packages = false\n"
 
 
@@ -105,7 +105,7 @@ def set_search_path(binary: Path, path: str) -> None:
 
 
 def succeeded(command: Sequence[str | Path]) -> str:
-    """Runs a command of a moment; gives what it says.
+    """Runs a short command; returns its output.
 
     Raises:
         PackageError: It fails.

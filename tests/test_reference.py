@@ -4,10 +4,10 @@ from typing import get_args
 
 import pytest
 
-from pipelines.corpus import overlaps
+from pipelines.corpus.cleaning.paragraphs import PARAGRAPH_RULES, TITLE_LINE
+from pipelines.corpus.cleaning.rules import TEXT_RULES
+from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.pairs import NO_NEIGHBOUR
-from pipelines.corpus.paragraphs import PARAGRAPH_RULES, TITLE_LINE
-from pipelines.corpus.rules import TEXT_RULES
 from pipelines.reference import DOCS, PAGES
 from pipelines.settings import CorpusSettings
 

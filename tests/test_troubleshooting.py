@@ -66,8 +66,13 @@ def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
     if name == "ConfRule":
         rule = {part.arg: text_of(part.value, known) for part in node.keywords}
         return Said(rule["key"], f"engine {FILLED} {rule['why']}, set {rule['value']}")
+    if name == "NotLocalError":
+        # Of whichever path it is.
+        name, given = "InputError", [FILLED, *given]
     if name in INPUT_ERRORS and len(given) == 3:
         return Said(given[0], f"{given[1]}, {given[2]}")
+    if name == "PipelineError" and len(given) == 1:
+        return Said("", given[0])
     return Said("", given[1]) if name in RUN_ERRORS and len(given) == 2 else None
 
 
@@ -97,15 +102,24 @@ def constants() -> set[str]:
     return {node.value for node in nodes if isinstance(node, ast.Constant)}
 
 
+def pattern_of(text: str) -> re.Pattern[str]:
+    return re.compile(".*?".join(map(re.escape, text.split(FILLED))), re.DOTALL)
+
+
 def is_said(message: str, said: set[Said], constants: set[str]) -> bool:
     """Whether one place of the code says all of a message: key, problem and remedy."""
     text = re.sub(rf"^engine ({FILLED}|\w+)(, rank ({FILLED}|\d+))?: ", "", message)
     key = ""
     if text == message:
         key, _, text = message.partition(": ")
-    pattern = re.compile(".*?".join(map(re.escape, text.split(FILLED))), re.DOTALL)
+    pattern, whole = pattern_of(text), pattern_of(message)
     keys = {key, FILLED} if key in constants | {FILLED} else {key}
-    return any(one.key in keys and pattern.fullmatch(one.text) for one in said)
+    return any(
+        (one.key in keys and pattern.fullmatch(one.text))
+        # Some that are no fault of a setting name one all the same.
+        or (not one.key and whole.fullmatch(one.text))
+        for one in said
+    )
 
 
 @pytest.mark.parametrize("message", MESSAGES)

@@ -6,20 +6,24 @@ import shutil
 import subprocess
 import sys
 import time
+from contextvars import Context
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import small_config
+from corpus_factory import small_config
 
-from pipelines import storage, workflow
+from pipelines import workflow
 from pipelines.cli import main
-from pipelines.config import dump
-from pipelines.errors import InputError
+from pipelines.errors import EngineUnavailable, InputError, PipelineError
+from pipelines.files import storage
+from pipelines.files.locks import held
+from pipelines.settings.load import dump
 
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+TORCH = ("training.engine=torch", "training.framework=torch")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -33,6 +37,50 @@ def config_file(prepared, tmp_path) -> Path:
     return path
 
 
+JOBS = {
+    "train": ("run.folder", "prepared.folder"),
+    "evaluate": ("run.folder",),
+    "prepare": ("prepared.folder",),
+    "run": ("run.folder", "prepared.folder"),
+}
+
+
+@pytest.mark.parametrize(("job", "key"), [(job, key) for job in JOBS for key in JOBS[job]])
+def test_one_job_at_a_time_in_a_folder(tmp_path, job, key):
+    """Refused before anything is read, and before Spark starts."""
+    config = small_config(tmp_path, engine="local")
+    run = config.run.model_copy(update={"folder": str(tmp_path / "run"), "overwrite": True})
+    config = config.model_copy(update={"run": run})
+    folder = tmp_path / "run" if key == "run.folder" else tmp_path
+    folder.mkdir(exist_ok=True)
+    with held(folder / ".lock", "train"):
+        told = rf"^{key}: {folder} is in use by `train`, process {os.getpid()} on .*, wait for its"
+        with pytest.raises(PipelineError, match=told) as refused:
+            Context().run(getattr(workflow, job), config)
+        # A scheduler tries again what ends with 1, and not what ends with 2.
+        assert not isinstance(refused.value, InputError)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_what_the_system_says_of_a_folder_is_one_line(tmp_path, job):
+    config = small_config(tmp_path, engine="local")
+    run = config.run.model_copy(update={"folder": str(tmp_path / ("long" * 100))})
+    prepared = config.prepared.model_copy(update={"folder": str(tmp_path / ("long" * 100))})
+    config = config.model_copy(update={"run": run, "prepared": prepared})
+    with pytest.raises(PipelineError, match=r"ing failed: File name too long \("):
+        getattr(workflow, job)(config)
+
+
+@pytest.mark.parametrize("job", ["train", "run"])
+def test_a_library_that_is_missing_is_told_before_spark_starts(tmp_path, monkeypatch, job):
+    monkeypatch.setattr("pipelines.engines.horovod.engine.find_spec", lambda name: None)
+    config = small_config(tmp_path, engine="horovod", framework="torch", workers=1)
+    run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
+    with pytest.raises(EngineUnavailable, match=r"^training\.engine: horovod is not installed, "):
+        getattr(workflow, job)(config.model_copy(update={"run": run}))
+    assert not (tmp_path / "run").exists()
+
+
 def overrides(*pairs: str) -> list[str]:
     return [part for pair in pairs for part in ("--set", pair)]
 
@@ -40,17 +88,20 @@ def overrides(*pairs: str) -> list[str]:
 def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
 
-    assert main(["train", "--config", str(config_file)]) == 0
-    assert main(["evaluate", "--config", str(config_file)]) == 0
     run = tmp_path / "run"
+    assert main(["train", "--config", str(config_file)]) == 0
+    told = capsys.readouterr().out.split()
+    assert told == ["report", str(run / "report.html"), "model", str(run / "model")]
+    assert main(["evaluate", "--config", str(config_file)]) == 0
     shown = capsys.readouterr().out
     assert "ndcg@10" in shown.lower()
     assert str(run / "report.html") in shown
     figures = json.loads((run / "metrics.json").read_text())
     assert figures["training"]["steps"] == 12
     assert figures["before"]["retrieval"] != figures["after"]["retrieval"]
+    assert set(figures["margin"]["retrieval"]) == {"ndcg@10", "mrr@10", "recall@1", "recall@10"}
     assert SentenceTransformer(str(run / "model")).encode(["a text"]).shape == (1, 32)
-    assert {"config.yaml", "environment.json", "metrics.jsonl", "report.html"} <= {
+    assert {"config.yaml", "environment.json", "tokens.json", "metrics.jsonl", "report.html"} <= {
         path.name for path in run.iterdir()
     }
 
@@ -63,8 +114,14 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
         torn.write('{"step": 1')
     again = overrides("training.resume=true", "training.max_steps=16")
     assert main(["train", "--config", str(config_file), *again]) == 0
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, 17))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 17))
+    rates = [line["learning_rate"] for line in lines]
+    # A run that had come to its end rises and falls once more.
+    assert rates[11:] == pytest.approx([2e-4, 2e-3, 2e-3, 2e-3 * 2 / 3, 2e-3 / 3])
+    history = json.loads((run / "history.json").read_text())
+    assert [(chapter["step"], chapter["last_step"]) for chapter in history] == [(0, 12), (12, 16)]
+    assert history[1]["settings"]["training.max_steps"] == 16
 
 
 def test_a_training_may_be_asked_for_again_whatever_became_of_it(
@@ -91,17 +148,40 @@ def test_a_training_may_be_asked_for_again_whatever_became_of_it(
     assert storage.digest_folder(run / "model") == model
 
 
-def test_a_bag_is_trained_and_measured_too(config_file, tmp_path):
+def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
+    config_file, tmp_path, capsys, caplog
+):
+    run = tmp_path / "run"
+    changes = ("framework=torch", "max_steps=4", "checkpoint_every=2", "resume=true")
+    settings = overrides(*(f"training.{change}" for change in changes))
+    train = ["train", "--config", str(config_file), *settings]
+    assert main(train) == 0
+    model = storage.digest_folder(run / "model")
+    torn = run / "checkpoints" / "step-00000004" / "optimizer.safetensors"
+    torn.unlink()
+    assert main(train) == 0
+    assert f"passed over: {torn} is missing" in caplog.text
+    assert "has made its" not in caplog.text
+    assert torn.is_file()
+    assert storage.digest_folder(run / "model") == model, "the steps were made again"
+    for step in (0, 2, 4):
+        os.truncate(run / f"checkpoints/step-0000000{step}/model.safetensors", 1000)
+    assert main(train) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: training.resume: {run} holds no whole checkpoint, ")
+
+
+def test_a_static_encoder_is_trained_and_measured_too(config_file, tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    bag = overrides("encoder.kind=bag", "encoder.hidden=64", "training.learning_rate=0.02")
-    assert main(["train", "--config", str(config_file), *bag]) == 0
-    assert main(["evaluate", "--config", str(config_file), *bag]) == 0
+    static = overrides("encoder.kind=static", "encoder.hidden=64", "training.learning_rate=0.02")
+    assert main(["train", "--config", str(config_file), *static]) == 0
+    assert main(["evaluate", "--config", str(config_file), *static]) == 0
     run = tmp_path / "run"
     figures = json.loads((run / "metrics.json").read_text())
     assert figures["after"]["retrieval"] != figures["before"]["retrieval"]
     assert "mean of its tokens' static embeddings of 64" in (run / "model/README.md").read_text()
-    assert "random, a bag of token embeddings of 64" in (run / "report.html").read_text()
+    assert "random, static token embeddings of 64" in (run / "report.html").read_text()
     assert SentenceTransformer(str(run / "model")).encode(["a text"]).shape == (1, 64)
 
 
@@ -154,7 +234,10 @@ def test_bad_corpora_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["training.workers=8", "training.granules_per_step=8"], "training.workers: 8 workers"),
+        (
+            [*TORCH, "training.workers=8", "training.granules_per_step=8"],
+            "training.workers: 8 workers",
+        ),
         (["training.granules_per_step=3"], "training.granules_per_step: 3 does not divide"),
         (["training.engine=none"], "training.engine: there is no engine `none`"),
         (["training.mode=hogwild"], "training.mode: engine local has no `hogwild`"),
@@ -171,7 +254,8 @@ def test_bad_corpora_are_refused_in_one_line(
 )
 def test_what_does_not_fit_the_lanes_is_refused(config_file, tmp_path, capsys, settings, message):
     assert main(["train", "--config", str(config_file), *overrides(*settings)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}")
+    # Above it stands what was being done.
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {message}")
     assert not (tmp_path / "run").exists()
 
 
@@ -179,6 +263,24 @@ def test_a_wrong_command_line_is_refused(capsys):
     assert main(["train", "--confg", "x"]) == 2
     assert main(["benchmark", "nothing"]) == 2
     assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == ["error:"] * 2
+
+
+def test_without_a_command_there_is_help_and_no_error(capsys):
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert "prepare" in shown.out + shown.err
+    assert "error" not in shown.err
+
+
+def test_the_version_and_the_benchmarks_are_told(capsys):
+    from pipelines import __version__
+    from pipelines.benchmarks import BENCHMARKS
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sentence-pipelines {__version__}\n"
+    assert main(["benchmark", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert [name for name in BENCHMARKS if name not in told] == []
 
 
 def spark_submit(*arguments: str | Path) -> subprocess.Popen:

@@ -13,7 +13,6 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -22,14 +21,16 @@ from rich.table import Table
 from pipelines import workflow
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.rates import training_rate
-from pipelines.engines import engine
-from pipelines.engines.bigdl import BigDLEngine
+from pipelines.engines.bigdl.engine import BigDLEngine
+from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
+from pipelines.training_job import session_for
 
 if TYPE_CHECKING:
-    from pipelines.engines.bigdl.watch import StepTimes
+    from pipelines.engines.bigdl.progress import StepTimes
 
 PAIRS = (128, 512)
 """Of a step, over all workers; the last is what the figures are of."""
@@ -42,7 +43,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """Runs the comparison.
 
     Args:
-        config: The configuration; the encoder and the number of workers are taken from it.
+        config: Gives the encoder and the number of workers.
         data: See :func:`pipelines.benchmarks.data.prepared`.
 
     Returns:
@@ -56,9 +57,9 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     # With dllib on its class paths, whatever is prepared in it first.
     training = config.training.model_copy(update={"engine": "bigdl", "framework": "bigdl"})
     config = config.model_copy(update={"training": training})
-    workflow.session_for(engine("bigdl"), config)
+    session_for(load_engine("bigdl"), config)
     config = prepared(config, data)
-    manifest = LaneManifest.load(Path(config.prepared.folder) / "lanes")
+    manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
     found = {pairs: _measured(_sized(config, manifest, pairs)) for pairs in PAIRS}
     _print(found)
     last = found[PAIRS[-1]]
@@ -113,7 +114,7 @@ def _measured(config: Config) -> dict[str, Any]:
 
 
 def _granule(config: Config) -> int:
-    return LaneManifest.load(Path(config.prepared.folder) / "lanes").granule
+    return LaneManifest.load(PreparedFolder.of(config).lanes.path).granule
 
 
 def _times(config: Config) -> list[StepTimes]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import psutil
 
 from pipelines.errors import InputError
-from pipelines.session import spark_session
 from pipelines.settings import Config
+from pipelines.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,12 +57,7 @@ class CpuMeter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(timeout=60)
 

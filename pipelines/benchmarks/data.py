@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipelines import workflow
 from pipelines.errors import InputError
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
 
 CAPTIONS = "*captions-en-train.parquet"
@@ -15,7 +16,6 @@ def prepared(config: Config, data: str | None) -> Config:
     """The configuration with its lanes prepared.
 
     Args:
-        config: The configuration.
         data: A prepared folder, or one that holds captions (Parquet, columns `image` and
             `text`) at any depth; None for the embedded default.
 
@@ -24,13 +24,13 @@ def prepared(config: Config, data: str | None) -> Config:
     """
     if data is not None:
         config = _with_data(config, Path(data).absolute())
-    if not (Path(config.prepared.folder) / "lanes" / "manifest.json").is_file():
+    if not PreparedFolder.of(config).lanes.manifest.is_file():
         workflow.prepare(config)
     return config
 
 
 def _with_data(config: Config, folder: Path) -> Config:
-    if (folder / "lanes" / "manifest.json").is_file():
+    if PreparedFolder(folder).lanes.manifest.is_file():
         return _replaced(config, "prepared", folder=str(folder))
     captions = sorted(folder.rglob(CAPTIONS))
     if not captions:

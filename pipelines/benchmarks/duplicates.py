@@ -26,19 +26,20 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
-from pipelines.corpus.duplicates import near_pairs
-from pipelines.corpus.rules import text_key
-from pipelines.corpus.shingles import SHINGLE, banding, normalise
-from pipelines.corpus.sources import read_rows
-from pipelines.corpus.units import SCHEMA, text_level, unit_batches
+from pipelines.corpus.cleaning.rules import text_key
+from pipelines.corpus.dedup.near_duplicates import near_pairs
+from pipelines.corpus.dedup.shingles import SHINGLE, banding, normalise
+from pipelines.corpus.readers.sources import read_rows
+from pipelines.corpus.unit_schema import SCHEMA
+from pipelines.corpus.units import text_level, unit_batches
 from pipelines.errors import InputError
-from pipelines.frames import Scratch
 from pipelines.settings import Config, CorpusSettings
+from pipelines.spark.frames import Scratch
 
 THRESHOLD = 0.8
 """Where `corpus.near_duplicates` is not set, or 0."""
 COPIES_PER_BAND = 300
-LEAST_CHARACTERS = 40
+MIN_CHARACTERS = 40
 """Shorter sentences have too few shingles to be brought into any band."""
 PAIRS_CHECKED = 20_000
 """Of the verified pairs, so many are counted anew."""
@@ -71,7 +72,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """Plants copies, has them found, and prints a table.
 
     Args:
-        config: The configuration; `corpus.near_duplicates` is the threshold.
+        config: Its `corpus.near_duplicates` is the threshold.
         data: A folder of text files; None for the embedded docstrings.
 
     Returns:
@@ -128,8 +129,10 @@ def _sentences(
         read_rows(session, settings), partial(unit_batches, settings=settings), SCHEMA
     )
     kept = units.where((F.col("level") == text_level(settings)) & F.col("reason").isNull())
-    alike = kept.groupBy(text_key(F.col("left")).alias("key"))
-    return alike.agg(F.min("left").alias("text")).select("key", F.expr("0L").alias("order"), "text")
+    alike = kept.groupBy(text_key(F.col("anchor")).alias("key"))
+    return alike.agg(F.min("anchor").alias("text")).select(
+        "key", F.expr("0L").alias("order"), "text"
+    )
 
 
 def _frame(session: SparkSession, copies: Sequence[Copy]) -> DataFrame:
@@ -146,7 +149,7 @@ def _copies(sentences: DataFrame, threshold: float) -> list[Copy]:
     limits = sorted({*_BANDS, threshold})
     bands = list(pairwise(limit for limit in limits if limit >= min(_BANDS[0], threshold)))
     sampled = (
-        sentences.where(F.length("text") >= LEAST_CHARACTERS)
+        sentences.where(F.length("text") >= MIN_CHARACTERS)
         .orderBy(F.xxhash64("key", F.lit(_SEED)), "key")
         .limit(_SAMPLED_PER_COPY * COPIES_PER_BAND * len(bands))
     )

@@ -31,13 +31,14 @@ from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.benchmarks.ordered import OrderedProcess, ordered_process
-from pipelines.corpus.sources import texts_of
+from pipelines.corpus.readers.sources import texts_of
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
-from pipelines.frames import read_path
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
+from pipelines.spark.frames import read_path
 from pipelines.tokens.start import default_start
 
 SENTENCES = 20_000
@@ -51,8 +52,8 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """Runs the comparison.
 
     Args:
-        config: The configuration; of its section ``embedding``, the settings of how it is computed
-            count, and the model, if one is named.
+        config: Of its section ``embedding``, only the model and the settings of the computation
+            are used.
         data: A file or folder of sentences (Parquet, CSV, JSON lines); None for the sentences of
             the embedded default corpus.
 
@@ -148,8 +149,8 @@ def _default_sentences(session: Any, config: Config, folder: Path) -> Any:
     )
     prepared = config.prepared.model_copy(update={"folder": str(folder / "prepared")})
     prepare_corpus(session, config.model_copy(update={"corpus": corpus, "prepared": prepared}))
-    written = folder / "prepared" / "corpus" / "pairs.parquet"
-    return session.read.parquet(read_path(written)).selectExpr("left as text")
+    written = PreparedFolder(folder / "prepared").corpus.pairs
+    return session.read.parquet(read_path(written)).selectExpr("anchor as text")
 
 
 def _side_by_side(

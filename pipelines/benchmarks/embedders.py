@@ -28,13 +28,13 @@ def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
     """The function of the embedding job's executors, on rows of a Parquet file."""
     from pipelines.embedding.executor import Columns
     from pipelines.embedding.options import EmbeddingOptions
-    from pipelines.embedding.parts import Part
+    from pipelines.embedding.parts import RowRange
     from pipelines.embedding.table import embed_parts
 
     columns = Columns(text="text", vector="embedding")
 
     def embed(start: int, stop: int) -> None:
-        part = Part(f"part-{start:05d}", texts, start, stop)
+        part = RowRange(f"part-{start:05d}", texts, start, stop)
         for _ in embed_parts(
             [part], folder=folder, options=EmbeddingOptions(**options), columns=columns
         ):

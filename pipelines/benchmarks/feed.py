@@ -27,7 +27,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """Runs the comparison.
 
     Args:
-        config: The configuration; its engine, feed and number of steps are set here.
+        config: Its engine, feed and number of steps are replaced.
         data: See :func:`pipelines.benchmarks.data.prepared`.
 
     Returns:
@@ -37,7 +37,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     config = prepared(config, data)
     rates: dict[str, list[float]] = {feed: [] for feed in FEEDS}
     for round_number in range(ROUNDS):
-        # Another order each round, so that none always runs on a warm or a tired machine.
+        # Another order each round, so that none always runs when the machine is warm or throttled.
         for feed in FEEDS[round_number:] + FEEDS[:round_number]:
             rate = training_rate(config, STEPS, engine="tensorflowonspark", feed=feed)
             rates[feed].append(rate)

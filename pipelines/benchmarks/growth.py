@@ -23,8 +23,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipelines import config as configuration
-from pipelines import storage
 from pipelines.benchmarks.processes import Usage, measure_command
 from pipelines.benchmarks.salted import (
     copy_beginning,
@@ -32,10 +30,13 @@ from pipelines.benchmarks.salted import (
     exchange_windows,
     salt_files,
 )
-from pipelines.corpus.inputs import find_files
+from pipelines.corpus.readers.inputs import find_files
 from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
+from pipelines.settings import load as configuration
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     pairs, of which none are held out. ``corpus.inputs`` counts for nothing.
 
     Args:
-        config: The configuration; all jobs share it.
+        config: Shared by all jobs.
         data: A folder of text files, as they are read with ``corpus.format``.
 
     Returns:
@@ -239,8 +240,8 @@ def _measured(config: Config, job: Job, aside: Path) -> Measured:
         if isinstance(error, InputError):
             raise
         raise PipelineError(f"growth: the job on {job.name}, {error}") from error
-    lanes = LaneManifest.load(prepared / "lanes")
-    times = prepared / "stages.json"
+    lanes = LaneManifest.load(PreparedFolder(prepared).lanes.path)
+    times = PreparedFolder(prepared).stages
     stages = storage.read_json(times) if times.is_file() else []
     shutil.rmtree(prepared)
     seconds = {stage["stage"]: stage["seconds"] for stage in stages}
@@ -313,7 +314,7 @@ def _table(measured: Sequence[Measured]) -> Table:
 
 
 def _picture(sizes: Sequence[Measured]) -> str:
-    from pipelines.report.charts import Panel, scaling
+    from pipelines.report.svg_charts import Panel, scaling
 
     return scaling(
         "Growth",

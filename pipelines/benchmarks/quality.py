@@ -21,10 +21,10 @@ from pipelines import workflow
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.trainers import sentence_transformers_trainer
 from pipelines.errors import InputError
-from pipelines.evaluation.pairs import file_names
-from pipelines.evaluation.similarity import scored_pairs
-from pipelines.session import spark_session
+from pipelines.evaluation.sets import named_sets
+from pipelines.losses.loss import spans_steps
 from pipelines.settings import Config
+from pipelines.spark.session import spark_session
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -41,7 +41,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """Runs the comparison.
 
     Args:
-        config: The configuration, with `training.max_steps` and `evaluation.similarity`.
+        config: With `training.max_steps` and `evaluation.similarity`.
         data: See :func:`pipelines.benchmarks.data.prepared`.
 
     Returns:
@@ -75,7 +75,7 @@ def _check(config: Config) -> None:
         raise InputError("evaluation.similarity", "it is empty", "name files of scored pairs")
     if config.training.max_steps is None:
         raise InputError("training.max_steps", "it is not set", "say how long both train")
-    if config.objective.name != "in_batch_negatives" or config.objective.negatives != "granule":
+    if config.objective.name != "in_batch_negatives" or spans_steps(config.objective):
         raise InputError(
             "objective.name",
             "the comparison is of MultipleNegativesRankingLoss",
@@ -124,17 +124,19 @@ def _train_theirs(config: Config, model: SentenceTransformer, folder: str) -> No
 def _evaluators(config: Config) -> Evaluators:
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-    session, settings = spark_session(config), config.evaluation
+    session = spark_session(config)
     evaluators = {}
-    for name, file in zip(file_names(settings.similarity), settings.similarity, strict=True):
-        rows = scored_pairs(session, file, settings.similarity_columns).collect()
+    for one in named_sets(config):
+        if one.evaluation.name != "similarity":
+            continue
+        rows = one.read(session, config)["pairs"].collect()
         evaluator = EmbeddingSimilarityEvaluator(
             [row["text_0"] for row in rows],
             [row["text_1"] for row in rows],
             [row["score"] for row in rows],
             write_csv=False,
         )
-        evaluators[name] = _spearman(evaluator)
+        evaluators[one.name] = _spearman(evaluator)
     return evaluators
 
 

@@ -6,7 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipelines import storage, workflow
+from pipelines import workflow
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
 
 
@@ -14,9 +16,9 @@ def training_rate(config: Config, steps: int, **training: Any) -> float:
     """Examples per second of a run, start-up left out.
 
     Args:
-        config: The configuration, of prepared lanes.
-        steps: How many it makes.
-        training: Settings of its training.
+        config: Of lanes that are prepared.
+        steps: Replaces ``training.max_steps``.
+        training: Further settings of the section ``training``.
     """
     settings = config.training.model_copy(
         update={"max_steps": steps, "epochs": 1000, "checkpoint_every": steps} | training
@@ -24,5 +26,5 @@ def training_rate(config: Config, steps: int, **training: Any) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = config.run.model_copy(update={"folder": f"{folder}/run"})
         workflow.train(config.model_copy(update={"training": settings, "run": run}))
-        figures = storage.read_json(Path(run.folder) / "metrics.json")
+        figures = storage.read_json(RunFolder(Path(run.folder)).metrics)
     return float(figures["training"]["examples_per_second"])

@@ -132,9 +132,7 @@ def copy_beginning(source: Path, target: Path, characters: int) -> int:
     """Writes a file's first lines, packed as it is, and returns their size in bytes.
 
     Args:
-        source: The file.
-        target: Where they go.
-        characters: They are at least so long, if the file is.
+        characters: The lines have at least so many, if the file has.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with _open(source, "rt") as whole, _open(target, "wt") as kept:

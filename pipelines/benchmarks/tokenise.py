@@ -31,9 +31,10 @@ from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.errors import InputError
-from pipelines.session import executor_count
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
-from pipelines.tokens.parts import Part, find_parts, read_part
+from pipelines.spark.parquet_parts import Part, find_parts, read_part
+from pipelines.spark.session import executor_count
 from pipelines.tokens.stage import prepare_tokens
 from pipelines.tokens.vocabulary import load_tokenizer
 
@@ -49,7 +50,7 @@ EXECUTOR_SECONDS = 60
 CLOCK_TICK = 0.01
 """Seconds; the system's measure of CPU time."""
 
-_SIDES = ("left", "right")
+_SIDES = ("anchor", "positive")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """Runs the comparison.
 
     Args:
-        config: The configuration; its prepared folder and maximum length are set here.
+        config: Its prepared folder and maximum length are replaced.
         data: Folder of text files, a text in each line; None for the embedded docstrings.
 
     Returns:
@@ -98,9 +99,9 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         if files is None:
             _prepare_docstrings(session, config)
         else:
-            write_texts(files, folder / "corpus" / "pairs.parquet")
+            write_texts(files, PreparedFolder(folder).corpus.pairs)
         stage = _stage(session, config, meter)
-        parts = find_parts(folder / "corpus" / "pairs.parquet")
+        parts = find_parts(PreparedFolder(folder).corpus.pairs)
         library, texts, differing = _library(folder, parts)
         datasets = _datasets(folder, parts)
     with_start = Cost(
@@ -165,7 +166,7 @@ def write_texts(files: Sequence[Path], folder: Path) -> None:
 
     Args:
         files: Text files; each line is a text, blank lines and WikiExtractor's tags are left out.
-        folder: Is made.
+        folder: Must not exist.
     """
     folder.mkdir(parents=True)
     first = 0
@@ -175,8 +176,8 @@ def write_texts(files: Sequence[Path], folder: Path) -> None:
         columns = {
             "id": ids,
             "group": ids,
-            "left": texts,
-            "right": pa.nulls(len(texts), pa.string()),
+            "anchor": texts,
+            "positive": pa.nulls(len(texts), pa.string()),
             "score": pa.nulls(len(texts), pa.float32()),
         }
         table = pa.table(columns)
@@ -209,12 +210,12 @@ def _library(folder: Path, parts: Sequence[Part]) -> tuple[Cost, int, int]:
 
     One thread does the work, so its own clock counts all of it and nothing else.
     """
-    tokenizer = load_tokenizer(folder / "tokens" / "tokenizer")
+    tokenizer = load_tokenizer(PreparedFolder(folder).tokens.tokenizer)
     tokenizer.enable_truncation(MAX_LENGTH)
     tokens = texts_seen = differing = 0
     cpu = seconds = 0.0
     for part in parts:
-        written = pq.read_table(folder / "tokens" / "examples.parquet" / f"{part.name}.parquet")
+        written = pq.read_table(PreparedFolder(folder).tokens.examples / f"{part.name}.parquet")
         first = 0
         for batch in read_part(part, _SIDES):
             for side in _SIDES:
@@ -244,7 +245,7 @@ def _datasets(folder: Path, parts: Sequence[Part]) -> Cost | None:
     from transformers import AutoTokenizer
 
     datasets.disable_progress_bars()
-    tokenizer = AutoTokenizer.from_pretrained(str(folder / "tokens" / "tokenizer"))
+    tokenizer = AutoTokenizer.from_pretrained(str(PreparedFolder(folder).tokens.tokenizer))
     dataset = datasets.Dataset.from_dict({"text": list(islice(_texts(parts), DATASETS_TEXTS))})
 
     def tokenise(rows: dict[str, list[str]]) -> Any:

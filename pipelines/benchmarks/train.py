@@ -30,13 +30,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipelines import config as configuration
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.ordered import OrderedProcess, ordered_process
 from pipelines.benchmarks.rates import training_rate
-from pipelines.encoder.processor import computes_in_bf16
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
+from pipelines.models.inference.processor import computes_in_bf16
 from pipelines.settings import Config
+from pipelines.settings import load as configuration
 
 ROUNDS = 5
 STEPS = 8
@@ -76,7 +77,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """Runs the comparison.
 
     Args:
-        config: The configuration; its training settings are set here.
+        config: Its training settings are replaced.
         data: See :func:`pipelines.benchmarks.data.prepared`.
 
     Returns:
@@ -88,7 +89,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         None.
     """
     config = prepared(config, data)
-    granule = LaneManifest.load(Path(config.prepared.folder) / "lanes").granule
+    granule = LaneManifest.load(PreparedFolder.of(config).lanes.path).granule
     precisions = ("bf16", "fp32") if computes_in_bf16() else ("fp32",)
     rates = _step_rates(
         config, granule, {n: one for n, one in CONTENDERS.items() if one.precision in precisions}

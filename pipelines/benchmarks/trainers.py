@@ -17,18 +17,20 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipelines.config import load
-from pipelines.encoder.folder import start_encoder
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
+from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
+from pipelines.models.folder import start_encoder
 from pipelines.quiet import quiet_import
+from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config
+from pipelines.settings.load import load
 from pipelines.tokens.start import default_start, start_folder
-from pipelines.training.checkpoint import Checkpoint
-from pipelines.training.exchange import Alone
+from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import lane_feed
-from pipelines.training.run import TrainingRun, WorkerTask
-from pipelines.training.worker import stepper_factory
+from pipelines.training.steppers import STEPPERS
 
 ENDLESS = 10**6
 
@@ -69,9 +71,9 @@ def train_here(config: Config, orders: Orders) -> None:
     """This package's step of a framework, on granules read from lane files."""
     training = config.training
     with quiet_import():
-        factory = stepper_factory(training.framework)
+        factory = STEPPERS.load(training.framework)
     factory.prepare_process(training)
-    lanes = Path(config.prepared.folder) / "lanes"
+    lanes = PreparedFolder.of(config).lanes.path
     manifest = LaneManifest.load(lanes)
     run = TrainingRun(
         config=config,
@@ -86,7 +88,7 @@ def train_here(config: Config, orders: Orders) -> None:
     )
     task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
     spec, weights = start_encoder(config, manifest.vocabulary)
-    stepper = factory(task, Checkpoint(0, spec, weights, {}), Alone())
+    stepper = factory(task, Checkpoint(0, spec, weights, {}), SingleProcess())
     if orders.next():
         for work in lane_feed(task):
             stepper.step(work, training.learning_rate)
@@ -131,14 +133,17 @@ def sentence_transformers_trainer(
     )
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    prepared, training = Path(config.prepared.folder), config.training
-    pairs = pq.read_table(prepared / "corpus" / "pairs.parquet", columns=["left", "right"])
-    model.max_seq_length = config.tokens.max_length
+    prepared, training = PreparedFolder.of(config), config.training
+    objective = config.objective
+    assert isinstance(objective, InBatchNegativesSettings), "the loss of which theirs is the same"
+    pairs = pq.read_table(prepared.corpus.pairs, columns=["anchor", "positive"])
+    lanes = LaneManifest.load(prepared.lanes.path)
+    model.max_seq_length = lanes.max_length
     return SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(
             output_dir=folder,
-            per_device_train_batch_size=LaneManifest.load(prepared / "lanes").granule,
+            per_device_train_batch_size=lanes.granule,
             learning_rate=training.learning_rate,
             bf16=training.precision == "bf16",
             use_cpu=True,
@@ -150,7 +155,7 @@ def sentence_transformers_trainer(
             **arguments,
         ),
         train_dataset=Dataset(pairs),
-        loss=MultipleNegativesRankingLoss(model, scale=1 / config.objective.temperature),
+        loss=MultipleNegativesRankingLoss(model, scale=1 / objective.temperature),
         callbacks=list(callbacks),
     )
 

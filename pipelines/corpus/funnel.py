@@ -18,6 +18,8 @@ PARAGRAPHS = "paragraphs"
 SENTENCES = "sentences"
 PAIRS = "pairs"
 
+MAX_REASONS = 3
+
 
 @dataclass(frozen=True)
 class FunnelLine:
@@ -59,6 +61,30 @@ def level_lines(
 
 def _by_rows(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def losses(lines: Iterable[FunnelLine]) -> list[str]:
+    """A line for people for each level that has lost something: how much, and for which reasons.
+
+    Reasons beyond the first :data:`MAX_REASONS` are one number.
+    """
+    told = []
+    by_level: dict[str, list[FunnelLine]] = {}
+    for line in lines:
+        by_level.setdefault(line.level, []).append(line)
+    for level, own in by_level.items():
+        entered = sum(line.rows for line in own if line.kind == "in")
+        lost = sorted(
+            (line for line in own if line.kind in ("dropped", "quarantined") and line.rows),
+            key=lambda line: -line.rows,
+        )
+        if lost:
+            named = [f"{line.rows} {line.name}" for line in lost[:MAX_REASONS]]
+            others = sum(line.rows for line in lost[MAX_REASONS:])
+            named += [f"{others} for other reasons"] if others else []
+            total = sum(line.rows for line in lost)
+            told.append(f"{total} of {entered} {level} not kept ({', '.join(named)})")
+    return told
 
 
 def check_adds_up(lines: Iterable[FunnelLine]) -> None:

@@ -1,8 +1,8 @@
 """How rows become pairs: one function for each form of `corpus.pairs`, and what drops a pair.
 
-Rows are those of :func:`hashed`; pairs have `id`, `group`, `left`, `right`, `negative`, `score`,
-`unit` and `reason`. `group` (no two of it in one granule) and `unit` (held
-out as a whole) are hashes here. Nothing is filtered before it is counted: what is dropped keeps
+Rows are those of :func:`hashed`; pairs have `id`, `group`, `anchor`, `positive`, `negative`,
+`score`, `unit` and `reason`. `group` (no two of it in one granule) and `unit` (held out as a whole)
+are hashes here. Nothing is filtered before it is counted: what is dropped keeps
 its reason.
 """
 
@@ -29,8 +29,8 @@ REPEATED = "repeated pair"
 BOILERPLATE = "paragraph that follows many sentences"
 
 # A paragraph after more different sentences than this says nothing about any of them.
-_MOST_SENTENCES = 3
-_PAIR = ("group", "left", "right", "negative", "score", "unit", "reason")
+_MAX_SENTENCES = 3
+_PAIR = ("group", "anchor", "positive", "negative", "score", "unit", "reason")
 
 
 def check_settings(settings: CorpusSettings) -> None:
@@ -52,11 +52,11 @@ def drops_duplicates(settings: CorpusSettings) -> bool:
 def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     """The rows of :mod:`~pipelines.corpus.units` with their owners as hashes, scores judged.
 
-    Columns `level`, `group`, `left`, `right`, `negative`, `score` (0 to 1), `unit`, `run`,
+    Columns `level`, `group`, `anchor`, `positive`, `negative`, `score` (0 to 1), `unit`, `run`,
     `place`, `reason` and `rows`.
     """
     own_level = F.col("level") == text_level(settings)
-    own = F.col("run") if settings.pairs == "adjacent" else F.xxhash64("left")
+    own = F.col("run") if settings.pairs == "adjacent" else F.xxhash64("anchor")
     named = F.when(F.col("group").isNotNull(), F.xxhash64("group"))
     group = F.coalesce(named, own)
     low, high = settings.score_range
@@ -70,8 +70,8 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     return units.where("quarantined is null").select(
         "level",
         group.alias("group"),
-        "left",
-        "right",
+        "anchor",
+        "positive",
         "negative",
         ((score - low) / (high - low)).cast("float").alias("score"),
         F.coalesce(F.col("unit"), group).alias("unit"),
@@ -88,12 +88,12 @@ def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Gives each sentence the one that follows it, as `right`.
+    """Gives each sentence the one that follows it, as `positive`.
 
     Two sentences are neighbours if nothing stood between them, not even what was dropped.
     """
     kept = _kept(settings)
-    order = Window.partitionBy("level", "run", "reason").orderBy("place", "left")
+    order = Window.partitionBy("level", "run", "reason").orderBy("place", "anchor")
     follows = kept & (F.lead("place").over(order) == F.col("place") + 1)
     precedes = kept & (F.lag("place").over(order) == F.col("place") - 1)
     alone = F.when(
@@ -101,7 +101,7 @@ def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
         NO_NEIGHBOUR,
     )
     return (
-        rows.withColumn("right", F.when(follows, F.lead("left").over(order)))
+        rows.withColumn("positive", F.when(follows, F.lead("anchor").over(order)))
         .withColumn("_alone", alone)
         .withColumn("reason", F.coalesce("reason", "_alone"))
         .select(*rows.columns)
@@ -111,11 +111,11 @@ def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 def _members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     """In a group each text counts once, and no more are needed than pairs are made and one."""
     kept = _kept(settings)
-    by_text = Window.partitionBy("level", "group", "reason", "left").orderBy("unit")
+    by_text = Window.partitionBy("level", "group", "reason", "anchor").orderBy("unit")
     repeated = F.when(kept & (F.row_number().over(by_text) > 1), REPEATED_IN_GROUP)
     distinct = rows.withColumn("reason", F.coalesce("reason", repeated))
     group = Window.partitionBy("level", "group", "reason")
-    by_hash = group.orderBy(F.xxhash64("left"), "left")
+    by_hash = group.orderBy(F.xxhash64("anchor"), "anchor")
     beyond = F.row_number().over(by_hash) > settings.pairs_per_group + 1
     return (
         distinct.withColumn("_beyond", beyond)
@@ -136,8 +136,8 @@ def make_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     """The pairs of the rows that are kept, each with its reason where it is dropped."""
     kept = rows.where(_kept(settings))
     pairs = PAIR_FORMS[settings.pairs](kept, settings)
-    key = F.xxhash64("left", "right", "negative")
-    same = F.when(F.col("left") == F.col("right"), SAME_SIDES)
+    key = F.xxhash64("anchor", "positive", "negative")
+    same = F.when(F.col("anchor") == F.col("positive"), SAME_SIDES)
     judged = pairs.withColumn("id", key).withColumn("reason", F.coalesce("reason", same))
     if drops_duplicates(settings):
         return judged
@@ -152,12 +152,12 @@ def _kept(settings: CorpusSettings) -> Column:
 
 
 def _without_boilerplate(pairs: DataFrame) -> DataFrame:
-    right = F.xxhash64("right")
-    counts = pairs.where("reason is null").groupBy(right.alias("_right")).count()
-    often = counts.where(F.col("count") > _MOST_SENTENCES).select(
-        "_right", F.lit(BOILERPLATE).alias("_boilerplate")
+    positive = F.xxhash64("positive")
+    counts = pairs.where("reason is null").groupBy(positive.alias("_positive")).count()
+    often = counts.where(F.col("count") > _MAX_SENTENCES).select(
+        "_positive", F.lit(BOILERPLATE).alias("_boilerplate")
     )
-    joined = pairs.withColumn("_right", right).join(often, "_right", "left")
+    joined = pairs.withColumn("_positive", positive).join(often, "_positive", "left")
     return joined.withColumn("reason", F.coalesce("reason", "_boilerplate")).select(*pairs.columns)
 
 
@@ -167,8 +167,8 @@ def _row_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def _adjacent_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """Each sentence with the next; the last one of its neighbours is in a pair as `right`."""
-    return rows.where("right is not null").select(*_PAIR)
+    """Each sentence with the next; the last one of its neighbours is in a pair as `positive`."""
+    return rows.where("positive is not null").select(*_PAIR)
 
 
 def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
@@ -178,7 +178,7 @@ def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     one that is 1 + k div n places further, so that every pair comes once and each member comes
     about equally often, however few of the n(n-1)/2 pairs are taken.
     """
-    member = F.struct(F.xxhash64("left").alias("hash"), F.col("left").alias("text"))
+    member = F.struct(F.xxhash64("anchor").alias("hash"), F.col("anchor").alias("text"))
     groups = rows.groupBy("group").agg(
         F.sort_array(F.collect_list(member)).alias("members"), F.min("unit").alias("unit")
     )
@@ -190,8 +190,8 @@ def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     k = F.col("k")
     return numbered.select(
         "group",
-        _member(k % n).alias("left"),
-        _member((k % n + 1 + F.floor(k / n)) % n).alias("right"),
+        _member(k % n).alias("anchor"),
+        _member((k % n + 1 + F.floor(k / n)) % n).alias("positive"),
         F.lit(None).cast("string").alias("negative"),
         F.lit(None).cast("float").alias("score"),
         "unit",

@@ -8,10 +8,10 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from pipelines.errors import InputError
-from pipelines.frames import write_single_file
+from pipelines.files.prepared_folder import CorpusFolder
+from pipelines.spark.frames import write_single_file
 
-QUARANTINE_FILE = "quarantine.parquet"
-_MOST_WRITTEN = 1_000_000
+_MAX_WRITTEN = 1_000_000
 
 
 def write_quarantine(units: DataFrame, folder: Path) -> None:
@@ -19,17 +19,16 @@ def write_quarantine(units: DataFrame, folder: Path) -> None:
 
     Args:
         units: The rows of :mod:`pipelines.corpus.units`.
-        folder: Of the corpus.
     """
     unread = units.where("quarantined is not null").selectExpr(
         "file",
         "offset",
         "quarantined as reason",
         "rows",
-        r"trim(both ' \r\n\t' from left) as excerpt",
+        r"trim(both ' \r\n\t' from anchor) as excerpt",
     )
-    ordered = unread.orderBy("file", "offset", "reason", "excerpt").limit(_MOST_WRITTEN)
-    write_single_file(ordered, folder / QUARANTINE_FILE)
+    ordered = unread.orderBy("file", "offset", "reason", "excerpt").limit(_MAX_WRITTEN)
+    write_single_file(ordered, CorpusFolder(folder).quarantine)
 
 
 def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, most: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus import overlaps, prose, split
+from pipelines.corpus import held_out as split
 from pipelines.corpus import pairs as pair_forms
+from pipelines.corpus.cleaning import prose
+from pipelines.corpus.cleaning.languages import check_languages
+from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.funnel import (
     FILES,
     LINES,
@@ -23,15 +27,20 @@ from pipelines.corpus.funnel import (
     FunnelLine,
     check_adds_up,
     level_lines,
+    losses,
 )
-from pipelines.corpus.inputs import DOCUMENT_FORMATS
-from pipelines.corpus.languages import check_languages
 from pipelines.corpus.quarantine import check_quarantined, write_quarantine
-from pipelines.corpus.sources import read_rows, texts_of
+from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.readers.sources import read_rows, texts_of
 from pipelines.corpus.statistics import corpus_statistics
-from pipelines.corpus.units import SCHEMA, text_level, unit_batches
+from pipelines.corpus.unit_schema import SCHEMA
+from pipelines.corpus.units import text_level, unit_batches
 from pipelines.errors import InputError
-from pipelines.frames import (
+from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
+from pipelines.files.storage import new_folder, write_json
+from pipelines.progress import next_part
+from pipelines.settings import Config, CorpusSettings
+from pipelines.spark.frames import (
     Scratch,
     batches_of,
     read_path,
@@ -39,15 +48,10 @@ from pipelines.frames import (
     write_path,
     write_single_file,
 )
-from pipelines.settings import Config, CorpusSettings
-from pipelines.storage import new_folder, write_json
 
-FOLDER = "corpus"
-PAIRS_FOLDER = "pairs.parquet"
-QUERIES_FILE = "evaluation/queries.parquet"
-DOCUMENTS_FILE = "evaluation/documents.parquet"
-FUNNEL_FILE = "funnel.json"
-STATISTICS_FILE = "statistics.json"
+logger = logging.getLogger(__name__)
+
+PAIR_COLUMNS = ("id", "group", "anchor", "positive", "negative", "score")
 
 TRAINING = "pairs for training"
 HELD_OUT = "held out for evaluation"
@@ -115,7 +119,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
 
     In `<prepared.folder>/corpus`, which is replaced as a whole or left as it was:
 
-    - `pairs.parquet/`: `id` and `group` (int64), `left`, `right` (null for single texts),
+    - `pairs.parquet/`: `id` and `group` (int64), `anchor`, `positive` (null for single texts),
       `negative` (null but for triplets), `score` (float, 0 to 1, null without scores);
     - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`) and
       `evaluation/documents.parquet` (`document_id`, `text`), unless nothing is held out;
@@ -131,6 +135,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     """
     started = time.monotonic()
     settings = config.corpus
+    next_part("reading texts")
     pair_forms.check_settings(settings)
     check_languages(settings.languages)
     raw = read_rows(session, settings)
@@ -139,22 +144,30 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
         if settings.exclude
         else None
     )
-    folder = Path(config.prepared.folder).absolute() / FOLDER
+    folder = PreparedFolder.of(config).corpus.path
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
         with batches_of(session, _PIECES_PER_BATCH):
             units = scratch.keep_arrow(raw, partial(unit_batches, settings=settings), SCHEMA)
         read = _checked(units, settings)
         write_quarantine(units, aside)
         with shuffle_partitions(session, read.bytes // _BYTES_PER_PARTITION):
+            next_part("looking for duplicates")
             rows = _write_rows(scratch, units, excluded, settings)
             lines = _lines_before_pairs(rows, read, settings)
+            next_part("making pairs")
             pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
+            next_part("holding out pairs for evaluation")
             lines += _write_split(session, scratch, pairs, aside, settings)
             check_adds_up(lines)
             _check_some_left(lines)
-            write_json(aside / FUNNEL_FILE, [line.as_json() for line in lines])
-            write_json(aside / STATISTICS_FILE, corpus_statistics(rows, pairs, units, read.bytes))
-        documents = _count_file(session, aside / DOCUMENTS_FILE)
+            write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
+            next_part("counting")
+            write_json(
+                CorpusFolder(aside).statistics, corpus_statistics(rows, pairs, units, read.bytes)
+            )
+        documents = _count_file(session, CorpusFolder(aside).documents)
+    for line in losses(lines):
+        logger.info("corpus: %s", line)
     kept = {line.name: line.rows for line in lines if line.level == PAIRS and line.kind == "kept"}
     return CorpusSummary(
         folder,
@@ -185,7 +198,7 @@ def _checked(units: DataFrame, settings: CorpusSettings) -> _Read:
     # Pieces of documents are much longer than the lines that cannot be read, so bytes count there,
     # unless it is not known how many are lost.
     lost = [row for row in counted if row["quarantined"]]
-    by_bytes = settings.format in DOCUMENT_FORMATS and all(row["bytes"] for row in lost)
+    by_bytes = FORMATS.load(settings.format).is_documents and all(row["bytes"] for row in lost)
     measure = "bytes" if by_bytes else "rows"
     check_quarantined(
         sum(row[measure] for row in counted if row["level"] == ROWS),
@@ -248,15 +261,14 @@ def _write_split(
         training = pairs.where("reason is null and not held")
         if askable:
             chosen = scratch.keep(split.choose_held_out(judged, settings))
-            write_single_file(split.queries(chosen), aside / QUERIES_FILE)
-            write_single_file(split.documents(chosen), aside / DOCUMENTS_FILE)
-            held_out = _count_file(session, aside / QUERIES_FILE)
+            write_single_file(split.queries(chosen), CorpusFolder(aside).queries)
+            write_single_file(split.documents(chosen), CorpusFolder(aside).documents)
+            held_out = _count_file(session, CorpusFolder(aside).queries)
             dropped |= {split.BEYOND: askable - held_out} if askable > held_out else {}
             training = scratch.keep(split.mark_leaks(pairs, chosen))
             dropped |= _reasons(training)
-    columns = ("id", "group", "left", "right", "negative", "score")
-    final = training.where("reason is null").select(*columns).sortWithinPartitions("id")
-    path = aside / PAIRS_FOLDER
+    final = training.where("reason is null").select(*PAIR_COLUMNS).sortWithinPartitions("id")
+    path = CorpusFolder(aside).pairs
     final.write.parquet(write_path(path), compression="zstd")
     written = session.read.schema(final.schema).parquet(read_path(path)).count()
     return level_lines(

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.funnel import PAIRS
-from pipelines.corpus.units import EXAMPLE_CHARACTERS, EXAMPLES
+from pipelines.corpus.text_units import EXAMPLE_CHARACTERS, EXAMPLES
 
 _PLACES = 10
 
@@ -19,7 +19,6 @@ def corpus_statistics(
     """The content of `statistics.json`; the same for the same corpus.
 
     Args:
-        rows: Rows with their reasons.
         pairs: Pairs with their reasons.
         units: The rows of :mod:`pipelines.corpus.units`.
         read_bytes: Of the inputs, unpacked.
@@ -30,7 +29,7 @@ def corpus_statistics(
     """
     languages = units.where("language is not null").groupBy("language").agg(F.sum("rows"))
     counted: dict[str, int] = dict(languages.collect())
-    unread = (
+    quarantined = (
         units.where("quarantined is not null")
         .selectExpr("file", "offset", "quarantined as reason", "rows")
         .orderBy("file", "offset", "reason")
@@ -40,13 +39,13 @@ def corpus_statistics(
         "bytes": read_bytes,
         "languages": dict(sorted(counted.items(), key=lambda item: (-item[1], item[0]))),
         "examples": _examples(rows) | _examples(pairs.withColumn("level", F.lit(PAIRS))),
-        "quarantine": [row.asDict() for row in unread.collect()],
+        "quarantine": [row.asDict() for row in quarantined.collect()],
     }
 
 
 def _examples(rows: DataFrame) -> dict[str, dict[str, list[str]]]:
     """A few texts of each reason, chosen by their hashes."""
-    text = F.substring(F.concat_ws(" | ", "left", "right"), 1, EXAMPLE_CHARACTERS)
+    text = F.substring(F.concat_ws(" | ", "anchor", "positive"), 1, EXAMPLE_CHARACTERS)
     dropped = rows.where("reason is not null").select("level", "reason", text.alias("text"))
     chosen = [
         # The hash that the executors choose by, where rows are only counted.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pipelines.embedding.executor import Columns, embed_batches
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.vectors import SCALE_SUFFIX
-from pipelines.encoder.inference import GPU_BACKEND
 from pipelines.errors import InputError
+from pipelines.models.inference.embedder import GPU_BACKEND
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,10 +25,11 @@ def embed_column(
     backend: str = "auto",
     precision: str = "auto",
     batch_tokens: int | None = None,
+    prompt_name: str | None = None,
     dimensions: int | None = None,
     quantise: str = "none",
 ) -> DataFrame:
-    """The frame with a column of vectors behind the others; lazy, like any transformation.
+    """The frame with a column of vectors added after the others; lazy, like any transformation.
 
     Args:
         frame: Has a column of strings.
@@ -39,6 +40,7 @@ def embed_column(
         backend: See :class:`~pipelines.embedding.options.EmbeddingOptions`, as for the others.
         precision: Of the matrix products.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
+        prompt_name: Which of the model's prompts stands before each text; None: its default.
         dimensions: Values of an embedding to keep.
         quantise: ``none`` or ``int8``.
 
@@ -52,6 +54,7 @@ def embed_column(
         precision=precision,
         threads=task_threads(frame.sparkSession),
         batch_tokens=batch_tokens,
+        prompt_name=prompt_name,
         dimensions=dimensions,
         quantise=quantise,
     )
@@ -72,7 +75,9 @@ def with_vectors(frame: DataFrame, options: EmbeddingOptions, columns: Columns) 
     types = {field.name: field.dataType for field in frame.schema.fields}
     check_columns({n: isinstance(t, StringType) for n, t in types.items()}, columns, options)
     is_quantised = options.quantise != "none"
-    added = [StructField(columns.vector, ArrayType(ByteType() if is_quantised else FloatType()))]
+    value = ByteType() if is_quantised else FloatType()
+    # Estimators such as KMeans take no array that might hold nulls.
+    added = [StructField(columns.vector, ArrayType(value, containsNull=False))]
     if is_quantised:
         added.append(StructField(f"{columns.vector}{SCALE_SUFFIX}", FloatType()))
     schema = StructType([*frame.schema.fields, *added])
@@ -82,7 +87,7 @@ def with_vectors(frame: DataFrame, options: EmbeddingOptions, columns: Columns) 
 def check_columns(
     is_text: dict[str, bool], columns: Columns, options: EmbeddingOptions, where: str = "the table"
 ) -> None:
-    """Makes sure that the text is there and its vectors are not.
+    """Makes sure that there is the column of texts, and none yet of the names to be written.
 
     Args:
         is_text: Whether a column holds strings, by its name.
@@ -91,7 +96,7 @@ def check_columns(
         where: Of the columns, for the message.
 
     Raises:
-        InputError: It is not so.
+        InputError: A column is missing, holds no text, or is there already.
     """
     there = ", ".join(is_text)
     if columns.text not in is_text:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.vectors import SCALE_SUFFIX, quantised, shortened, vector_array
-from pipelines.encoder.inference import (
+from pipelines.models.inference.embedder import (
     GPU_BACKEND,
     TEXTS_AT_ONCE,
     TextEmbedder,
@@ -69,7 +69,7 @@ def embed_arrow(texts: pa.Array, options: EmbeddingOptions) -> tuple[pa.Array, p
     column = as_text(texts)
     present = column.is_valid().to_numpy(zero_copy_only=False)
     embed = cached_embedder(options, task_device(options.backend))
-    embeddings = embed(column.drop_null())
+    embeddings = embed(column.drop_null(), options.prompt_name)
     vectors = shortened(embeddings, options.dimensions, normalise=options.normalise)
     if options.quantise == "none":
         return vector_array(vectors, present), None

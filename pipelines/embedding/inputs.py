@@ -1,12 +1,12 @@
 """Any table as Parquet files whose rows have a place that stays.
 
-Parquet files are read where they are. All other formats are read by Spark once, into Parquet files
-beside the output, so that what a second run finds is what the first one saw.
+Parquet files are read where they are. All other formats are read once, into Parquet files beside
+the output, so that what a second run finds is what the first one saw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,26 +16,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pipelines.corpus.inputs import find_files
-from pipelines.corpus.planning import pack, split_file
-from pipelines.corpus.sources import input_fingerprint
-from pipelines.corpus.splits import SPLIT_DDL
-from pipelines.corpus.streams import UnreadableError
-from pipelines.corpus.tables import LOADERS
-from pipelines.embedding.apart import check_files_outside
-from pipelines.embedding.lines import encoding_of, read_lines
+from pipelines.corpus.readers import TABLE_FORMATS
+from pipelines.corpus.readers.formats import Columns, Wanted
+from pipelines.corpus.readers.inputs import find_files
+from pipelines.corpus.readers.ranges import probe
+from pipelines.corpus.readers.sources import input_fingerprint, planned_splits
+from pipelines.corpus.readers.streams import UnreadableError
+from pipelines.embedding.overlap_check import check_files_outside
+from pipelines.embedding.records import rows_as_json
 from pipelines.errors import InputError
-from pipelines.frames import read_path, write_path
 from pipelines.settings import CorpusSettings, EmbeddingSettings
+from pipelines.spark.errors import spark_cause
+from pipelines.spark.frames import write_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEY = "embedding.inputs"
-
-_TRACEBACK = "Traceback (most recent call last):\n"
-_NOT_SPARKS = (".xz", ".zst")
-"""Suffixes of what Spark does not unpack, or only with a library that few clusters have."""
 
 
 def input_stamps(settings: EmbeddingSettings) -> dict[str, Any] | None:
@@ -86,8 +83,6 @@ def stage_table(
     """Writes the rows of inputs that are no Parquet files as such.
 
     Args:
-        session: Reads them.
-        settings: The inputs.
         folder: Is made.
         output: Of the job, where no table of the inputs may lie.
 
@@ -98,8 +93,10 @@ def stage_table(
     from pyspark.errors import PySparkException
 
     try:
-        frame = _READERS[settings.format](session, settings)
-        if settings.format in LOADERS:
+        if TABLE_FORMATS.load(settings.format).load is None:
+            frame = _read_files(session, settings)
+        else:
+            frame = _read_tables(session, settings)
             check_files_outside(_local_files(frame), output)
         frame.write.parquet(write_path(folder), compression="zstd")
     except InputError as error:
@@ -108,7 +105,7 @@ def stage_table(
         names = ", ".join(settings.inputs)
         raise InputError(
             KEY,
-            f"{names} cannot be read as {settings.format} ({_cause(error)})",
+            f"{names} cannot be read as {settings.format} ({spark_cause(error)})",
             "mend the input, or set embedding.format",
         ) from None
 
@@ -119,92 +116,51 @@ def _local_files(frame: DataFrame) -> list[Path]:
     return [Path(unquote(urlsplit(name).path)) for name in files]
 
 
-def _read_text(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
-    """Read by Python, which knows more encodings and compressions than Spark."""
-    files = find_files(settings.inputs, "text", KEY)
-    splits = [split for file in files for split in split_file(file, "text")]
-    tasks = pack(splits, session.sparkContext.defaultParallelism)
-    planned = [[(split.file, split.start, split.stop) for split in task] for task in tasks]
-    # Slices of a list of tasks, because a DataFrame has no say in what its partitions hold.
-    listed = session.sparkContext.parallelize(planned, len(planned)).flatMap(list)
-    column = settings.text_column
-    schema = StructType([StructField(column, StringType())])
-    return session.createDataFrame(listed, SPLIT_DDL).mapInArrow(
-        partial(read_lines, column=column), schema
-    )
+def _read_files(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
+    """Rows that tasks of ours read: JSON on its way to Spark, which finds the types."""
+    files = find_files(settings.inputs, settings.format, KEY)
+    wanted = Wanted(settings.format, Columns((settings.text_column,)), as_rows=True)
+    names = _known_columns(files, wanted)
+    schema = None
+    if names is not None:
+        schema = StructType([StructField(name, StringType()) for name in names])
+    splits = planned_splits(session, files, settings.format)
+    rows = splits.mapPartitions(partial(rows_as_json, wanted=wanted))
+    frame = session.read.json(rows, schema=schema, mode="FAILFAST")
+    # A key of JSON may be empty, which no column of Parquet files may.
+    return frame.toDF(*(name or f"_c{place}" for place, name in enumerate(frame.columns)))
 
 
-def _read_jsonl(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
-    paths = [read_path(file) for file in _files_for_spark(settings)]
-    return session.read.json(paths, mode="FAILFAST")
+def _known_columns(files: Sequence[Path], wanted: Wanted) -> tuple[str, ...] | None:
+    """All columns of files that say them in a header; None where only the rows can tell.
 
-
-def _read_csv(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
-    """Every column as the text that stands there; tabs where the name says so."""
-    frames = [
-        session.read.csv(
-            read_path(file),
-            header=True,
-            sep="\t" if ".tsv" in file.suffixes or ".tab" in file.suffixes else ",",
-            multiLine=True,
-            quote='"',
-            escape='"',
-            mode="FAILFAST",
-        )
-        for file in _files_for_spark(settings)
-    ]
-    return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
+    Raises:
+        InputError: A file cannot be read, or has two columns of one name.
+    """
+    names: dict[str, None] = {}
+    for file in files:
+        try:
+            probed = probe(file, wanted)
+        except UnreadableError as error:
+            raise InputError(
+                KEY, f"{file} cannot be read as {wanted.format} ({error.reason})", "mend it"
+            ) from None
+        if probed.form.header is None:
+            return None if probed.form.columns else wanted.columns.names
+        for name in probed.header:
+            if probed.header.count(name) > 1:
+                raise InputError(KEY, f"{file} has two columns `{name}`", "rename one of them")
+        names |= dict.fromkeys(probed.header)
+    return tuple(names)
 
 
 def _read_tables(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
-    frames = [LOADERS[settings.format](session, name) for name in settings.inputs]
-    return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
-
-
-def _files_for_spark(settings: EmbeddingSettings) -> list[Path]:
-    """The files, of a compression and an encoding that Spark reads.
-
-    Raises:
-        InputError: One is of another.
-    """
-    files = find_files(settings.inputs, settings.format, KEY)
-    for file in files:
-        if file.suffix.lower() in _NOT_SPARKS:
-            raise InputError(KEY, f"Spark does not unpack {file}", "unpack it, or pack it as .gz")
-        try:
-            encoding = encoding_of(file)
-        except UnreadableError as error:
-            raise InputError(
-                KEY, f"{file} cannot be read as {settings.format} ({error.reason})", "mend it"
-            ) from None
-        if encoding.name != "utf-8":
-            raise InputError(KEY, f"{file} is in {encoding.label}", "convert it to UTF-8")
-    return files
-
-
-_READERS: Mapping[str, Callable[[SparkSession, EmbeddingSettings], DataFrame]] = {
-    "text": _read_text,
-    "jsonl": _read_jsonl,
-    "csv": _read_csv,
-    **dict.fromkeys(LOADERS, _read_tables),
-}
+    load = TABLE_FORMATS.load(settings.format).load
+    assert load is not None
+    frames = [load(session, name) for name in settings.inputs]
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 
 def _renamed(error: InputError) -> InputError:
     """The corpus's error under the name of this setting."""
     return InputError(KEY, error.problem, error.remedy.replace("corpus.", "embedding."))
-
-
-def _cause(error: Exception) -> str:
-    """What a failed Spark job says: the last line of Python's traceback, or Java's cause."""
-    told = [str(error)]
-    java = getattr(error, "java_exception", None)
-    while java is not None:
-        told.append(str(java.getMessage() or ""))
-        java = java.getCause()
-    for text in reversed(told):
-        _, traceback, python = text.partition(_TRACEBACK)
-        if traceback:
-            return python.strip().partition("\n\n")[0].splitlines()[-1].strip()
-    innermost = next((text for text in reversed(told) if text.strip()), repr(error))
-    return innermost.strip().splitlines()[0][:200]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from pipelines.encoder.folder import read_encoder
-from pipelines.encoder.inference import Precision, choose_backend
 from pipelines.errors import InputError
+from pipelines.models.folder import read_encoder
+from pipelines.models.inference.embedder import Precision, choose_backend
 
 KEY = "embedding.model"
 QUANTISATIONS = ("none", "int8")
@@ -27,10 +27,13 @@ class EmbeddingOptions:
         model_sha256: Of its files, so that a folder that was replaced is loaded anew.
         hidden: Width of the model's embeddings.
         normalise: Whether the model scales them to length 1.
-        backend: See :func:`pipelines.encoder.inference.load_embedder`, as for the next three.
+        backend: See :func:`pipelines.models.inference.embedder.load_embedder`, as for the next
+            three.
         precision: Of the matrix products.
         threads: CPU threads of a task.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
+        prompt_name: Which of the model's prompts stands before each text; see
+            :meth:`pipelines.tokens.prompts.Prompts.before`.
         dimensions: The first so many values of an embedding are kept.
         quantise: ``none``: float32; ``int8``: see :mod:`pipelines.embedding.vectors`.
     """
@@ -43,6 +46,7 @@ class EmbeddingOptions:
     precision: str = "auto"
     threads: int = 1
     batch_tokens: int | None = None
+    prompt_name: str | None = None
     dimensions: int
     quantise: str = "none"
 
@@ -54,23 +58,26 @@ def embedding_options(
     precision: str = "auto",
     threads: int = 1,
     batch_tokens: int | None = None,
+    prompt_name: str | None = None,
     dimensions: int | None = None,
     quantise: str = "none",
 ) -> EmbeddingOptions:
     """Options that fit the model; see :class:`EmbeddingOptions`.
 
     Args:
-        model: A folder that :func:`~pipelines.encoder.folder.read_encoder` reads.
+        model: A folder that :func:`~pipelines.models.folder.read_encoder` reads.
         backend: A name, or ``auto``.
         precision: ``auto``, ``fp32`` or ``bf16``.
         threads: CPU threads of a task.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
+        prompt_name: `query`, `document` or another name of the model's prompts; None: its default,
+            if it has one.
         dimensions: Values of an embedding to keep; None: all.
         quantise: ``none`` or ``int8``.
 
     Raises:
-        InputError: There is no such model, backend, precision or quantisation, or the model is
-            narrower.
+        InputError: There is no such model, backend, precision, prompt or quantisation, or the model
+            is narrower.
     """
     folder = Path(model).expanduser().absolute()
     if not folder.is_dir():
@@ -83,6 +90,7 @@ def embedding_options(
         spec, _ = read_encoder(folder)
     except InputError as error:
         raise InputError(KEY, error.problem, error.remedy) from None
+    spec.prompts.before(prompt_name)
     if dimensions is not None and not 1 <= dimensions <= spec.hidden:
         raise InputError(
             "embedding.dimensions",
@@ -94,10 +102,11 @@ def embedding_options(
         model_sha256=_sha256(folder),
         hidden=spec.hidden,
         normalise=spec.normalise,
-        backend=choose_backend(backend),
+        backend=choose_backend(backend, spec.kind),
         precision=precision,
         threads=threads,
         batch_tokens=batch_tokens,
+        prompt_name=prompt_name,
         dimensions=dimensions or spec.hidden,
         quantise=quantise,
     )
@@ -109,7 +118,7 @@ def _check_known(key: str, name: str, known: tuple[str, ...]) -> None:
 
 
 def _sha256(folder: Path) -> str:
-    """Of all that an embedding follows from."""
+    """Digest of all files that decide an embedding."""
     digest = hashlib.sha256()
     for file in sorted(file for kind in _MODEL_FILES for file in folder.rglob(kind)):
         digest.update(f"{file.relative_to(folder)}\0".encode())

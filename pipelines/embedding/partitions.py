@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from pipelines.corpus.inputs import find_files, local_path
+from pipelines.corpus.readers.inputs import find_files, local_path
 
 KEY = "embedding.inputs"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"

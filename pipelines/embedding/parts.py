@@ -1,4 +1,4 @@
-"""Ranges of rows of Parquet files: the unit of work, and of starting again."""
+"""Ranges of rows of Parquet files: what is embedded at a time, and skipped when a job resumes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 
 from pipelines.embedding.partitions import Constants, with_constants
 from pipelines.embedding.schemas import common_schema, in_common_types, open_parquet
-from pipelines.encoder.inference import TEXTS_AT_ONCE
+from pipelines.models.inference.embedder import TEXTS_AT_ONCE
 
 BATCH_ROWS = TEXTS_AT_ONCE
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some rows of a file that stand together.
+class RowRange:
+    """Consecutive rows of a file.
 
     Attributes:
-        name: Of what is made of it.
+        name: Of the file that is made of it, without its ending.
         path: The file.
         start: The first row, counted from the file's.
         stop: Behind the last one.
@@ -36,13 +36,13 @@ class Part:
 
     @property
     def rows(self) -> int:
-        """How many they are."""
+        """The number of rows."""
         return self.stop - self.start
 
 
 def cut_files(
     files: Sequence[Path], part_rows: int, constants: Mapping[Path, Constants] | None = None
-) -> list[Part]:
+) -> list[RowRange]:
     """All rows of Parquet files in parts of at most so many; the same for the same files.
 
     Only footers are read.
@@ -54,7 +54,7 @@ def cut_files(
     """
     known = constants or {}
     return [
-        Part(
+        RowRange(
             f"part-{number:05d}-{place:05d}",
             str(file),
             start,
@@ -67,9 +67,9 @@ def cut_files(
     ]
 
 
-def tasks(parts: Sequence[Part], task_rows: int) -> list[list[Part]]:
+def tasks(parts: Sequence[RowRange], task_rows: int) -> list[list[RowRange]]:
     """Parts that stand together, small ones in one task, up to so many rows each."""
-    found: list[list[Part]] = []
+    found: list[list[RowRange]] = []
     rows = 0
     for part in parts:
         if not found or rows + part.rows > task_rows:
@@ -80,7 +80,7 @@ def tasks(parts: Sequence[Part], task_rows: int) -> list[list[Part]]:
     return found
 
 
-def read_part(part: Part) -> Iterator[pa.RecordBatch]:
+def read_part(part: RowRange) -> Iterator[pa.RecordBatch]:
     """The rows of a part with all columns. Runs on an executor."""
     for batch in read_rows(part.path, part.start, part.stop):
         yield with_constants(batch, part.constants)

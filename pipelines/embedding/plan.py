@@ -1,4 +1,4 @@
-"""What an embedding job is to make, checked and written down before anything is made.
+"""The plan of an embedding job, checked and written before any row is embedded.
 
 `_plan.json` says what the vectors follow from, and which rows of which file each part holds. It is
 the first thing in the output folder. Names that begin with an underscore are no data to Spark,
@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipelines import storage
-from pipelines.embedding.apart import check_apart
 from pipelines.embedding.column import check_columns
 from pipelines.embedding.executor import Columns
 from pipelines.embedding.inputs import input_stamps, parquet_files, schema_of, stage_table
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
+from pipelines.embedding.overlap_check import check_no_overlap
 from pipelines.embedding.partitions import Constants, constants_from, partition_columns
-from pipelines.embedding.parts import Part, cut_files
+from pipelines.embedding.parts import RowRange, cut_files
 from pipelines.embedding.schemas import check_timestamps
 from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config, EmbeddingSettings
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _OVERWRITE = "set embedding.overwrite=true to make the table again"
 _FOLLOWED = (
     "text_column",
     "output_column",
+    "prompt_name",
     "dimensions",
     "quantise",
     "backend",
@@ -52,10 +54,10 @@ _FOLLOWED = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What is written down when a table is begun.
+    """What is written when a table is begun.
 
     Attributes:
-        identity: What the table follows from, by the setting that decides it.
+        identity: What decides the content of the table, by setting.
         backend: Who computes all of it, where the setting is ``auto`` too.
         precision: The same of the precision.
         parts: All of them, in order.
@@ -64,11 +66,11 @@ class Plan:
     identity: Mapping[str, Any]
     backend: str
     precision: str
-    parts: tuple[Part, ...]
+    parts: tuple[RowRange, ...]
 
 
 def check_job(config: Config) -> None:
-    """Looks at all that can be seen without Spark.
+    """Checks all that can be checked without Spark.
 
     Raises:
         InputError: See :func:`pipelines.embedding.table.embed_table`.
@@ -94,14 +96,13 @@ def columns_of(settings: EmbeddingSettings) -> Columns:
 def model_folder(config: Config) -> Path:
     """The model that the settings name: ``embedding.model``, or that of the run."""
     named = config.embedding.model
-    return Path(named) if named is not None else Path(config.run.folder) / "model"
+    return Path(named) if named is not None else RunFolder(Path(config.run.folder)).model
 
 
 def options_of(config: Config, threads: int = 1, backend: str | None = None) -> EmbeddingOptions:
     """The options that the section ``embedding`` asks for.
 
     Args:
-        config: The configuration.
         threads: CPU threads of a task.
         backend: Instead of that of the settings.
 
@@ -115,19 +116,20 @@ def options_of(config: Config, threads: int = 1, backend: str | None = None) -> 
         precision=settings.precision,
         threads=threads,
         batch_tokens=settings.batch_tokens,
+        prompt_name=settings.prompt_name,
         dimensions=settings.dimensions,
         quantise=settings.quantise,
     )
 
 
 def identity_of(settings: EmbeddingSettings, options: EmbeddingOptions) -> dict[str, Any]:
-    """What the table follows from, by the setting that decides it.
+    """What decides the content of the table, by setting.
 
     Raises:
         InputError: An input is not there, or inputs and output are within one another.
     """
     if settings.inputs:
-        check_apart(settings, output_folder(settings))
+        check_no_overlap(settings, output_folder(settings))
     asked = settings.model_dump(mode="json")
     return {
         "embedding.model": options.model_sha256,
@@ -145,7 +147,7 @@ def kept_plan(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -> 
 
     Raises:
         InputError: The folder holds other files, or a table that follows from something else, or
-            from inputs of which nobody knows whether they have changed.
+            from inputs that may have changed since.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(_OUTPUT, f"{folder} is a file", "name a folder")
@@ -159,9 +161,10 @@ def kept_plan(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -> 
     if overwrite:
         return plan if other is None and not is_finished else None
     if other is not None:
+        begun_with = _difference(other, plan.identity.get(other), identity[other])
         raise InputError(
             other,
-            f"{folder} was begun with {_told(other, plan.identity.get(other), identity[other])}",
+            f"{folder} was begun with {begun_with}",
             "put it back, name another embedding.output, or set embedding.overwrite=true",
         )
     names, stamps = identity[_INPUTS]
@@ -174,12 +177,13 @@ def kept_plan(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -> 
 def _read_plan(path: Path) -> Plan:
     known = storage.read_json(path)
     parts = (
-        Part(**{**part, "constants": constants_from(part["constants"])}) for part in known["parts"]
+        RowRange(**{**part, "constants": constants_from(part["constants"])})
+        for part in known["parts"]
     )
     return Plan(known["identity"], known["backend"], known["precision"], tuple(parts))
 
 
-def _told(key: str, known: Any, value: Any) -> str:
+def _difference(key: str, known: Any, value: Any) -> str:
     if key == "embedding.model":
         return "another model"
     if key == _INPUTS:
@@ -225,12 +229,12 @@ def new_plan(
 
 
 def _final(path: str, aside: Path, folder: Path) -> str:
-    """Where a file will be when the folder has its name."""
+    """Where a file will be once the folder is renamed."""
     file = Path(path)
     return str(folder / file.relative_to(aside)) if file.is_relative_to(aside) else path
 
 
-def missing_parts(folder: Path, plan: Plan) -> list[Part]:
+def missing_parts(folder: Path, plan: Plan) -> list[RowRange]:
     """The parts that are to be made.
 
     Raises:
@@ -244,12 +248,12 @@ def missing_parts(folder: Path, plan: Plan) -> list[Part]:
     return missing
 
 
-def part_file(folder: Path, part: Part) -> Path:
-    """What a part becomes."""
+def part_file(folder: Path, part: RowRange) -> Path:
+    """The file of a part."""
     return folder / f"{part.name}.parquet"
 
 
-def _check_rows(parts: Sequence[Part]) -> None:
+def _check_rows(parts: Sequence[RowRange]) -> None:
     if not parts:
         raise InputError(_INPUTS, "they hold no rows", "name a table that has some")
 

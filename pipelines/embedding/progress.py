@@ -1,4 +1,4 @@
-"""How far an embedding job is, for people."""
+"""The progress bar of an embedding job."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from pipelines.embedding.parts import Part
+from pipelines.embedding.parts import RowRange
 from pipelines.progress import WorkProgress
 
 SECONDS_BETWEEN = 1.0
@@ -22,7 +22,7 @@ class PartsProgress:
         parts: All of them; those that are there already count as done.
     """
 
-    def __init__(self, folder: Path, parts: Sequence[Part]) -> None:
+    def __init__(self, folder: Path, parts: Sequence[RowRange]) -> None:
         self._folder = folder
         self._rows = {f"{part.name}.parquet": part.rows for part in parts}
         self._began = time.monotonic()
@@ -38,16 +38,11 @@ class PartsProgress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._ended.set()
         self._thread.join(timeout=10 * SECONDS_BETWEEN)
         self._show()
-        self._progress.__exit__(kind, error, trace)
+        self._progress.__exit__(*error)
 
     def _done(self) -> int:
         return sum(self._rows.get(file.name, 0) for file in self._folder.glob("part-*.parquet"))

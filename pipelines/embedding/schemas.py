@@ -74,7 +74,6 @@ def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: str | Path) 
     """Rows of a file in the types of its common schema. Runs on an executor.
 
     Args:
-        batch: The rows.
         schema: Columns of these names, from :func:`common_schema`.
         path: Of the file, for the message.
 

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines import storage
 from pipelines.embedding.parts import read_rows
 from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
+from pipelines.files import storage
 
 KEY = "embedding.output"
 BLOCK_BYTES = 64 * 2**20
@@ -54,6 +54,7 @@ class VectorTable:
         model: Folder of the model, if it is known.
         dimensions: Values of a vector.
         model_sha256: Digest of the files of the model that made the vectors, if it is known.
+        prompt_name: Which of its prompts stood before the texts; None: the default one, if any.
     """
 
     folder: str
@@ -64,6 +65,7 @@ class VectorTable:
     model: str | None
     dimensions: int
     model_sha256: str | None = None
+    prompt_name: str | None = None
 
     @property
     def rows(self) -> int:
@@ -125,6 +127,7 @@ def open_table(folder: str | Path, vector_column: str | None = None) -> VectorTa
         model=known.get("model"),
         dimensions=known["dimensions"] if own else _dimensions(files, vector),
         model_sha256=known.get("settings", {}).get("embedding.model"),
+        prompt_name=known.get("settings", {}).get("embedding.prompt_name"),
     )
 
 
@@ -173,7 +176,6 @@ def rows_at(
     """The rows at some positions, in their order.
 
     Args:
-        table: The table.
         positions: Any, also one twice.
         columns: Those that are wanted.
     """

@@ -3,7 +3,7 @@
 The plan of the parts is written first (:mod:`pipelines.embedding.plan`). An executor reads its
 rows, embeds them, and writes the part aside and renames it. So a job that died leaves whole parts,
 and the same command makes the others. At the end there is `_manifest.json`. One job at a time
-writes into a folder (:mod:`pipelines.embedding.lock`).
+writes into a folder (:mod:`pipelines.files.locks`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines import storage
 from pipelines.embedding.column import backend_for, task_threads
 from pipelines.embedding.executor import Columns, embed_batches, task_device
-from pipelines.embedding.lock import WriterLock, only_writer
 from pipelines.embedding.options import EmbeddingOptions
-from pipelines.embedding.parts import Part, read_part, tasks
+from pipelines.embedding.parts import RowRange, read_part, tasks
 from pipelines.embedding.plan import (
     ATTEMPTS,
     MANIFEST_FILE,
@@ -44,11 +42,16 @@ from pipelines.embedding.plan import (
 )
 from pipelines.embedding.progress import PartsProgress
 from pipelines.embedding.vectors import SCALE_SUFFIX
-from pipelines.embedding.watched import run_watched
-from pipelines.encoder.inference import choose_backend, choose_precision
 from pipelines.errors import PipelineError
-from pipelines.failures import executor_failures
+from pipelines.files import locks, storage
+from pipelines.files.folders import work_folder
+from pipelines.models.inference.embedder import choose_backend, choose_precision
+from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.spark.errors import executor_failures
+from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.session import running_tasks
+from pipelines.tokens.prompts import DOCUMENT, read_prompts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,8 +86,8 @@ class EmbeddingSummary:
         if not self.embedded:
             return f"nothing to do, all {self.rows} rows are there"
         rate = self.embedded / max(self.seconds, 1e-9)
-        told = f"{self.embedded} rows embedded, {rate:.0f} sentences/s ({self.seconds:.0f} s)"
-        return told + (f", {kept} were there already" if kept else "")
+        text = f"{self.embedded} rows embedded, {rate:.0f} sentences/s ({self.seconds:.0f} s)"
+        return text + (f", {kept} were there already" if kept else "")
 
 
 def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
@@ -94,7 +97,6 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
     one size, float32 or int8. What is there of the same job is kept.
 
     Args:
-        session: The Spark session.
         config: The section ``embedding``; its model is ``<run.folder>/model`` unless named.
 
     Raises:
@@ -108,11 +110,13 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
     )
     columns, folder = columns_of(settings), output_folder(settings)
     identity = identity_of(settings, options)
-    with only_writer(folder) as lock:
+    with work_folder("embedding.output", folder, "embed", lock_file(folder)):
         plan = kept_plan(folder, identity, overwrite=settings.overwrite)
         if plan is None:
-            options = replace(options, precision=_precision(session, options))
-            plan = new_plan(session, settings, folder, identity, columns, options)
+            with activity("embedding", "planning the parts", running_tasks):
+                options = replace(options, precision=_precision(session, options))
+                _tell_of_prompts(options)
+                plan = new_plan(session, settings, folder, identity, columns, options)
         # What an unfinished table was begun with, whatever `auto` would be now.
         options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
         missing = missing_parts(folder, plan)
@@ -120,10 +124,28 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
         if missing:
             make = partial(embed_parts, folder=str(folder), options=options, columns=columns)
             with PartsProgress(folder, plan.parts):
-                _make(session, folder, tasks(missing, settings.part_rows), make, lock)
+                _make(session, folder, tasks(missing, settings.part_rows), make)
         summary = _finish(folder, plan, missing, options, columns, time.monotonic() - began)
     logger.info("embedding: %s", summary)
     return summary
+
+
+def _tell_of_prompts(options: EmbeddingOptions) -> None:
+    """Logs a hint if the model has a prompt for documents, and these texts get another one."""
+    prompts = read_prompts(Path(options.model))
+    document = prompts.before(DOCUMENT)
+    if options.prompt_name is None and document and document != prompts.before():
+        logger.info(
+            "the model reads documents after `%s`: for these texts to be found by queries, set "
+            "embedding.prompt_name=document",
+            document,
+        )
+
+
+def lock_file(folder: Path) -> Path:
+    """The lock of a table stands beside its folder, which is replaced as a whole."""
+    real = folder.resolve()
+    return real.parent / f".{real.name}{locks.LOCK_FILE}"
 
 
 def _precision(session: SparkSession, options: EmbeddingOptions) -> str:
@@ -141,7 +163,7 @@ def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[
 
 
 def embed_parts(
-    parts: Iterable[Part],
+    parts: Iterable[RowRange],
     *,
     folder: str,
     options: EmbeddingOptions,
@@ -160,7 +182,7 @@ def embed_parts(
         columns: Names.
         attempts: Folder in it, of this job alone: what is left of a job that was killed has none.
     """
-    # One task has its cores; Arrow would start a thread for every core of the machine.
+    # Arrow would start a thread for every core of the machine, and a task has only some.
     pa.set_cpu_count(options.threads)
     for part in parts:
         embedded = embed_batches(read_part(part), options=options, columns=columns)
@@ -174,7 +196,7 @@ def embed_parts(
 
 def _write(path: Path, batches: Iterator[pa.RecordBatch], columns: Columns) -> int:
     first = next(batches)
-    # Vectors have no values in common that a dictionary could hold.
+    # Values of vectors hardly repeat, so a dictionary would only cost space.
     vectors = (columns.vector, f"{columns.vector}{SCALE_SUFFIX}")
     others = [name for name in first.schema.names if name not in vectors]
     rows = int(first.num_rows)
@@ -191,11 +213,10 @@ def _write(path: Path, batches: Iterator[pa.RecordBatch], columns: Columns) -> i
 def _make(
     session: SparkSession,
     folder: Path,
-    planned: Sequence[Sequence[Part]],
+    planned: Sequence[Sequence[RowRange]],
     make: Callable[..., Iterator[int]],
-    lock: WriterLock,
 ) -> None:
-    """Has executors make the parts of the tasks.
+    """Runs the tasks on the executors.
 
     Raises:
         PipelineError: See :func:`_run`, or another job took this one for gone.
@@ -205,8 +226,11 @@ def _make(
     attempts = folder / ATTEMPTS / uuid.uuid4().hex
     attempts.mkdir(parents=True)
 
+    held = locks.held_here()
+
     def state() -> object:
-        lock.check()
+        for lock in held:
+            lock.check()
         return _sizes(attempts)
 
     work = partial(_work_on_tasks, work=partial(make, attempts=str(attempts.relative_to(folder))))
@@ -223,21 +247,21 @@ def _run(
         PipelineError: A task failed as often as Spark tries, or nothing moved any more.
     """
     with executor_failures(name, "; what is done is kept, and the same command makes the rest"):
-        return run_watched(session.sparkContext, name, act, state)
+        return run_with_timeout(session.sparkContext, name, act, state)
 
 
 def _sizes(folder: Path) -> dict[str, int]:
     """Bytes of the files that tasks are writing."""
     sizes = {}
     for file in folder.iterdir():
-        # A part that is done goes to its place.
+        # A part that is done has been renamed in the meantime.
         with contextlib.suppress(FileNotFoundError):
             sizes[file.name] = file.stat().st_size
     return sizes
 
 
 def _work_on_tasks(
-    planned: Iterator[Sequence[Part]], *, work: Callable[..., Iterator[int]]
+    planned: Iterator[Sequence[RowRange]], *, work: Callable[..., Iterator[int]]
 ) -> Iterator[int]:
     """Runs on an executor."""
     return (rows for parts in planned for rows in work(parts))
@@ -246,12 +270,12 @@ def _work_on_tasks(
 def _finish(
     folder: Path,
     plan: Plan,
-    made: Sequence[Part],
+    made: Sequence[RowRange],
     options: EmbeddingOptions,
     columns: Columns,
     seconds: float,
 ) -> EmbeddingSummary:
-    """Looks at every part, writes the manifest, and removes what was for the work only."""
+    """Checks every part, writes the manifest, and removes temporary files."""
     rows = texts = 0
     for part in plan.parts:
         file = part_file(folder, part)

@@ -4,29 +4,34 @@ An engine starts its processes on executors, moves gradients or weights between 
 its own failures into :class:`~pipelines.errors.EngineError`. The encoder, the loss, the order
 of the batches, the schedule, checkpoints and metrics are not its business: each process calls
 :func:`pipelines.training.worker.run_worker` and passes in the functions that differ.
+
+Most engines derive from :class:`pipelines.engines.spark_engine.SparkJobEngine`, which leaves them
+their declarations and the Spark job of their workers.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipelines.engines.conf import ConfRule
+from pipelines.engines.libraries import check_installed
 from pipelines.errors import InputError
+from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config, TrainingSettings
-from pipelines.training.ledger import Ledger
-from pipelines.training.monitor import Monitor
-from pipelines.training.run import TrainingOutcome, TrainingRun
+from pipelines.training.control.monitor import Monitor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipelines.engines.conf import ConfRule
-
-# Settings under `training` that an engine must say that it knows.
+# Settings under `training` that few engines know; the others refuse them.
 OPTIONS = ("compression", "elastic")
 
 OnMetrics = Callable[[dict[str, Any]], None]
+"""Called on the driver with each metrics line of a run; see ``StepMetrics`` for the lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,70 +49,85 @@ class Mode:
     needs: str
 
 
-class Engine(Protocol):
-    """One way to train on a cluster.
+class Engine(ABC):
+    """One way to train. An engine declares what it is, and writes only what differs.
 
     Attributes:
         name: Its name in the registry.
-        modes: Update rules that it knows, by the name that ``training.mode`` gives them.
+        modes: Its update rules, by the values of ``training.mode``.
         frameworks: Frameworks that can compute its gradients.
-        feeds: Ways that granules can reach its workers.
-        shardings: What it can split between the workers instead of having each hold it.
-        options: Settings under ``training`` that few engines know, and this one does.
+        feeds: Ways in which granules can reach its workers.
+        shardings: What it can split between the workers instead of having each hold all of it.
+        options: Those of :data:`OPTIONS` that it knows.
+        libraries: Modules that must be installed; the extra of the engine's name installs them.
+        rules: What the Spark conf must not contradict, whatever the configuration.
         needs_spark: Whether it starts executors.
     """
 
-    name: str
-    modes: Mapping[str, Mode]
-    frameworks: tuple[str, ...]
-    feeds: tuple[str, ...]
-    shardings: tuple[str, ...]
-    options: tuple[str, ...]
-    needs_spark: bool
+    name: ClassVar[str]
+    modes: ClassVar[Mapping[str, Mode]]
+    frameworks: ClassVar[tuple[str, ...]]
+    feeds: ClassVar[tuple[str, ...]] = ("lanes", "memory")
+    shardings: ClassVar[tuple[str, ...]] = ("none",)
+    options: ClassVar[tuple[str, ...]] = ()
+    libraries: ClassVar[tuple[str, ...]] = ()
+    rules: ClassVar[tuple[ConfRule, ...]] = ()
+    needs_spark: ClassVar[bool] = False
 
     def executors(self, config: Config) -> int:
-        """Executors that a run occupies at once; 0 if it needs no Spark."""
-        ...
+        """Executors that a run occupies at once; 0 without Spark."""
+        return 0
 
     def conf_rules(self, config: Config) -> Sequence[ConfRule]:
         """What the Spark conf must not contradict; :meth:`check` refuses by the same rules."""
-        ...
+        return self.rules
 
+    def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
+        """What a session that is started for a run needs besides, both by whole keys.
+
+        Args:
+            conf: What the session has so far.
+        """
+        return {}
+
+    def extra_submit_conf(self, config: Config) -> Mapping[str, str]:
+        """What spark-submit is to be given besides executors, cores and the rules."""
+        return {}
+
+    def check_libraries(self, config: Config) -> None:
+        """Looks for the libraries on the driver; called before Spark starts.
+
+        Raises:
+            EngineUnavailable: One is missing; with the command that installs it.
+        """
+        for library in self.libraries:
+            check_installed(library, self.name)
+
+    @abstractmethod
     def check(self, session: SparkSession | None, config: Config) -> None:
-        """Looks at what can be known before the start. Runs on the driver.
+        """Refuses what can be known not to work before the start. Runs on the driver.
 
         Raises:
             EngineUnavailable: With the install command or the conf key that makes it run.
         """
-        ...
 
+    @abstractmethod
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
         """Starts the workers and returns when all are done and gone. Runs on the driver.
 
         Args:
-            session: The Spark session, if ``needs_spark``.
-            run: What to train.
-            on_metrics: Called with each metrics line while the run goes on.
+            session: Not None if ``needs_spark``.
+            on_metrics: Hears of the steps while the run goes on.
 
         Raises:
             EngineError: The run failed; no process of it is left.
         """
-        ...
-
-
-@runtime_checkable
-class NeedsConf(Protocol):
-    """An engine whose executors must be started in a certain way."""
-
-    def spark_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
-        """What a new session needs in its conf, by what it has; both by whole keys."""
-        ...
 
 
 def check_fit(engine: Engine, config: Config) -> None:
-    """Refuses settings that the engine does not know, or that contradict each other.
+    """Refuses settings that the engine does not know.
 
     Raises:
         InputError: Naming the key, and the values that fit.
@@ -142,26 +162,23 @@ def monitor_for(
     *,
     workers: int | None = None,
     servers: int = 0,
-    ledger: Ledger | None = None,
+    step_metrics: StepMetrics | None = None,
 ) -> Monitor:
     """The driver's monitor with the deadlines of a run.
 
     Args:
-        engine: Name of the engine.
-        run: The run.
-        on_metrics: Called with each metrics line.
         host: Address by which the executors reach the driver.
         bind: Address to listen at, if that is another one.
-        workers: How many to expect; ``training.workers`` unless told.
+        workers: How many to expect; by default ``training.workers``.
         servers: How many further processes to expect.
-        ledger: Of a run that other workers began; unless given, a new one.
+        step_metrics: Those of a run that other workers began; by default new ones.
     """
     training = run.config.training
     workers = training.workers if workers is None else workers
     return Monitor(
         engine,
         workers,
-        ledger or Ledger(run, workers, on_metrics),
+        step_metrics or StepMetrics(run, workers, on_metrics),
         host=host,
         bind=bind,
         start_seconds=training.start_seconds,

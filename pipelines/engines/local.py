@@ -14,11 +14,13 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
-from pipelines.engines.base import Mode, OnMetrics, monitor_for
-from pipelines.engines.conf import ConfRule
-from pipelines.errors import EngineError, EngineUnavailable
+from typing_extensions import override
+
+from pipelines.engines.base import Engine, Mode, OnMetrics, monitor_for
+from pipelines.engines.libraries import check_framework
+from pipelines.errors import EngineError
+from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.settings import Config
-from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,11 +28,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 10.0
-# The extra that installs each framework.
-EXTRAS = {"tensorflow": "local", "torch": "torch"}
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Trains in a single child process of the driver."""
 
     name = "local"
@@ -41,62 +41,39 @@ class LocalEngine:
             needs="Nothing.",
         )
     }
-    frameworks = tuple(EXTRAS)
-    feeds = ("lanes", "memory")
-    shardings = ("none",)
-    options = ()
-    needs_spark = False
+    frameworks = ("tensorflow", "torch")
 
-    def executors(self, config: Config) -> int:
-        """See :class:`pipelines.engines.base.Engine`."""
-        return 0
+    @override
+    def check_libraries(self, config: Config) -> None:
+        check_framework(config.training.framework)
 
-    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
-        """See :class:`pipelines.engines.base.Engine`."""
-        return ()
-
+    @override
     def check(self, session: SparkSession | None, config: Config) -> None:
-        """See :class:`pipelines.engines.base.Engine`."""
         if config.training.workers != 1:
-            logger.info("engine local trains in one process; training.workers counts for nothing")
-        framework = config.training.framework
-        check_installed(framework, EXTRAS[framework])
+            logger.info("engine local trains in one process; training.workers is ignored")
+        self.check_libraries(config)
 
+    @override
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
-        """See :class:`pipelines.engines.base.Engine`."""
         monitor = monitor_for(self.name, run, on_metrics, "127.0.0.1", workers=1)
         task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
         process = subprocess.Popen(
             [sys.executable, "-c", "from pipelines.engines.local import main; main()"],
             stdin=subprocess.PIPE,
+            # An interrupt from the keyboard is for the driver, which ends the run in order.
+            start_new_session=True,
         )
         try:
             with monitor:
                 assert process.stdin is not None
-                # A child that is dead already is noticed by the wait.
+                # The wait notices a child that has died already.
                 with suppress(BrokenPipeError), process.stdin as pipe:
                     pickle.dump(task, pipe)
-                return monitor.wait(lambda: _early_exit(process))
+                return monitor.wait(lambda: _failure_of(process))
         finally:
             _end(process)
-
-
-def check_installed(module: str, extra: str) -> None:
-    """Refuses an engine whose library is not there.
-
-    Raises:
-        EngineUnavailable: With the install command.
-    """
-    from importlib.util import find_spec
-
-    if find_spec(module) is None:
-        raise EngineUnavailable(
-            "training.engine",
-            f"{module} is not installed",
-            f'pip install "sentence-pipelines[{extra}]" on the driver and every executor',
-        )
 
 
 def main() -> None:
@@ -107,8 +84,8 @@ def main() -> None:
     sys.exit(0 if run_worker(task) else 1)
 
 
-def _early_exit(process: subprocess.Popen[bytes]) -> EngineError | None:
-    """An error if the process ended before it could report one."""
+def _failure_of(process: subprocess.Popen[bytes]) -> EngineError | None:
+    """The error of a process that died before it could report one itself."""
     code = process.poll()
     if code in (None, 0):
         return None

@@ -8,24 +8,23 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
-from pipelines.training.reporter import ABORTED, report_lost
-from pipelines.training.run import WorkerTask
+from pipelines.runs.run import WorkerTask
+from pipelines.training.control.reporter import ABORTED, report_lost
 
 PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
 
 
 def end_with_parent() -> None:
-    """Ends this process with its parent, even where it is stopped and can hear nobody."""
+    """Ends this process with its parent, even where it is stopped and takes no other signal."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run_in_child(task: WorkerTask, work: Callable[[WorkerTask], object]) -> None:
-    """Has a child be a worker, and waits for its end. Runs in a Spark task.
+    """Runs a worker in a child process, and waits for its end. Runs in a Spark task.
 
-    What goes wrong is for the monitor to hear: Spark would start a task again that fails.
+    Errors are reported to the monitor and not raised: Spark would start a failed task again.
 
     Args:
-        task: The worker's task.
         work: What the child does with it.
     """
     # fork, since a Python worker of Spark has no main module that a new interpreter could
@@ -35,7 +34,7 @@ def run_in_child(task: WorkerTask, work: Callable[[WorkerTask], object]) -> None
     # The deadlines are the monitor's: it ends the child, and the child ends with this worker.
     child.join()
     if child.exitcode not in (0, ABORTED):
-        # Counts only if the child could not say itself that it is there.
+        # Counts only if the child did not report its own error.
         with suppress(OSError):
             report_lost(task, f"the worker's process died (exit code {child.exitcode})")
 

@@ -7,80 +7,25 @@ retrieval models", NeurIPS 2021, and the loader of its package.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
-from pipelines.evaluation.embedder import embedder_loader
-from pipelines.evaluation.retrieval import (
-    DEPTH,
-    embed_queries,
-    rank_documents,
-    retrieval_metrics,
-    without_themselves,
-)
-from pipelines.frames import read_path
+from pipelines.evaluation.base import Evaluation, Tables
+from pipelines.evaluation.retrieval import FIGURES, measure, measure_snapshot
+from pipelines.settings import Config
+from pipelines.spark.frames import read_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SETS = "evaluation.retrieval_sets"
 SPLITS = ("test", "dev", "train")
-"""The judgements that are taken, of those that are there."""
+"""In this order: the first split that a set has is measured on."""
 
 _JUDGED = ("query-id", "corpus-id", "score")
 _COMPRESSED = ("", ".gz")
-
-
-@dataclass(frozen=True)
-class RetrievalSet:
-    """The tables of a set; ids are numbers, equal for equal texts.
-
-    Attributes:
-        asked: ``query_id``, ``text``, ``document_id`` and ``gain`` (greater than 0) of a relevant
-            document; queries without one are left out.
-        documents: ``document_id`` and ``text``.
-    """
-
-    asked: DataFrame
-    documents: DataFrame
-
-
-def evaluate_retrieval_sets(
-    session: SparkSession, model_folder: Path | str, sets: Sequence[str], names: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Ranks all documents of each set for each of its queries by cosine similarity, exactly.
-
-    As in BEIR a query does not find a document of its own id.
-
-    Args:
-        session: The Spark session.
-        model_folder: The model, where every executor can read it.
-        sets: See :func:`read_retrieval_set`.
-        names: Of the sets, in the result.
-
-    Returns:
-        By name the figures of :func:`pipelines.evaluation.retrieval.evaluate_retrieval`.
-
-    Raises:
-        InputError: A set cannot be read, or there is no model.
-    """
-    load = embedder_loader(session, model_folder)
-    found = {
-        name: read_retrieval_set(session, given) for given, name in zip(sets, names, strict=True)
-    }
-    figures = {}
-    for name, tables in found.items():
-        queries = embed_queries(tables.asked, load)
-        ranked = rank_documents(tables.documents, queries, load, DEPTH + 1)
-        figures[name] = {
-            "queries": len(queries.ids),
-            "documents": tables.documents.count(),
-            **retrieval_metrics(without_themselves(ranked), queries.relevant),
-        }
-    return figures
 
 
 def set_name(given: str) -> str:
@@ -91,15 +36,19 @@ def set_name(given: str) -> str:
     return path.name
 
 
-def read_retrieval_set(session: SparkSession, given: str) -> RetrievalSet:
+def read_retrieval_set(session: SparkSession, given: str) -> Tables:
     """Reads and checks a set.
 
     A document's text is its title and its text with a space between them. Its id stands as a hash
     of 64 bits, so that the driver need not know them all.
 
     Args:
-        session: The Spark session.
         given: A folder, or one of the files in its ``qrels``, where there are several.
+
+    Returns:
+        `asked`: ``query_id``, ``text``, ``document_id`` and ``gain`` (greater than 0) of a relevant
+        document; queries without one are left out. `documents`: ``document_id`` and ``text``. Ids
+        are numbers, equal for equal texts.
 
     Raises:
         InputError: A file or column is missing, a line is broken, an id is there twice, a
@@ -107,9 +56,7 @@ def read_retrieval_set(session: SparkSession, given: str) -> RetrievalSet:
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    qrels = _qrels_file(given)
-    folder = qrels.parent.parent
-    corpus_file, queries_file = _file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl")
+    qrels, corpus_file, queries_file = files_of_set(given)
     corpus = _read_lines(session, corpus_file, "title")
     queries = _read_lines(session, queries_file)
     title = F.coalesce("title", F.lit(""))
@@ -126,7 +73,19 @@ def read_retrieval_set(session: SparkSession, given: str) -> RetrievalSet:
         F.xxhash64("document").alias("document_id"),
         "gain",
     )
-    return RetrievalSet(asked, documents.select(F.xxhash64("id").alias("document_id"), "text"))
+    hashed = documents.select(F.xxhash64("id").alias("document_id"), "text")
+    return {"asked": asked, "documents": hashed}
+
+
+def files_of_set(given: str) -> tuple[Path, Path, Path]:
+    """Judgements, documents and queries of a set, as far as can be seen without reading them.
+
+    Raises:
+        InputError: One is missing.
+    """
+    qrels = _qrels_file(given)
+    folder = qrels.parent.parent
+    return qrels, _file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl")
 
 
 def _qrels_file(given: str) -> Path:
@@ -199,7 +158,7 @@ def _read_judgements(session: SparkSession, file: Path) -> DataFrame:
     )
     if judged.isEmpty():
         raise InputError(SETS, f"{file} is empty", "name a file with judgements")
-    # To Spark NaN is greater than any number, so it would pass for relevant.
+    # Spark orders NaN above all numbers, so it would count as relevant.
     is_finite = F.coalesce(F.abs("gain") < F.lit(math.inf), F.lit(False))
     broken = judged.where(F.col("query").isNull() | F.col("document").isNull() | ~is_finite).count()
     if broken:
@@ -219,3 +178,21 @@ def _check_named(judged: DataFrame, table: DataFrame, what: str, file: Path, qre
             f"`{first[what]}`",
             "mend one of the two",
         )
+
+
+def _check(config: Config, given: str) -> None:
+    files_of_set(given)
+
+
+# As in BEIR a query does not find a document of its own id.
+EVALUATION = Evaluation(
+    name="retrieval_sets",
+    part="retrieval sets",
+    figures=FIGURES,
+    sets=lambda config: config.evaluation.retrieval_sets,
+    short_name=set_name,
+    check=_check,
+    read=lambda session, config, given: read_retrieval_set(session, given),
+    measure=partial(measure, skip_themselves=True),
+    measure_snapshot=partial(measure_snapshot, skip_themselves=True),
+)

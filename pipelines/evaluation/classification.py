@@ -1,65 +1,40 @@
-"""Paraphrase classification: does one threshold on the cosine tell pairs that mean the same?"""
+"""Paraphrase classification: does one threshold on the cosine separate the pairs?
+
+The measure of sentence-transformers' `BinaryClassificationEvaluator`, by cosine.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.evaluation.embedder import EmbedderLoader, embedder_loader
-from pipelines.evaluation.metrics import average_precision, best_accuracy, best_f1
-from pipelines.evaluation.pairs import PairFiles, cosines_of, file_names, read_pairs
+from pipelines.evaluation.base import Figure
+from pipelines.evaluation.metrics import best_accuracy, best_f1
+from pipelines.evaluation.pairs import PairFiles, pair_evaluation, read_pairs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FILES = "evaluation.classification"
-FIGURES = ("average_precision", "f1", "f1_threshold", "accuracy", "accuracy_threshold")
-
-
-def evaluate_classification(
-    session: SparkSession,
-    model_folder: Path | str,
-    files: Sequence[str],
-    columns: tuple[str, str, str],
-    names: Sequence[str] | None = None,
-) -> dict[str, dict[str, float]]:
-    """Measures how well the model's cosines tell pairs of label 1 from pairs of label 0.
-
-    The measure of sentence-transformers' `BinaryClassificationEvaluator`, by cosine.
-
-    Args:
-        session: The Spark session.
-        model_folder: The model, where every executor can read it.
-        files: Parquet, CSV (or TSV) and JSON lines files, told apart by their endings.
-        columns: Names of the first text, the second text and the label.
-        names: Of the files, in the result; by default of
-            :func:`~pipelines.evaluation.pairs.file_names`.
-
-    Returns:
-        By the names of the files the figures of :func:`classification_figures`.
-
-    Raises:
-        InputError: A file or column is missing or not what it is said to be, a label is neither 0
-            nor 1, or all are alike; or there is no model.
-    """
-    load = embedder_loader(session, model_folder)
-    pairs = {
-        name: labelled_pairs(session, file, columns)
-        for file, name in zip(files, names or file_names(files), strict=True)
-    }
-    return {name: separation(frame, load) for name, frame in pairs.items()}
+FIGURES = (
+    Figure("average_precision", "Average precision"),
+    Figure("f1", "F1"),
+    Figure("f1_threshold", "F1 threshold", better=None),
+    Figure("accuracy", "Accuracy"),
+    Figure("accuracy_threshold", "Accuracy threshold", better=None),
+)
 
 
 def labelled_pairs(session: SparkSession, file: str, columns: tuple[str, str, str]) -> DataFrame:
     """The pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (0 or 1, double).
 
     Raises:
-        InputError: See :func:`evaluate_classification`.
+        InputError: A file or column is missing or not what it is said to be, a label is neither 0
+            nor 1, or all are alike.
     """
     kind = PairFiles(FILES, columns)
     pairs = read_pairs(session, file, kind)
@@ -78,11 +53,6 @@ def labelled_pairs(session: SparkSession, file: str, columns: tuple[str, str, st
     return pairs
 
 
-def separation(pairs: DataFrame, load: EmbedderLoader) -> dict[str, float]:
-    """The figures of a frame of :func:`labelled_pairs`."""
-    return classification_figures(*cosines_of(pairs, load))
-
-
 def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """How well a threshold on the cosines gives the labels.
 
@@ -95,17 +65,42 @@ def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str,
         two at their best thresholds), ``f1_threshold`` and ``accuracy_threshold`` (cosines); NaN
         where a cosine is no number, since those have no order.
     """
+    from sklearn.metrics import average_precision_score
+
     if not np.isfinite(cosines).all():
-        return {"pairs": len(cosines), **dict.fromkeys(FIGURES, math.nan)}
-    # The last bits of a cosine must not part pairs that are equal.
+        return {"pairs": len(cosines), **{figure.name: math.nan for figure in FIGURES}}
+    # Cosines of equal pairs may differ in their last bits, and must still be ties.
     rounded = np.round(cosines, 6)
     f1, f1_threshold = best_f1(rounded, labels)
     accuracy, accuracy_threshold = best_accuracy(rounded, labels)
     return {
         "pairs": len(cosines),
-        "average_precision": 100 * average_precision(rounded, labels),
+        "average_precision": 100 * float(average_precision_score(labels, rounded)),
         "f1": 100 * f1,
         "f1_threshold": f1_threshold,
         "accuracy": 100 * accuracy,
         "accuracy_threshold": accuracy_threshold,
     }
+
+
+def check_installed() -> None:
+    """Looks for scikit-learn, which computes the average precision.
+
+    Raises:
+        InputError: It is not there.
+    """
+    if find_spec("sklearn") is None:
+        raise InputError(
+            "evaluation.classification",
+            "scikit-learn is not installed",
+            'pip install "sentence-pipelines[evaluation]" on the driver and every executor',
+        )
+
+
+EVALUATION = pair_evaluation(
+    FILES,
+    figures=(Figure.count("pairs"), *FIGURES),
+    read=labelled_pairs,
+    measure=classification_figures,
+    check=check_installed,
+)

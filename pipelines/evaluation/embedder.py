@@ -1,4 +1,4 @@
-"""How evaluation jobs come by embeddings: a model folder, loaded once in each task.
+"""How evaluations embed texts: a model folder, loaded once in each task.
 
 In fp32, so that figures do not depend on the processor; by the first backend that is installed.
 """
@@ -17,7 +17,7 @@ from pipelines.errors import InputError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.encoder.inference import TextEmbedder
+    from pipelines.models.inference.embedder import TextEmbedder
 
 Batches: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 """What Spark's `mapInArrow` takes."""
@@ -45,7 +45,7 @@ def embedder_loader(session: SparkSession, model_folder: Path | str) -> Embedder
 
     def load() -> TextEmbedder:
         """Runs on an executor."""
-        from pipelines.encoder.inference import load_embedder
+        from pipelines.models.inference.embedder import load_embedder
 
         return load_embedder(folder, threads=threads)
 

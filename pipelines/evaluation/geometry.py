@@ -7,60 +7,47 @@ uniformity on the hypersphere", ICML 2020.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.evaluation.embedder import (
-    Batches,
-    EmbedderLoader,
-    embedder_loader,
-    spread,
-    unit_length,
-)
-from pipelines.evaluation.retrieval import held_out_tables
+from pipelines.evaluation.base import Evaluation, Figure, OnRetrieved, SnapshotTables, Tables
+from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
+from pipelines.evaluation.held_out import held_out_sets, read_held_out
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-MOST_PAIRS = 1_000
+MAX_PAIRS = 1_000
 """Uniformity compares all texts of a side with one another; of more pairs the first are taken."""
 
 _BLOCK_ROWS = 1024
 SCHEMA = "first binary, second binary"
 
 
-def evaluate_geometry(
-    session: SparkSession, model_folder: Path | str, queries_path: Path, documents_path: Path
-) -> dict[str, float]:
-    """Measures the held-out pairs: each query with a document that is relevant to it.
+def measure(tables: Tables, load: EmbedderLoader, on_retrieved: OnRetrieved) -> dict[str, float]:
+    """The figures of the held-out pairs: each query with a document that is relevant to it.
 
     Args:
-        session: The Spark session.
-        model_folder: The model, where every executor can read it.
-        queries_path: As for :func:`pipelines.evaluation.retrieval.evaluate_retrieval`.
-        documents_path: The same.
-
-    Returns:
-        The figures of :func:`geometry_figures`.
-
-    Raises:
-        InputError: A table is missing, lacks a column or is empty; or there is no model.
+        tables: `asked` and `documents`; see :func:`pipelines.evaluation.held_out.held_out_tables`.
+        load: Loads the model on an executor.
+        on_retrieved: Not called.
     """
-    load = embedder_loader(session, model_folder)
-    pairs = partners(*held_out_tables(session, queries_path, documents_path))
+    pairs = partners(tables)["pairs"]
     rows = spread(pairs).mapInArrow(embedding_batches(load), SCHEMA).collect()
     return geometry_figures(*matrices((row["first"], row["second"]) for row in rows))
 
 
-def partners(asked: DataFrame, documents: DataFrame) -> DataFrame:
-    """The pairs that are compared, at most :data:`MOST_PAIRS`: ``text_0`` and ``text_1``."""
-    texts = documents.withColumnRenamed("text", "text_1")
-    pairs = asked.withColumnRenamed("text", "text_0").join(texts, "document_id")
+def measure_snapshot(tables: SnapshotTables, load: EmbedderLoader) -> dict[str, float]:
+    """The same in this process, on what :func:`partners` gives."""
+    batches = embedding_batches(load)(tables("pairs"))
+    rows = (row for batch in batches for row in batch.to_pylist())
+    return geometry_figures(*matrices((row["first"], row["second"]) for row in rows))
+
+
+def partners(tables: Tables) -> Tables:
+    """The pairs that are compared, at most :data:`MAX_PAIRS`: ``text_0`` and ``text_1``."""
+    texts = tables["documents"].withColumnRenamed("text", "text_1")
+    pairs = tables["asked"].withColumnRenamed("text", "text_0").join(texts, "document_id")
     ordered = pairs.orderBy("query_id", "document_id")
-    return ordered.limit(MOST_PAIRS).select("text_0", "text_1")
+    return {"pairs": ordered.limit(MAX_PAIRS).select("text_0", "text_1")}
 
 
 def embedding_batches(load: EmbedderLoader) -> Batches:
@@ -72,8 +59,9 @@ def embedding_batches(load: EmbedderLoader) -> Batches:
         for batch in batches:
             embedder = embedder or load()
             sides = []
-            for name in ("text_0", "text_1"):
-                embeddings = unit_length(embedder(batch.column(name).to_pylist()))
+            readers = {"text_0": embedder.queries, "text_1": embedder.documents}
+            for name, embed_side in readers.items():
+                embeddings = unit_length(embed_side(batch.column(name).to_pylist()))
                 sides.append(pa.array([row.tobytes() for row in embeddings], pa.binary()))
             yield pa.RecordBatch.from_arrays(sides, names=["first", "second"])
 
@@ -129,3 +117,20 @@ def uniformity(embeddings: np.ndarray) -> float:
 
 def _matrix(rows: Sequence[bytes]) -> np.ndarray:
     return np.stack([np.frombuffer(row, np.float32) for row in rows])
+
+
+EVALUATION = Evaluation(
+    name="geometry",
+    part="geometry",
+    figures=(
+        Figure.count("pairs"),
+        Figure("alignment", "Alignment", better="lower"),
+        Figure("uniformity", "Uniformity", better="lower"),
+    ),
+    sets=lambda config: held_out_sets(config) if config.evaluation.geometry else (),
+    read=read_held_out,
+    measure=measure,
+    snapshot=partners,
+    measure_snapshot=measure_snapshot,
+    held_out=True,
+)

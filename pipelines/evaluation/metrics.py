@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-
-COUNTS = ("queries", "documents", "pairs")
-"""What an evaluation counts; the rest of its figures are measured."""
-
-_LOWER_IS_BETTER = ("alignment", "uniformity", "loss")
 
 Relevant: TypeAlias = Set[int] | Mapping[int, float]
 """What should be found; of a mapping the values are the gains, all greater than 0."""
@@ -69,26 +64,14 @@ def spearman(left: np.ndarray, right: np.ndarray) -> float:
     return 0.0 if _is_constant(left, right) else float(spearmanr(left, right).statistic)
 
 
-def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The mean of the precision at each rank of a positive, ties at one rank.
-
-    The sum of precision times the step in recall, over the distinct scores; as
-    ``sklearn.metrics.average_precision_score``.
-
-    Args:
-        scores: [pairs].
-        labels: [pairs], 0 or 1, at least one of them 1.
-    """
-    found, extracted, _ = _cumulated(scores, labels)
-    recall = found / found[-1]
-    return float(np.sum(np.diff(recall, prepend=0.0) * found / extracted))
-
-
 def best_f1(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """The highest F1 that a threshold on the scores gives, and that threshold.
 
     Of equal ones the highest threshold counts; it lies half way to the next score below.
-    Arguments as for :func:`average_precision`.
+
+    Args:
+        scores: [pairs].
+        labels: [pairs], 0 or 1, at least one of them 1.
     """
     found, extracted, distinct = _cumulated(scores, labels)
     f1 = 2 * found / (extracted + found[-1])
@@ -130,11 +113,3 @@ def _discounted(gains: Iterable[float]) -> float:
 
 def _is_constant(left: np.ndarray, right: np.ndarray) -> bool:
     return bool(np.ptp(left) == 0 or np.ptp(right) == 0)
-
-
-def better_direction(metric: str) -> Literal["higher", "lower"] | None:
-    """Where a better model has this figure, by its name; None for counts and thresholds."""
-    name = metric.lower()
-    if name in COUNTS or name.endswith("_threshold"):
-        return None
-    return "lower" if name.startswith(_LOWER_IS_BETTER) else "higher"

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours, block by block: what is kept never grows with the documents."""
+"""Exact nearest neighbours, block by block: memory does not grow with the number of documents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int)
         scores = np.round(
             (queries[start : start + rows] @ documents.T).astype(float), SCORE_DECIMALS
         )
-        # A model that gives no numbers finds nothing, and not what comes first.
+        # NaN would be ranked somewhere; a model that gives it finds nothing.
         scores[np.isnan(scores)] = -np.inf
         found.append(_best_of_block(scores, start, ids, k))
     return _joined(found)
@@ -64,7 +64,7 @@ def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
 def _best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
     count = scores.shape[1]
     if count > k:
-        # Everything that ties with the k-th score stays in, for the ids to decide.
+        # All ties with the k-th score are kept here; the ids decide among them later.
         limit = np.partition(scores, count - k, axis=1)[:, count - k, None]
         rows, columns = np.nonzero(scores >= limit)
     else:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputError
+from pipelines.evaluation.base import Evaluation, Figure, SnapshotTables
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
-from pipelines.settings import CorpusSettings
+from pipelines.settings import Config, CorpusSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-RESERVED = ("retrieval", "geometry")
-"""Names of evaluations that are not of files."""
 
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"} | dict.fromkeys(
     (".jsonl", ".ndjson", ".json"), "jsonl"
@@ -45,17 +42,55 @@ class PairFiles:
         return f"{self.key}_columns"
 
 
-def file_names(files: Sequence[str]) -> list[str]:
-    """Short names of the files: name without endings, or the whole path where two would be one."""
-    stems = [_stem_and_suffix(file)[0] for file in files]
-    often = Counter([*stems, *RESERVED])
-    return [stem if often[stem] == 1 else file for file, stem in zip(files, stems, strict=True)]
+def pair_evaluation(
+    key: str,
+    *,
+    figures: Sequence[Figure],
+    read: Callable[[SparkSession, str, tuple[str, str, str]], DataFrame],
+    measure: Callable[[np.ndarray, np.ndarray], dict[str, float]],
+    check: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """An evaluation on files of pairs, whose figures follow from cosines and numbers alone.
+
+    Args:
+        key: The setting that names the files, such as `evaluation.similarity`; that of the columns
+            is ``KEY_columns``.
+        figures: What it gives.
+        read: Reads and checks a file with such columns: ``text_0``, ``text_1`` and ``score``.
+        measure: The figures of the cosines and the numbers, both float64 [pairs].
+        check: Looks for what it needs, before Spark starts; raises InputError.
+    """
+    name = key.rpartition(".")[2]
+
+    def columns(config: Config) -> tuple[str, str, str]:
+        names: tuple[str, str, str] = getattr(config.evaluation, f"{name}_columns")
+        return names
+
+    def check_before(config: Config, file: str) -> None:
+        check()
+        check_file(file, PairFiles(key, columns(config)))
+
+    def measure_snapshot(tables: SnapshotTables, load: EmbedderLoader) -> dict[str, float]:
+        found = pa.Table.from_batches(cosine_batches(load)(tables("pairs")))
+        return measure(found["cosine"].to_numpy(), found["score"].to_numpy())
+
+    return Evaluation(
+        name=name,
+        part="files of pairs",
+        figures=figures,
+        sets=lambda config: getattr(config.evaluation, name),
+        short_name=lambda file: _stem_and_suffix(file)[0],
+        check=check_before,
+        read=lambda session, config, file: {"pairs": read(session, file, columns(config))},
+        measure=lambda tables, load, on_retrieved: measure(*cosines_of(tables["pairs"], load)),
+        measure_snapshot=measure_snapshot,
+    )
 
 
 def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """The pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (double).
 
-    Parquet, CSV (or TSV) and JSON lines, told apart by their endings; read once here, before any
+    Parquet, CSV (or TSV) and JSON lines, recognised by their endings; read once here, before any
     model is loaded.
 
     Raises:
@@ -73,6 +108,23 @@ def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     pairs = rows.select("text_0", "text_1", F.expr("try_cast(score as double)").alias("score"))
     _check(file, pairs, kind)
     return pairs
+
+
+def check_file(file: str, kind: PairFiles) -> None:
+    """Looks at what can be known of a file of pairs without Spark.
+
+    Raises:
+        InputError: It is not there, cannot be read, or lacks a column.
+    """
+    from pipelines.corpus.readers.inputs import find_files
+    from pipelines.corpus.readers.sources import columns_in
+
+    for path in find_files([file], "columns", kind.key):
+        _, there = columns_in(path, kind.key)
+        missing = next((name for name in kind.columns if name not in there), None)
+        if missing is not None:
+            problem, remedy = f"{path} has no column `{missing}`", f"it has {', '.join(there)}"
+            raise InputError(kind.columns_key, problem, remedy)
 
 
 def cosines_of(pairs: DataFrame, load: EmbedderLoader) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +158,7 @@ def cosine_batches(load: EmbedderLoader) -> Batches:
 
 def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """The raw rows, as the corpus reads them; its errors under the names of these settings."""
-    from pipelines.corpus.sources import read_rows
+    from pipelines.corpus.readers.sources import read_rows
 
     form = _FORMATS.get(_stem_and_suffix(file)[1])
     if form is None:

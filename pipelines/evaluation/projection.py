@@ -15,7 +15,7 @@ _SPREAD = 1e-6
 
 
 def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
-    """Places in which neighbours by cosine are neighbours; distances far apart mean nothing.
+    """Places on a plane that keep neighbours by cosine together; long distances mean nothing.
 
     Source: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 9, 2008, begun from
     the principal components.
@@ -46,7 +46,7 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
         )
     from sklearn.manifold import TSNE
 
-    # The exact method, since sums of the other depend on the number of processors.
+    # The exact method: the sums of the other one depend on the number of processors.
     projection = TSNE(
         init="pca",
         method="exact",
@@ -57,7 +57,7 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
 
 
 def turned_onto(places: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """A map turned, or turned over, to lie as well as it can on one of the same texts.
+    """A map rotated or mirrored to match another one of the same texts as well as possible.
 
     Source: Schönemann, "A generalized solution of the orthogonal Procrustes problem",
     Psychometrika 31, 1966.
@@ -73,7 +73,7 @@ def turned_onto(places: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _centred(places: np.ndarray) -> np.ndarray:
-    """The same picture, in the middle of a square from -1 to 1."""
+    """The same places, centred and scaled to a square from -1 to 1."""
     middle = (places.max(axis=0) + places.min(axis=0)) / 2
     reach = np.abs(places - middle).max()
     scaled: np.ndarray = (places - middle) / max(reach, 1e-12)

@@ -9,29 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.errors import InputError
-from pipelines.evaluation.embedder import (
-    Batches,
-    EmbedderLoader,
-    embedder_loader,
-    spread,
-    unit_length,
+from pipelines.evaluation.base import (
+    BATCH_ROWS,
+    Evaluation,
+    Figure,
+    OnRetrieved,
+    SnapshotTables,
+    Tables,
 )
+from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
+from pipelines.evaluation.held_out import held_out_sets, read_held_out
 from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
-from pipelines.frames import read_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 DEPTH = 10
 
+FIGURES = (
+    Figure.count("queries"),
+    Figure.count("documents"),
+    Figure("ndcg@10", "nDCG@10"),
+    Figure("mrr@10", "MRR@10"),
+    Figure("recall@1", "Recall@1"),
+    Figure("recall@10", "Recall@10"),
+)
 METRICS: Mapping[str, tuple[Callable[[Sequence[int], Relevant, int], float], int]] = {
     "ndcg@10": (ndcg_at, 10),
     "mrr@10": (reciprocal_rank_at, 10),
@@ -42,7 +51,7 @@ METRICS: Mapping[str, tuple[Callable[[Sequence[int], Relevant, int], float], int
 
 @dataclass(frozen=True)
 class Queries:
-    """What is asked, and what should be found; rows are in the order of ``ids``.
+    """The queries, and what should be found; rows are in the order of ``ids``.
 
     Attributes:
         ids: [queries], int64, ascending.
@@ -68,43 +77,78 @@ class Retrieved:
     ranked: Mapping[int, Sequence[int]]
 
 
-OnRetrieved: TypeAlias = Callable[[Retrieved], None]
-
-
-def evaluate_retrieval(
-    session: SparkSession,
-    model_folder: Path | str,
-    queries_path: Path,
-    documents_path: Path,
-    on_retrieved: OnRetrieved = lambda found: None,
+def measure(
+    tables: Tables,
+    load: EmbedderLoader,
+    on_retrieved: OnRetrieved,
+    *,
+    skip_themselves: bool = False,
 ) -> dict[str, float]:
     """Ranks all documents for every query by cosine similarity, exactly.
 
     Args:
-        session: The Spark session.
-        model_folder: The model, where every executor can read it.
-        queries_path: Parquet: ``query_id`` (int64), ``text`` and ``document_id`` (int64) of a
-            relevant document; a row for each where there are several.
-        documents_path: Parquet: ``document_id`` (int64, unique) and ``text``.
+        tables: `asked`, with ``query_id``, ``text``, ``document_id`` of a relevant document and
+            perhaps its ``gain``, and `documents`, with ``document_id`` and ``text``.
+        load: Loads the model on an executor.
         on_retrieved: Called with what was found, of which the figures are the summary.
+        skip_themselves: A query does not find a document of its own id.
 
     Returns:
-        ``queries`` and ``documents`` (counts), ``ndcg@10``, ``mrr@10``, ``recall@1`` and
-        ``recall@10`` (means over the queries, times 100).
-
-    Raises:
-        InputError: A table is missing, lacks a column or is empty; or there is no model.
+        ``queries`` and ``documents`` (counts) and :data:`METRICS` (means over the queries, times
+        100).
     """
-    asked, documents = held_out_tables(session, queries_path, documents_path)
-    load = embedder_loader(session, model_folder)
-    queries = embed_queries(asked, load)
-    ranked = rank_documents(documents, queries, load)
+    queries = embed_queries(tables["asked"], load)
+    best = rank_documents(tables["documents"], queries, load, DEPTH + skip_themselves)
+    ranked = without_themselves(best) if skip_themselves else best
     on_retrieved(Retrieved(queries, ranked))
     return {
         "queries": len(queries.ids),
-        "documents": documents.count(),
+        "documents": tables["documents"].count(),
         **retrieval_metrics(ranked, queries.relevant),
     }
+
+
+def measure_snapshot(
+    tables: SnapshotTables, load: EmbedderLoader, *, skip_themselves: bool = False
+) -> dict[str, float]:
+    """The same in this process; `asked` has its ``gain``."""
+    asked = pa.Table.from_batches(list(tables("asked")))
+    judged = asked.select(["query_id", "document_id", "gain"]).to_pylist()
+    relevant = relevant_of(tuple(row.values()) for row in judged)
+    texts = asked.group_by("query_id").aggregate([("text", "min")])
+    texts = texts.rename_columns({"text_min": "text"}).select(["query_id", "text"])
+    embedded = _rows(query_batches(load)(texts.to_batches(BATCH_ROWS)))
+    queries = queries_of(((row["query_id"], row["embedding"]) for row in embedded), relevant)
+
+    documents = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal documents
+        for batch in tables("documents"):
+            documents += batch.num_rows
+            yield batch
+
+    shared = SimpleNamespace(value=queries.embeddings)
+    ranked: dict[int, list[int]] = {}
+    # Already sorted by score, since one task has seen all documents.
+    for row in _rows(neighbour_batches(load, shared, DEPTH + skip_themselves)(counted())):
+        ranked.setdefault(int(queries.ids[row["query"]]), []).append(row["document_id"])
+    return {
+        "queries": len(queries.ids),
+        "documents": documents,
+        **retrieval_metrics(
+            without_themselves(ranked) if skip_themselves else ranked, queries.relevant
+        ),
+    }
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    return (row for batch in batches for row in batch.to_pylist())
+
+
+def with_gains(tables: Tables) -> Tables:
+    """The tables of a snapshot: all relevant documents have a gain of 1."""
+    return {**tables, "asked": tables["asked"].selectExpr("*", "1D AS gain")}
 
 
 def retrieval_metrics(
@@ -116,28 +160,38 @@ def retrieval_metrics(
         ranked: Document ids, the best first, by query id.
         relevant: Relevant document ids by query id; what is not in ``ranked`` counts as 0.
     """
+    by_query = figures_by_query(ranked, relevant)
+    return {name: 100 * float(np.mean(figures)) for name, figures in by_query.items()}
+
+
+def figures_by_query(
+    ranked: Mapping[int, Sequence[int]], relevant: Mapping[int, Relevant]
+) -> dict[str, np.ndarray]:
+    """Each of :data:`METRICS` for each query: [queries], from 0 to 1, by ascending id.
+
+    Arguments as for :func:`retrieval_metrics`.
+    """
     return {
-        name: 100
-        * float(
-            np.mean([metric(ranked.get(key, ()), wanted, k) for key, wanted in relevant.items()])
-        )
+        name: np.array([metric(ranked.get(key, ()), relevant[key], k) for key in sorted(relevant)])
         for name, (metric, k) in METRICS.items()
     }
 
 
-def embed_queries(asked: DataFrame, load: EmbedderLoader) -> Queries:
+def embed_queries(asked: DataFrame, load: EmbedderLoader, *, as_documents: bool = False) -> Queries:
     """Embeds the queries on the executors and collects them.
 
     Args:
         asked: ``query_id``, ``text``, ``document_id`` and, if it is not always 1, ``gain``.
         load: Loads the model on an executor.
+        as_documents: Embed them as what is to be found.
     """
     graded = asked if "gain" in asked.columns else asked.selectExpr("*", "1D AS gain")
     relevant = relevant_of(
         tuple(row) for row in graded.select("query_id", "document_id", "gain").collect()
     )
     texts = spread(asked.groupBy("query_id").agg({"text": "min"}).toDF("query_id", "text"))
-    rows = texts.mapInArrow(query_batches(load), "query_id long, embedding binary").collect()
+    work = query_batches(load, as_documents=as_documents)
+    rows = texts.mapInArrow(work, "query_id long, embedding binary").collect()
     return queries_of(((row["query_id"], row["embedding"]) for row in rows), relevant)
 
 
@@ -195,7 +249,7 @@ def rank_documents(
     return ranked
 
 
-def query_batches(load: EmbedderLoader) -> Batches:
+def query_batches(load: EmbedderLoader, *, as_documents: bool = False) -> Batches:
     """Embeds ``query_id``, ``text``: ``query_id``, ``embedding`` (float32 of length 1, bytes)."""
 
     def embed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -203,7 +257,8 @@ def query_batches(load: EmbedderLoader) -> Batches:
         embedder = None
         for batch in batches:
             embedder = embedder or load()
-            embeddings = unit_length(embedder(batch.column("text").to_pylist()))
+            embed_side = embedder.documents if as_documents else embedder.queries
+            embeddings = unit_length(embed_side(batch.column("text").to_pylist()))
             blobs = pa.array([row.tobytes() for row in embeddings], pa.binary())
             yield pa.RecordBatch.from_arrays(
                 [batch.column("query_id"), blobs], names=["query_id", "embedding"]
@@ -226,7 +281,7 @@ def neighbour_batches(load: EmbedderLoader, shared: Any, depth: int) -> Batches:
         embedder, best = None, Neighbours.none()
         for batch in batches:
             embedder = embedder or load()
-            embeddings = unit_length(embedder(batch.column("text").to_pylist()))
+            embeddings = unit_length(embedder.documents(batch.column("text").to_pylist()))
             ids = batch.column("document_id").to_numpy()
             best = merged(best, nearest(shared.value, embeddings, ids, depth), depth)
         yield pa.RecordBatch.from_arrays(
@@ -242,24 +297,14 @@ def without_themselves(ranked: Mapping[int, Sequence[int]]) -> dict[int, Sequenc
     return {key: [item for item in found if item != key][:DEPTH] for key, found in ranked.items()}
 
 
-def held_out_tables(
-    session: SparkSession, queries_path: Path, documents_path: Path
-) -> tuple[DataFrame, DataFrame]:
-    """The held-out queries and documents; see :func:`evaluate_retrieval`."""
-    asked = _table(session, queries_path, ("query_id", "text", "document_id"))
-    return asked, _table(session, documents_path, ("document_id", "text"))
-
-
-def _table(session: SparkSession, path: Path, columns: Sequence[str]) -> DataFrame:
-    """The columns of a Parquet file or folder, rows with nulls left out."""
-    remedy = "run `sentence-pipelines prepare` with the same settings first"
-    if not path.exists():
-        raise InputError("prepared.folder", f"there is no {path}", remedy)
-    frame = session.read.parquet(read_path(path.absolute()))
-    for column in columns:
-        if column not in frame.columns:
-            raise InputError("prepared.folder", f"{path} has no column `{column}`", remedy)
-    frame = frame.select(*columns).dropna()
-    if frame.isEmpty():
-        raise InputError("prepared.folder", f"{path} is empty", remedy)
-    return frame
+EVALUATION = Evaluation(
+    name="retrieval",
+    part="retrieval",
+    figures=FIGURES,
+    sets=lambda config: held_out_sets(config) if config.evaluation.retrieval else (),
+    read=read_held_out,
+    measure=measure,
+    snapshot=with_gains,
+    measure_snapshot=measure_snapshot,
+    held_out=True,
+)

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pipelines import storage
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.projection import place_on_map, turned_onto
 from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved, embed_queries
-from pipelines.frames import read_path
+from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
+from pipelines.spark.frames import read_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FILE = "samples.json"
 SHOWN_DOCUMENTS = 3
 SHOWN_QUERIES = 3
 """Of each kind: found better, found worse, taken at random."""
-MOST_CHARACTERS = 400
+MAX_CHARACTERS = 400
 _DECIMALS = 4
 
 Texts: TypeAlias = Mapping[int, str]
@@ -41,19 +42,18 @@ def write_samples(
     """Writes ``samples.json`` into the run folder, from which the report draws.
 
     Args:
-        session: The Spark session.
         config: ``evaluation.samples`` says how many pairs.
         models: Folders of the models `before` and `after`.
-        retrieved: What they have found. The file is of nothing else.
+        retrieved: What they have found.
 
     Returns:
         The file; None, and no file, where nothing was retrieved or nothing is to be shown.
     """
-    path = Path(config.run.folder).absolute() / FILE
+    path = RunFolder.of(config).samples
     if not config.evaluation.samples or models.keys() != retrieved.keys():
         path.unlink(missing_ok=True)
         return None
-    held_out = Path(config.prepared.folder).absolute() / "corpus" / "evaluation"
+    held_out = PreparedFolder.of(config).corpus
     queries = next(iter(retrieved.values())).queries
     pairs = sample_pairs(queries, config.evaluation.samples)
     ranks = {name: ranks_of(found) for name, found in retrieved.items()}
@@ -66,10 +66,8 @@ def write_samples(
         for document in found.ranked.get(key, ())[:SHOWN_DOCUMENTS]
     }
     neighbours |= {min(queries.relevant[key]) for key in wanted}
-    asked = _texts(session, held_out / "queries.parquet", "query_id", wanted | pairs.keys())
-    documents = _texts(
-        session, held_out / "documents.parquet", "document_id", neighbours | set(pairs.values())
-    )
+    asked = _texts(session, held_out.queries, "query_id", wanted | pairs.keys())
+    documents = _texts(session, held_out.documents, "document_id", neighbours | set(pairs.values()))
     pairs = {key: one for key, one in pairs.items() if key in asked and one in documents}
     storage.write_json(
         path,
@@ -115,7 +113,7 @@ def sample_pairs(queries: Queries, count: int) -> dict[int, int]:
 
 
 def ranks_of(found: Retrieved) -> dict[int, int | None]:
-    """The rank of the first relevant document by query; None where it is behind the last kept."""
+    """The rank of the first relevant document by query; None where it is below the ranks kept."""
     relevant = found.queries.relevant
     return {
         key: next(
@@ -128,7 +126,7 @@ def ranks_of(found: Retrieved) -> dict[int, int | None]:
 def choose_queries(
     before: Mapping[int, int | None], after: Mapping[int, int | None], count: int
 ) -> dict[str, list[int]]:
-    """Which queries are shown: those that gained and lost most, and some whatever became of them.
+    """Which queries are shown: those that gained most, those that lost most, and some others.
 
     Gains are in reciprocal rank, in which the first places count most.
 
@@ -189,13 +187,14 @@ def _pairs(
     earlier: np.ndarray | None = None
     for name, folder in models.items():
         left = _rows_of(retrieved[name].queries, pairs)
-        # They are embedded as queries are: what comes back is by id too.
-        right = _rows_of(embed_queries(frame, embedder_loader(session, folder)), pairs.values())
+        # Embedded as queries are, since :func:`embed_queries` returns embeddings by id.
+        load = embedder_loader(session, folder)
+        right = _rows_of(embed_queries(frame, load, as_documents=True), pairs.values())
         places = place_on_map(np.concatenate([left, right]), config.training.seed)
         places = places if earlier is None else turned_onto(places, earlier)
         earlier = places
         own = (left * right).sum(axis=1)
-        # Of each text and another pair's.
+        # The cosine of each query with the document of another pair.
         strange = (left * np.roll(right, 1, axis=0)).sum(axis=1)
         for row, (key, line) in enumerate(zip(pairs, lines, strict=True)):
             both = places[[row, row + len(pairs)]]
@@ -209,13 +208,13 @@ def _pairs(
 
 
 def _rows_of(queries: Queries, ids: Iterable[int]) -> np.ndarray:
-    """Embeddings by id; ids are ascending there, and need not be here."""
+    """The embeddings of some ids, which may be in any order."""
     rows: np.ndarray = queries.embeddings[np.searchsorted(queries.ids, list(ids))]
     return rows
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
-    """As JSON can hold them: no number is null."""
+    """Rounded, with null for NaN and infinities, which JSON does not have."""
     return [round(float(one), _DECIMALS) if np.isfinite(one) else None for one in values]
 
 
@@ -240,4 +239,4 @@ def _texts(session: SparkSession, path: Path, column: str, ids: Iterable[int]) -
     frame: DataFrame = session.read.parquet(read_path(path))
     some = frame.where(F.col(column).isin(list(ids))).dropna()
     rows = some.groupBy(column).agg(F.min("text").alias("text")).collect()
-    return {row[column]: row["text"][:MOST_CHARACTERS] for row in rows}
+    return {row[column]: row["text"][:MAX_CHARACTERS] for row in rows}

@@ -1,22 +1,93 @@
-"""What figures were measured on, so that only figures of the same texts are compared."""
+"""What the settings ask to measure on: names, checks, tables, and digests to compare by."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipelines import __version__
-from pipelines.evaluation.beir import read_retrieval_set
-from pipelines.evaluation.classification import labelled_pairs
-from pipelines.evaluation.similarity import scored_pairs
-from pipelines.evaluation.stage import Names, held_out_files
-from pipelines.frames import read_path
+from pipelines.errors import InputError
+from pipelines.evaluation import EVALUATIONS
+from pipelines.evaluation.base import Evaluation, Tables
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """A set that the settings name.
+
+    Attributes:
+        name: In ``metrics.json``; no two have one name.
+        given: The file or folder.
+        evaluation: How it is measured on.
+    """
+
+    name: str
+    given: str
+    evaluation: Evaluation
+
+    def read(self, session: SparkSession, config: Config) -> Tables:
+        """The tables; raises InputError if they are not what they are said to be."""
+        return self.evaluation.read(session, config, self.given)
+
+
+def named_sets(config: Config) -> list[NamedSet]:
+    """All that a model is to be measured on, evaluation by evaluation.
+
+    A set has its whole path for a name where short names would be equal.
+
+    Raises:
+        InputError: A file is named twice.
+    """
+    evaluations = [EVALUATIONS.load(name) for name in EVALUATIONS]
+    # Their names are taken even where they are off.
+    taken = Counter(evaluation.name for evaluation in evaluations if evaluation.held_out)
+    sets = [
+        NamedSet(evaluation.short_name(given), given, evaluation)
+        for evaluation in evaluations
+        for given in evaluation.sets(config)
+    ]
+    taken.update(one.name for one in sets if not one.evaluation.held_out)
+    named = [_named(one, one.name if taken[one.name] == 1 else one.given) for one in sets]
+    often = Counter(one.name for one in named)
+    for name in often:
+        if often[name] > 1:
+            raise InputError("evaluation", f"{name} is named twice", "name it once")
+    return named
+
+
+def _named(one: NamedSet, name: str) -> NamedSet:
+    evaluation = one.evaluation
+    return NamedSet(evaluation.name if evaluation.held_out else name, one.given, evaluation)
+
+
+def check_sets(config: Config) -> None:
+    """Looks at files and folders to measure on, as far as that can be done without Spark.
+
+    Raises:
+        InputError: One is missing, cannot be read, or lacks a column.
+    """
+    for evaluation in map(EVALUATIONS.load, EVALUATIONS):
+        for given in evaluation.sets(config):
+            evaluation.check(config, given)
+
+
+def check_tables(session: SparkSession, config: Config) -> None:
+    """Reads files and folders to measure on, but for held-out pairs, which preparing makes.
+
+    Raises:
+        InputError: One is missing, or not what it is said to be.
+    """
+    for one in named_sets(config):
+        if not one.evaluation.held_out:
+            one.read(session, config)
 
 
 def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
@@ -26,46 +97,25 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
     they are measured: two models measured under one digest may be compared.
 
     Returns:
-        By the names of the evaluations, 16 hexadecimal digits.
+        By the names of the sets, 16 hexadecimal digits.
 
     Raises:
-        InputError: See :func:`read_sets`.
+        InputError: See :func:`check_tables`.
     """
-    wanted = config.evaluation
-    digests: dict[str, str] = {}
-    held_out = held_out_files(config)
-    if held_out:
-        queries, documents = (session.read.parquet(read_path(table)) for table in held_out)
-        digest = _digest(
-            queries.select("query_id", "text", "document_id"),
-            documents.select("document_id", "text"),
-        )
-        asked = {"retrieval": wanted.retrieval, "geometry": wanted.geometry}
-        digests |= {name: digest for name, is_asked in asked.items() if is_asked}
-    return digests | {name: _digest(*tables) for name, tables in read_sets(session, config).items()}
-
-
-def read_sets(session: SparkSession, config: Config) -> dict[str, tuple[DataFrame, ...]]:
-    """The files and folders that a model is to be measured on, by the names of the evaluations.
-
-    Raises:
-        InputError: One is missing, or not what it is said to be.
-    """
-    wanted, names = config.evaluation, Names.of(config.evaluation)
-    sets: dict[str, tuple[DataFrame, ...]] = {}
-    for name, file in zip(names.similarity, wanted.similarity, strict=True):
-        sets[name] = (scored_pairs(session, file, wanted.similarity_columns),)
-    for name, file in zip(names.classification, wanted.classification, strict=True):
-        sets[name] = (labelled_pairs(session, file, wanted.classification_columns),)
-    for name, given in zip(names.retrieval_sets, wanted.retrieval_sets, strict=True):
-        tables = read_retrieval_set(session, given)
-        sets[name] = (tables.asked, tables.documents)
-    return sets
+    # Several evaluations measure on the held-out pairs; they are read once.
+    known: dict[tuple[Callable[..., Tables], str], str] = {}
+    digests = {}
+    for one in named_sets(config):
+        source = (one.evaluation.read, one.given)
+        if source not in known:
+            known[source] = _digest(*one.read(session, config).values())
+        digests[one.name] = known[source]
+    return digests
 
 
 def _digest(*tables: DataFrame) -> str:
-    told = json.dumps([__version__, [_row_sum(table) for table in tables]])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    content = json.dumps([__version__, [_row_sum(table) for table in tables]])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _row_sum(table: DataFrame) -> Sequence[str]:

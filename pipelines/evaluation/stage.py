@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.errors import InputError
-from pipelines.evaluation.beir import evaluate_retrieval_sets, set_name
-from pipelines.evaluation.classification import evaluate_classification
-from pipelines.evaluation.geometry import evaluate_geometry
-from pipelines.evaluation.pairs import RESERVED, file_names
-from pipelines.evaluation.retrieval import OnRetrieved, evaluate_retrieval
-from pipelines.evaluation.similarity import evaluate_similarity
-from pipelines.settings import Config, EvaluationSettings
+from pipelines.evaluation.embedder import embedder_loader
+from pipelines.evaluation.held_out import held_out_sets
+from pipelines.evaluation.retrieval import Retrieved
+from pipelines.evaluation.sets import named_sets
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress import next_part
+from pipelines.settings import Config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,95 +28,32 @@ def evaluate(
     session: SparkSession,
     config: Config,
     model_folder: Path | str,
-    on_retrieved: OnRetrieved = lambda found: None,
+    on_retrieved: Callable[[str, Retrieved], None] = lambda name, found: None,
 ) -> dict[str, dict[str, float]]:
-    """Measures a model on the held-out pairs and on the files and sets that are named.
+    """Measures a model on the held-out pairs and on the files and folders that are named.
 
     Args:
-        session: The Spark session.
         config: ``evaluation`` says what is measured; the held-out pairs are those of
             ``<prepared.folder>/corpus/evaluation``, where there are any.
         model_folder: The model, where every executor can read it.
-        on_retrieved: Called with what was found among the held-out pairs, if that is measured.
+        on_retrieved: Called with the name of a set and what was found in it, by the evaluations
+            that retrieve.
 
     Returns:
-        By ``retrieval``, ``geometry`` and the names of the files and sets the figures of
-        :func:`~pipelines.evaluation.retrieval.evaluate_retrieval`,
-        :func:`~pipelines.evaluation.geometry.evaluate_geometry`,
-        :func:`~pipelines.evaluation.similarity.evaluate_similarity`,
-        :func:`~pipelines.evaluation.classification.evaluate_classification` and
-        :func:`~pipelines.evaluation.beir.evaluate_retrieval_sets`.
+        By the names of the sets the figures of their evaluations.
 
     Raises:
         InputError: What is asked for cannot be read.
     """
-    wanted, names = config.evaluation, Names.of(config.evaluation)
+    load = embedder_loader(session, model_folder)
+    if config.evaluation.retrieval and not held_out_sets(config):
+        place = PreparedFolder.of(config).corpus.queries.parent
+        logger.info("no retrieval evaluation: there are no held-out pairs in %s", place)
     figures: dict[str, dict[str, float]] = {}
-    held_out = held_out_files(config)
-    if wanted.retrieval and held_out:
-        figures["retrieval"] = evaluate_retrieval(
-            session, model_folder, *held_out, on_retrieved=on_retrieved
-        )
-    elif wanted.retrieval:
-        logger.info("no retrieval evaluation: there are no held-out pairs in %s", _folder(config))
-    if wanted.geometry and held_out:
-        figures["geometry"] = evaluate_geometry(session, model_folder, *held_out)
-    figures |= evaluate_similarity(
-        session, model_folder, wanted.similarity, wanted.similarity_columns, names.similarity
-    )
-    figures |= evaluate_classification(
-        session,
-        model_folder,
-        wanted.classification,
-        wanted.classification_columns,
-        names.classification,
-    )
-    return figures | evaluate_retrieval_sets(
-        session, model_folder, wanted.retrieval_sets, names.retrieval_sets
-    )
-
-
-def held_out_files(config: Config) -> tuple[Path, Path] | None:
-    """The tables of the held-out queries and documents, where there are any."""
-    queries, documents = (_folder(config) / f"{name}.parquet" for name in ("queries", "documents"))
-    return (queries, documents) if queries.exists() and documents.exists() else None
-
-
-def _folder(config: Config) -> Path:
-    return Path(config.prepared.folder).absolute() / "corpus" / "evaluation"
-
-
-@dataclass(frozen=True)
-class Names:
-    """What the evaluations of files and sets are called; no two have one name.
-
-    Attributes:
-        similarity: Of ``evaluation.similarity``, in its order.
-        classification: Of ``evaluation.classification``.
-        retrieval_sets: Of ``evaluation.retrieval_sets``.
-    """
-
-    similarity: Sequence[str]
-    classification: Sequence[str]
-    retrieval_sets: Sequence[str]
-
-    @classmethod
-    def of(cls, wanted: EvaluationSettings) -> Names:
-        """The names; whole paths where short ones would be equal.
-
-        Raises:
-            InputError: A file is named twice.
-        """
-        files = (*wanted.similarity, *wanted.classification)
-        short = [*file_names(files), *map(set_name, wanted.retrieval_sets)]
-        whole = (*files, *wanted.retrieval_sets)
-        taken = (*short, *RESERVED)
-        names = [
-            name if taken.count(name) == 1 else path
-            for name, path in zip(short, whole, strict=True)
-        ]
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError("evaluation", f"{name} is named twice", "name it once")
-        first, second = len(wanted.similarity), len(files)
-        return cls(names[:first], names[first:second], names[second:])
+    for evaluation, sets in groupby(named_sets(config), attrgetter("evaluation")):
+        next_part(evaluation.part)
+        # All of an evaluation are checked before the first is worked on.
+        tables = {one.name: one.read(session, config) for one in sets}
+        for name, of_set in tables.items():
+            figures[name] = evaluation.measure(of_set, load, partial(on_retrieved, name))
+    return figures

@@ -40,8 +40,8 @@ public class GranuleLosses extends AbstractModule {
   }
 
   /**
-   * From a table of token ids, lengths and targets of all granules, and the number of the step, to a
-   * tensor of one number.
+   * From a table of token ids, lengths and targets of all granules, the number of the step, and what
+   * each granule excludes, to a tensor of one number.
    *
    * <p>Spark makes a task again that has failed, with the next granules and half a gradient: that
    * ends in the first failure once more.
@@ -77,6 +77,7 @@ public class GranuleLosses extends AbstractModule {
   private double meanLoss(Activity input) {
     Tensor ids = Floats.member(input, 1), lengths = Floats.member(input, 2);
     Tensor targets = Floats.member(input, 3);
+    int[][] excluded = (int[][]) ((Table) input).apply(Integer.valueOf(5));
     int[] starts = Floats.starts(lengths);
     int granules = lengths.nElement() / texts, each = targets.nElement() / granules;
     double sum = 0;
@@ -87,11 +88,24 @@ public class GranuleLosses extends AbstractModule {
           (Tensor) lengths.narrow(1, granule * texts + 1, texts));
       Activity target = (Tensor) targets.narrow(1, granule * each + 1, each);
       Activity compared = graph.forward(own);
+      exclude((Tensor) compared, excluded[granule]);
       sum += ((Number) criterion.forward(compared, target)).doubleValue();
       Tensor pull = (Tensor) criterion.backward(compared, target);
       graph.backward(own, (Tensor) pull.div(Float.valueOf(granules)));
     }
     return sum / granules;
+  }
+
+  /** Similarities so small that their exponentials are 0, and with these the gradients. */
+  private static void exclude(Tensor compared, int[] places) {
+    if (places.length == 0) {
+      return;
+    }
+    float[] values = Floats.array(compared);
+    int first = Floats.first(compared);
+    for (int place : places) {
+      values[first + place] = -Float.MAX_VALUE;
+    }
   }
 
   /** Nothing: the weights have their gradients, and the input has none. */

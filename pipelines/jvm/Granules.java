@@ -23,20 +23,24 @@ public class Granules implements MiniBatch {
   private final float[] tokenIds;
   private final float[] lengths;
   private final float[] targets;
+  private final int[][] excluded;
 
-  private Granules(int step, int count, float[] tokenIds, float[] lengths, float[] targets) {
+  private Granules(
+      int step, int count, float[] tokenIds, float[] lengths, float[] targets, int[][] excluded) {
     this.step = step;
     this.count = count;
     this.tokenIds = tokenIds;
     this.lengths = lengths;
     this.targets = targets;
+    this.excluded = excluded;
   }
 
   /**
    * Reads what `pipelines.engines.bigdl.feeding.packed` wrote.
    *
-   * @param bytes int32 numbers: of the step, of granules, tokens, texts and targets; then int32 ids and lengths,
-   *     and float32 targets; little-endian.
+   * @param bytes int32 numbers: of the step, of granules, tokens, texts and targets; then int32 ids
+   *     and lengths, how many places each granule excludes, and these, granule by granule; and
+   *     float32 targets; little-endian.
    */
   public static Granules read(byte[] bytes) {
     ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN);
@@ -51,10 +55,17 @@ public class Granules implements MiniBatch {
     for (int place = 0; place < lengths.length; place++) {
       lengths[place] = head.get();
     }
+    int[][] excluded = new int[count][];
+    for (int granule = 0; granule < count; granule++) {
+      excluded[granule] = new int[head.get()];
+    }
+    for (int[] places : excluded) {
+      head.get(places);
+    }
     buffer.position(4 * head.position());
     FloatBuffer values = buffer.asFloatBuffer();
     values.get(targets);
-    return new Granules(step, count, tokenIds, lengths, targets);
+    return new Granules(step, count, tokenIds, lengths, targets, excluded);
   }
 
   public int size() {
@@ -81,13 +92,17 @@ public class Granules implements MiniBatch {
         size,
         java.util.Arrays.copyOfRange(tokenIds, firstToken, firstToken + tokens),
         java.util.Arrays.copyOfRange(lengths, firstText, endText),
-        java.util.Arrays.copyOfRange(targets, (from - 1) * places, (from - 1 + size) * places));
+        java.util.Arrays.copyOfRange(targets, (from - 1) * places, (from - 1 + size) * places),
+        (int[][]) java.util.Arrays.copyOfRange(excluded, from - 1, from - 1 + size));
   }
 
-  /** A table of token ids, which count from 0, the length of each text, targets, and the step. */
+  /**
+   * A table of token ids, which count from 0, the length of each text, targets, the step, and for
+   * each granule the places among what it compares that its loss does not see.
+   */
   public Activity getInput() {
     return new Table(new Object[] {
-      Floats.of(tokenIds), Floats.of(lengths), Floats.of(targets), Integer.valueOf(step)
+      Floats.of(tokenIds), Floats.of(lengths), Floats.of(targets), Integer.valueOf(step), excluded
     });
   }
 

@@ -47,7 +47,7 @@ public final class Runs {
    * @return Host and port of their block managers, a line for each partition, empty where it is
    *     nowhere; of the newest RDD of the name; nothing where there is none.
    */
-  public static String places(JavaSparkContext context, String name, int partitions) {
+  public static String locations(JavaSparkContext context, String name, int partitions) {
     StringBuilder places = new StringBuilder();
     int newest = -1;
     for (Iterator rdds = context.getPersistentRDDs().values().iterator(); rdds.hasNext(); ) {

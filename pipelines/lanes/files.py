@@ -1,34 +1,41 @@
 """Lane files: a manifest, and one folder of Arrow files per lane.
 
 ``lanes/manifest.json`` and ``lanes/lane-007/part-00000.arrow``; an Arrow record batch is a
-granule. Token ids are stored unpadded, as little-endian int32 in a binary column, since a
-binary value costs Spark's JVM nothing and one numpy view turns a whole column into ids.
+granule. Beside the parts of a lane is their index (:mod:`pipelines.lanes.index`). Token ids are
+stored unpadded, as little-endian int32 in a binary column, since a binary value costs Spark's JVM
+nothing and one numpy view turns a whole column into ids.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
-from pipelines import storage
-from pipelines.errors import InputError
+from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
+from pipelines.files.prepared_folder import LanesFolder
+from pipelines.lanes.index import ANEW, INDEX_FILE, IndexEntry, checked, read_index
 from pipelines.lanes.plan import GranuleAddress, Segment, bucket_length
 
-FORMAT = 2
+FORMAT = 6
 PADDING_MULTIPLE = 8
-SideName = Literal["left", "right", "negative"]
+SideName = Literal["anchor", "positive", "negative"]
 SIDES: tuple[SideName, ...] = get_args(SideName)
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
         ("group", pa.int64()),
-        ("left", pa.binary()),
-        ("right", pa.binary()),
+        ("anchor", pa.binary()),
+        ("positive", pa.binary()),
         ("negative", pa.binary()),
         ("score", pa.float32()),
     ]
@@ -47,13 +54,16 @@ class LaneManifest:
         segments: The rows of each length bucket.
         examples: Examples that came in.
         left_over: Examples that are in no granule, by reason.
+        granules_per_step: The size of step that examples were dealt for.
+        same_group_in_step: Examples that share such a step with another of their group.
         tokens: Token ids in all granules.
         slots: Token ids and padding in all granules.
         vocabulary: Entries of the vocabulary.
         max_length: Longest text, in tokens.
-        paired: Whether examples have a right side.
+        paired: Whether examples have a positive.
         triplets: Whether examples have a hard negative.
         scored: Whether examples have a score.
+        checksums: Of the index of each lane, 16 hexadecimal digits.
     """
 
     lanes: int
@@ -63,6 +73,8 @@ class LaneManifest:
     segments: tuple[Segment, ...]
     examples: int
     left_over: dict[str, int]
+    granules_per_step: int
+    same_group_in_step: int
     tokens: int
     slots: int
     vocabulary: int
@@ -70,6 +82,7 @@ class LaneManifest:
     paired: bool
     triplets: bool
     scored: bool
+    checksums: tuple[str, ...]
 
     @property
     def placed(self) -> int:
@@ -79,36 +92,59 @@ class LaneManifest:
     @property
     def sides(self) -> tuple[SideName, ...]:
         """The sides that every example has."""
-        present = {"left": True, "right": self.paired, "negative": self.triplets}
+        present = {"anchor": True, "positive": self.paired, "negative": self.triplets}
         return tuple(name for name in SIDES if present[name])
+
+    @property
+    def digest(self) -> str:
+        """What tells these lanes from any others, 16 hexadecimal digits."""
+        return _digest(self._record())
 
     def __str__(self) -> str:
         padding = 100 * (1 - self.tokens / self.slots)
+        shared = self.same_group_in_step
+        same_group = f", {shared} in a step with one of their group" if shared else ""
         return (
             f"{self.lanes} lanes of {self.rows} granules of {self.granule} examples, "
-            f"{sum(self.left_over.values())} left over, {padding:.1f} % padding"
+            f"{sum(self.left_over.values())} left over{same_group}, {padding:.1f} % padding"
         )
 
     def save(self, folder: Path) -> None:
         """Writes ``manifest.json``."""
-        storage.write_json(folder / "manifest.json", {"format": FORMAT} | asdict(self))
+        storage.write_json(LanesFolder(folder).manifest, self._record() | {"digest": self.digest})
+
+    def _record(self) -> dict[str, Any]:
+        return {"format": FORMAT} | asdict(self)
 
     @classmethod
     def load(cls, folder: Path) -> LaneManifest:
         """Reads ``manifest.json``.
 
         Raises:
-            InputError: There are no lanes, or lanes of another format.
+            InputError: There are no lanes, lanes of another format, or a damaged manifest.
         """
-        path = folder / "manifest.json"
+        path = LanesFolder(folder).manifest
         remedy = "run `sentence-pipelines prepare` with the same settings first"
         if not path.is_file():
             raise InputError("prepared.folder", f"there are no lanes in {folder}", remedy)
-        values: dict[str, Any] = storage.read_json(path)
-        if values.pop("format", None) != FORMAT:
+        try:
+            values = storage.read_json(path)
+        except ValueError as error:
+            raise InputError("prepared.folder", f"{path} is damaged ({error})", ANEW) from error
+        if not isinstance(values, dict):
+            raise InputError("prepared.folder", f"{path} is damaged", ANEW)
+        if values.get("format") != FORMAT:
             raise InputError("prepared.folder", f"{folder} holds lanes of another format", remedy)
+        if values.pop("digest", None) != _digest(values):
+            raise InputError("prepared.folder", f"{path} is damaged", ANEW)
+        del values["format"]
         segments = tuple(Segment(**segment) for segment in values.pop("segments"))
-        return cls(segments=segments, **values)
+        checksums = tuple(values.pop("checksums"))
+        return cls(segments=segments, checksums=checksums, **values)
+
+
+def _digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -123,6 +159,13 @@ class Side:
     token_ids: np.ndarray
     lengths: np.ndarray
 
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """int64 [examples]: hashes of the texts' token ids, which tell texts apart."""
+        rows = zip(self.token_ids, self.lengths.tolist(), strict=True)
+        digests = [xxhash.xxh3_64_intdigest(ids[:length]) for ids, length in rows]
+        return np.array(digests, np.uint64).view(np.int64)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Granule:
@@ -130,27 +173,29 @@ class Granule:
 
     Attributes:
         number: ``row * lanes + lane``; names the granule whoever computes it.
-        left: First texts.
-        right: Second texts; None for single texts.
+        groups: int64 [examples]; examples of one group are no negatives of one another.
+        anchor: The texts that the others are compared with.
+        positive: Texts that mean about the same; None for single texts.
         negative: Hard negatives; None without them, or where they are not wanted.
         scores: float32 [examples]; None without scores.
     """
 
     number: int
-    left: Side
-    right: Side | None = None
+    groups: np.ndarray
+    anchor: Side
+    positive: Side | None = None
     negative: Side | None = None
     scores: np.ndarray | None = None
 
     @property
     def examples(self) -> int:
         """How many examples there are."""
-        return len(self.left.lengths)
+        return len(self.anchor.lengths)
 
     @property
     def sides(self) -> dict[SideName, Side]:
         """The sides that are there, by name."""
-        named = zip(SIDES, (self.left, self.right, self.negative), strict=True)
+        named = zip(SIDES, (self.anchor, self.positive, self.negative), strict=True)
         return {name: side for name, side in named if side is not None}
 
     @property
@@ -159,7 +204,7 @@ class Granule:
         return sum(int(side.lengths.sum()) for side in self.sides.values())
 
     @property
-    def slots(self) -> int:
+    def padded_tokens(self) -> int:
         """Token ids with padding."""
         return sum(int(side.token_ids.size) for side in self.sides.values())
 
@@ -167,6 +212,31 @@ class Granule:
 def part_path(folder: Path, lane: int, part: int) -> Path:
     """Where a part file of a lane stands."""
     return folder / f"lane-{lane:03d}" / f"part-{part:05d}.arrow"
+
+
+def index_path(folder: Path, lane: int) -> Path:
+    """Where the index of a lane stands."""
+    return folder / f"lane-{lane:03d}" / INDEX_FILE
+
+
+def check_unchanged(folder: Path, manifest: LaneManifest) -> None:
+    """Makes sure that a folder holds the lanes that a manifest was read of.
+
+    Raises:
+        PipelineError: They were prepared again, or it cannot be read, which says nothing of them.
+    """
+    try:
+        digest = LaneManifest.load(folder).digest
+    except (InputError, OSError) as error:
+        problem = error.problem if isinstance(error, InputError) else error
+        raise PipelineError(
+            f"{folder} cannot be read any more ({problem}): bring it back, then go on with "
+            "training.resume=true"
+        ) from error
+    if digest != manifest.digest:
+        raise PipelineError(
+            f"{folder} was prepared again since the run began, begin anew with run.overwrite=true"
+        )
 
 
 def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -202,18 +272,19 @@ def decode(batch: pa.RecordBatch, number: int, sides: Collection[SideName] = SID
     Args:
         batch: The record batch, of ``SCHEMA``.
         number: The number that names the granule.
-        sides: The sides that are wanted; `left` is always given.
+        sides: The sides that are wanted; `anchor` is always given.
     """
     scores = batch.column("score")
     wanted = {
         name: pad(batch.column(name))
         for name in SIDES
-        if name in ("left", *sides) and not batch.column(name).null_count
+        if name in ("anchor", *sides) and not batch.column(name).null_count
     }
     return Granule(
         number=number,
-        left=wanted["left"],
-        right=wanted.get("right"),
+        groups=batch.column("group").to_numpy(),
+        anchor=wanted["anchor"],
+        positive=wanted.get("positive"),
         negative=wanted.get("negative"),
         scores=None if scores.null_count else scores.to_numpy(),
     )
@@ -222,9 +293,10 @@ def decode(batch: pa.RecordBatch, number: int, sides: Collection[SideName] = SID
 class LaneReader:
     """Reads granules in place, by memory map; one open file per lane.
 
+    Every granule is compared with its checksum whenever it is read.
+
     Args:
         folder: The folder of the lanes, as this process sees it.
-        manifest: Its manifest.
         sides: The sides of a granule that are wanted; the others are not even read.
     """
 
@@ -234,20 +306,42 @@ class LaneReader:
         self._folder = folder
         self._manifest = manifest
         self._sides = sides
-        self._open: dict[int, tuple[int, pa.RecordBatchFileReader]] = {}
+        self._open: dict[int, tuple[int, pa.Buffer]] = {}
+        self._indices: dict[int, np.ndarray] = {}
+
+    def message(self, address: GranuleAddress) -> pa.Buffer:
+        """A granule as the Arrow message of its record batch, without a copy.
+
+        Raises:
+            OSError: The lane cannot be read.
+            PipelineError: It does not hold what was written there, or the lanes are gone, or were
+                prepared again, since the manifest was read.
+        """
+        try:
+            return self._checked_message(address)
+        except (OSError, PipelineError):
+            # Lanes that were prepared again look damaged, or have fewer files.
+            check_unchanged(self._folder, self._manifest)
+            raise
+
+    def _checked_message(self, address: GranuleAddress) -> pa.Buffer:
+        lane = address.lane
+        part, granule = divmod(address.row, self._manifest.rows_per_part)
+        if lane not in self._indices:
+            path, expected = index_path(self._folder, lane), self._manifest.checksums[lane]
+            self._indices[lane] = read_index(path, expected, self._manifest.rows)
+        path = part_path(self._folder, lane, part)
+        entry = IndexEntry(*self._indices[lane][address.row].item())
+        if lane not in self._open or self._open[lane][0] != part:
+            self._open[lane] = (part, pa.memory_map(str(path)).read_buffer())
+        return checked(self._open[lane][1], entry, path, granule)
 
     def batch(self, address: GranuleAddress) -> pa.RecordBatch:
-        """The record batch of a granule, without a copy."""
-        part, index = divmod(address.row, self._manifest.rows_per_part)
-        current = self._open.get(address.lane)
-        if current is None or current[0] != part:
-            source = pa.memory_map(str(part_path(self._folder, address.lane, part)))
-            current = (part, pa.ipc.open_file(source))
-            self._open[address.lane] = current
-        return current[1].get_batch(index)
+        """The record batch of a granule, without a copy; raises as :meth:`message`."""
+        return pa.ipc.read_record_batch(self.message(address), SCHEMA)
 
     def granule(self, address: GranuleAddress) -> Granule:
-        """A granule as padded arrays."""
+        """A granule as padded arrays; raises as :meth:`message`."""
         return decode(self.batch(address), self.number(address), self._sides)
 
     def number(self, address: GranuleAddress) -> int:

@@ -10,7 +10,7 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +45,6 @@ def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[
 
     Args:
         counts: Examples per bucket length.
-        lanes: Number of lanes.
-        granule: Examples in a granule.
 
     Returns:
         One segment per bucket that fills at least one row, shortest first. Examples at
@@ -83,7 +81,6 @@ def choose_lanes(
 
     Args:
         examples: Examples in the corpus.
-        granule: Examples in a granule.
         most: ``lanes.count``.
         granules_per_step: Steps of this size should fit, so its multiples are preferred.
         rows: Rows that are wanted at least.
@@ -97,6 +94,89 @@ def choose_lanes(
     candidates = [count for count in divisors if count % granules_per_step == 0] or divisors
     fitting = [count for count in candidates if examples >= count * granule * rows]
     return max(fitting) if fitting else min(candidates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where examples go.
+
+    Attributes:
+        lane: int32 [examples], their lane.
+        row: int64 [examples], the row of the lane.
+        slot: int32 [examples], the place in the granule.
+    """
+
+    lane: np.ndarray
+    row: np.ndarray
+    slot: np.ndarray
+
+
+def deal(
+    positions: np.ndarray, segments: Sequence[Segment], lanes: int, granules_per_step: int
+) -> Places:
+    """Deals examples that are ordered by segment, and within a segment by group.
+
+    In a segment neighbours go to its rows in turn, once round the rows to the next step of each
+    row, and once round the steps to the next granule of each. So the members of a group, which
+    are neighbours, meet in a granule only if they are more than the segment's granules, and in
+    a step only if they are more than its steps. If they are no more than its rows, they meet in
+    no row, and so in no step of any other size.
+
+    Args:
+        positions: int64 [examples], places in the order, from 0.
+        segments: The segments, in their order.
+        granules_per_step: Granules of a step, which are of adjacent lanes; divides ``lanes``.
+    """
+    first_example = np.array([segment.first_example for segment in segments], np.int64)
+    segment = np.searchsorted(first_example, positions, side="right") - 1
+    rows = np.array([segment.rows for segment in segments], np.int64)[segment]
+    first_row = np.array([segment.first_row for segment in segments], np.int64)[segment]
+    turn, row = np.divmod(positions - first_example[segment], rows)
+    slot, granule = np.divmod(turn, lanes)
+    return Places(
+        lane=lane_order(lanes, granules_per_step)[granule].astype(np.int32),
+        row=first_row + row,
+        slot=slot.astype(np.int32),
+    )
+
+
+def lane_order(lanes: int, granules_per_step: int) -> np.ndarray:
+    """The order in which the granules of a row are dealt to, int64 [lanes].
+
+    The digits of 0, 1, 2 … in a mixed radix, reversed (Halton, 1960), so that neighbours are far
+    apart. The radices of the number of steps come first: as many neighbours as a row has steps
+    are of different steps, and the same holds for the sizes of steps between.
+
+    Args:
+        granules_per_step: Granules of a step; divides ``lanes``.
+    """
+    order, rest, width = np.zeros(lanes, np.int64), np.arange(lanes), lanes
+    steps = lanes // granules_per_step
+    for factor in (*_prime_factors(steps), *_prime_factors(granules_per_step)):
+        width //= factor
+        order += rest % factor * width
+        rest //= factor
+    return order
+
+
+def _prime_factors(number: int) -> Iterator[int]:
+    factor = 2
+    while number > 1:
+        while number % factor == 0:
+            yield factor
+            number //= factor
+        factor += 1
+
+
+def count_same_group_in_step(members: int, steps: int) -> int:
+    """How many members of a group share a step with another of it, as :func:`deal` has it.
+
+    Args:
+        members: Examples of the group in a segment.
+        steps: Steps that the segment gives.
+    """
+    each, steps_of_one_more = divmod(members, steps)
+    return members if each > 1 else each * 2 * steps_of_one_more
 
 
 @dataclass(frozen=True, kw_only=True)

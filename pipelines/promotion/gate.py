@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipelines.errors import InputError, PromotionRefused
-from pipelines.evaluation.metrics import better_direction
+from pipelines.evaluation.base import figure_named
 from pipelines.settings import PromotionSettings
 
 Figures = Mapping[str, Mapping[str, float]]
@@ -34,14 +34,14 @@ class Judgement:
 
     @property
     def refusal(self) -> PromotionRefused | None:
-        """Why the model is refused, if it is. What is no number (NaN) never passes."""
+        """Why the model is refused, if it is. NaN never passes."""
         asked_for = -math.inf if self.minimum is None else self.minimum
         if math.isnan(self.value) or self.value < asked_for:
             return PromotionRefused(
                 "promotion.minimum",
                 f"{self.metric} is {self.value:.4f}, at least {asked_for:.4f} is asked for",
             )
-        # A model in service without a number is no measure for others.
+        # There is nothing to compare with where the model in service has NaN.
         if self.served is None or not self.value < self.served - self.tolerance:
             return None
         return PromotionRefused(
@@ -86,7 +86,7 @@ def figure(figures: Figures, metric: str) -> float:
         InputError: It was not measured, or more of it is not better.
     """
     evaluation, _, name = metric.rpartition(".")
-    if better_direction(name) != "higher":
+    if figure_named(name).better != "higher":
         raise InputError(
             "promotion.metrics",
             f"`{metric}` is not better the higher it is",
@@ -105,5 +105,5 @@ def figure(figures: Figures, metric: str) -> float:
 def _names(figures: Figures) -> Iterator[str]:
     for evaluation, values in figures.items():
         for name in values:
-            if better_direction(name) == "higher":
+            if figure_named(name).better == "higher":
                 yield f"{evaluation}.{name}"

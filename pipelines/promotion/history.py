@@ -1,4 +1,4 @@
-"""Which version was put in service when, by whom and why: a line of JSON for each turn."""
+"""Which version was put in service when, by whom and why: a line of JSON for each change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.promotion import disk
+from pipelines.files import storage
 
 HISTORY = "history.jsonl"
 
@@ -23,12 +23,12 @@ def add(target: Path, line: Mapping[str, Any]) -> None:
     if lines and _parsed(lines[-1]) is None:
         lines.pop()
     text = "".join(f"{kept}\n" for kept in [*lines, json.dumps(line)])
-    disk.write_text(target / HISTORY, text)
+    storage.write_text(target / HISTORY, text, durable=True)
 
 
 def _lines(target: Path) -> list[str]:
     path = target / HISTORY
-    # A tear may go through the bytes of one character.
+    # A process may have been killed between the bytes of one character.
     return path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
 
 

@@ -3,12 +3,12 @@
     target/
       current              the model in service: a symbolic link to versions/00004
       versions/00004/      a model folder, and promotion.json: which run, when, by whom, figures
-      history.jsonl        a line for each promotion and each way back
-      .lock, .copying      files that promotions and ways back lock; they stay
+      history.jsonl        a line for each promotion and each rollback
+      .lock, .copying.*    while a promotion, a rollback, or copying goes on
 
 A version never changes once it is there, and ``current`` is replaced as a whole. A reader that
 follows ``current`` once, and loads from the folder that it finds, has all files of one model.
-All that changes the folder goes on inside :func:`alone`, but for the copying of a model.
+All changes of the folder are made inside :func:`exclusive`, but for the copying of a model.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ import shutil
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines import storage
 from pipelines.errors import InputError, PipelineError
-from pipelines.promotion import disk, history, lock
+from pipelines.files import locks, storage
+from pipelines.promotion import history
 
 CURRENT = "current"
 VERSIONS = "versions"
 RECORD = "promotion.json"
 KEY = "promotion.target"
 
-_LOCK = ".lock"
+WAIT_SECONDS = 10.0
+"""How long a promotion waits for another one to end."""
+
 _COPYING = ".copying"
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
@@ -74,27 +76,27 @@ def versions(target: str | Path) -> list[str]:
 
 
 def read_record(version: Path) -> dict[str, Any]:
-    """What ``promotion.json`` says of a version; nothing where others have put it there."""
+    """What ``promotion.json`` says of a version; empty for a folder that was put there by hand."""
     path = version / RECORD
     record: dict[str, Any] = storage.read_json(path) if path.is_file() else {}
     return record
 
 
 @contextmanager
-def alone(target: Path) -> Iterator[None]:
-    """Keeps all others from changing the folder, and mends first what killed ones have left.
+def exclusive(target: Path) -> Iterator[None]:
+    """Keeps all others from changing the folder, and clears up what killed processes have left.
 
     Raises:
         PipelineError: Another promotion goes on, and does not end within seconds.
     """
     target.mkdir(parents=True, exist_ok=True)
-    with lock.held(target / _LOCK):
+    with _lock(target, locks.LOCK_FILE):
         for name in (CURRENT, history.HISTORY):
-            disk.remove_asides(target / name)
+            storage.remove_asides(target / name)
         for folder in (target / VERSIONS).glob(".*.old"):
             _remove(folder)
         _remove_abandoned_copies(target)
-        _note_unnoted_turn(target)
+        _add_missing_line(target)
         yield
 
 
@@ -110,14 +112,14 @@ def copied(target: Path, model: Path, record: dict[str, Any]) -> Iterator[Path]:
     folder = target / VERSIONS
     folder.mkdir(parents=True, exist_ok=True)
     _remove_abandoned_copies(target)
-    with lock.held(target / _COPYING, shared=True):
+    with _lock(target, _COPYING, shared=True):
         aside = folder / f".{uuid.uuid4().hex[:8]}.part"
         try:
             shutil.copytree(model, aside)
             if storage.digest_folder(aside) != record["model"]:
                 raise PipelineError(f"{model} has changed while it was copied")
             storage.write_json(aside / RECORD, record)
-            disk.flush_tree(aside)
+            storage.flush_tree(aside)
             yield aside
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -128,27 +130,32 @@ def place(target: Path, copy: Path) -> str:
     numbers = [*versions(target), *(line["version"] for line in history.read(target))]
     version = f"{max(map(_number, numbers), default=0) + 1:05d}"
     copy.rename(target / VERSIONS / version)
-    disk.flush(target / VERSIONS)
-    disk.flush(target)
+    storage.flush(target / VERSIONS)
+    storage.flush(target)
     return version
 
 
 def put_in_service(target: Path, version: str, why: str) -> None:
-    """Makes a version the one in service, at once for every reader, and notes it."""
+    """Makes a version the one in service, at once for every reader, and notes it.
+
+    Raises:
+        PipelineError: Another promotion has taken over the lock of this one.
+    """
+    locks.check_held()
     before = served_name(target)
     pointer, content = target / CURRENT, f"{VERSIONS}/{version}"
-    aside = disk.aside_of(pointer)
+    aside = storage.aside_name(pointer, ".part")
     try:
         aside.symlink_to(content)
         aside.replace(pointer)
-        disk.flush(target)
+        storage.flush(target)
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
-        disk.write_text(pointer, f"{content}\n")
+        storage.write_text(pointer, f"{content}\n", durable=True)
     finally:
         aside.unlink(missing_ok=True)
-    history.add(target, _turn(now(), who(), why, version, before))
+    history.add(target, _entry(now(), who(), why, version, before))
 
 
 def predecessors(target: Path, version: str) -> Iterator[str]:
@@ -160,13 +167,14 @@ def predecessors(target: Path, version: str) -> Iterator[str]:
         before = read_record(target / VERSIONS / before).get("replaces")
 
 
-def gone_back_from(target: Path, digest: str) -> str | None:
-    """The newest version with this model that one has gone back from, as far as it is kept.
+def rolled_back_version(target: Path, digest: str) -> str | None:
+    """The newest version with this model that was rolled back, if it is still kept.
 
-    It is newer than the one in service, and was in service: not what a killed promotion left.
+    It has a higher number than the version in service, and was in service once, unlike what a
+    promotion leaves that is killed before its end.
     """
-    turns = history.read(target)
-    served = {turn["version"] for turn in turns} | {turn.get("before") for turn in turns}
+    entries = history.read(target)
+    served = {entry["version"] for entry in entries} | {entry.get("before") for entry in entries}
     current = _number(served_name(target))
     for name in reversed(versions(target)):
         newer = int(name) > current and name in served
@@ -182,14 +190,14 @@ def prune(target: Path, keep: int) -> None:
         return
     kept = {current, *list(predecessors(target, current))[:keep]}
     for name in versions(target):
-        # What one has gone back from has a higher number, and may be wanted again.
+        # A version that was rolled back has a higher number, and may be wanted again.
         if name not in kept and int(name) < _number(current):
             _remove(target / VERSIONS / name)
 
 
 def now() -> str:
     """The time, UTC, in ISO 8601."""
-    return _told(datetime.now(UTC))
+    return _formatted(datetime.now(UTC))
 
 
 def who() -> str:
@@ -213,51 +221,66 @@ def _pointed(target: Path) -> Path | None:
 
 
 def _number(version: str | None) -> int:
-    """The number of a version; none that others have put there is newer than one of ours."""
+    """The number of a version; 0 for a folder that was put there by hand."""
     return int(version) if version is not None and version.isdecimal() else 0
 
 
-def _note_unnoted_turn(target: Path) -> None:
-    """Adds the line that a process did not live to add after it had turned ``current``."""
-    turns = history.read(target)
-    current, noted = served_name(target), turns[-1]["version"] if turns else None
+def _add_missing_line(target: Path) -> None:
+    """Adds the line of the history that a process was killed before it could add.
+
+    It had replaced ``current`` by then.
+    """
+    entries = history.read(target)
+    current, noted = served_name(target), entries[-1]["version"] if entries else None
     if current is None or current == noted:
         return
     record = read_record(target / VERSIONS / current)
-    if "who" in record and all(turn["version"] != current for turn in turns):
-        line = _turn(record["when"], record["who"], "promoted", current, record["replaces"])
+    if "who" in record and all(entry["version"] != current for entry in entries):
+        line = _entry(record["when"], record["who"], "promoted", current, record["replaces"])
     else:
-        # Who went back is known by nobody; when, the link says.
-        turned = datetime.fromtimestamp((target / CURRENT).lstat().st_mtime, UTC)
-        line = _turn(_told(turned), None, "rolled back", current, noted)
+        # The link says when this was, but nothing says by whom.
+        changed = datetime.fromtimestamp((target / CURRENT).lstat().st_mtime, UTC)
+        line = _entry(_formatted(changed), None, "rolled back", current, noted)
     history.add(target, line)
 
 
-def _turn(
+def _entry(
     when: str, by: str | None, why: str, version: str, before: str | None
 ) -> dict[str, str | None]:
     return {"when": when, "who": by, "what": why, "version": version, "before": before}
 
 
-def _told(time: datetime) -> str:
+def _formatted(time: datetime) -> str:
     return time.isoformat(timespec="seconds")
 
 
 def _remove_abandoned_copies(target: Path) -> None:
-    with lock.held_if_free(target / _COPYING) as nobody_copies:
-        if nobody_copies:
-            for folder in (target / VERSIONS).glob(".*.part"):
-                _remove(folder)
+    # A copy that is being made now holds the lock, and stays.
+    with suppress(locks.LockedError), locks.held(target / _COPYING, "promote"):
+        for folder in (target / VERSIONS).glob(".*.part"):
+            _remove(folder)
+
+
+@contextmanager
+def _lock(target: Path, name: str, *, shared: bool = False) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            held = locks.held(target / name, "promote", shared=shared, wait_seconds=WAIT_SECONDS)
+            stack.enter_context(held)
+        except locks.LockedError as error:
+            problem = f"another promotion goes on in {target} ({error.holder})"
+            raise PipelineError(f"{problem}, run it again later") from None
+        yield
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder; what withstands is left to the next promotion, for which this one is done.
+    """Removes a folder, or leaves it to the next promotion, since this one has done its work.
 
     NFS keeps files in a folder as long as a reader on the same machine has them open.
     """
     try:
         if not folder.name.startswith("."):
-            # Nobody is to take half of it for a version.
+            # So that half of it is never taken for a version.
             folder = folder.rename(folder.with_name(f".{folder.name}.old"))
         shutil.rmtree(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Promotes a run's model: equals are compared with equals, and the gate decides."""
+"""Promotes a run's model if it is no worse, on the same texts, than the one in service."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines import __version__, storage
+from pipelines import __version__
 from pipelines.errors import InputError, PipelineError, PromotionRefused
+from pipelines.files import storage
+from pipelines.files.folders import check_place
+from pipelines.files.run_folder import RunFolder
+from pipelines.progress import activity
 from pipelines.promotion import history, served
 from pipelines.promotion.gate import Figures, Judgement, evaluations, judge
 from pipelines.settings import Config
@@ -22,7 +26,7 @@ AGAIN = "run `evaluate` again"
 
 @dataclass(frozen=True)
 class Promotion:
-    """What a promotion has come to.
+    """The result of a promotion.
 
     Attributes:
         version: The folder of the version in service.
@@ -52,25 +56,26 @@ def promote(config: Config) -> Promotion:
     Raises:
         InputError: There is nothing to promote, or what was measured does not belong to it, or
             what is in service is not known.
-        PromotionRefused: The gate keeps it out, or one has gone back from it; the folder that is
+        PromotionRefused: The gate keeps it out, or it was rolled back before; the folder that is
             served is as it was.
         PipelineError: Another promotion went on at the same time.
     """
     target = _target(config)
     candidate = _candidate(config)
+    check_place(served.KEY, target)
     in_service = served.served_model(target)
     known = served.read_record(in_service) if in_service else {}
-    verdict = candidate.model.parent / served.RECORD
+    verdict = RunFolder(candidate.model.parent).promotion
     if in_service and known.get("model") == candidate.digest:
         logger.info("this model is in service already: %s", in_service)
-        # The promotion may have been killed before it could say so, or could end.
+        # An earlier promotion of it may have been killed before its end.
         with _unchanged(target, in_service):
             served.prune(target, config.promotion.keep)
         storage.write_json(verdict, known | {"promoted": True, "version": in_service.name})
         return Promotion(in_service)
     if in_service is None:
         _refuse_without_current(target)
-    _refuse_what_was_gone_back_from(target, candidate, in_service)
+    _refuse_rolled_back(target, candidate, in_service)
     figures = _served_figures(config, candidate, in_service, known) if in_service else None
     judgements = judge(config.promotion, candidate.figures, figures)
     record = _record(candidate, in_service, judgements)
@@ -80,7 +85,7 @@ def promote(config: Config) -> Promotion:
         raise _all_of(refusals)
     copied = served.copied(target, candidate.model, record)
     with copied as copy, _unchanged(target, in_service):
-        _refuse_what_was_gone_back_from(target, candidate, in_service)
+        _refuse_rolled_back(target, candidate, in_service)
         version = served.place(target, copy)
         served.put_in_service(target, version, "promoted")
         served.prune(target, config.promotion.keep)
@@ -103,17 +108,17 @@ def roll_back(config: Config, to: str | None = None) -> Path:
         PipelineError: A promotion goes on at the same time.
     """
     target = _target(config)
-    # A folder that is none of ours is left without a trace.
+    # Checked first, since the lock below would leave files in a folder that is not ours.
     if not served.versions(target):
         raise InputError(served.KEY, f"nothing is in service in {target}", "promote a model first")
-    with served.alone(target):
+    with served.exclusive(target):
         version = _wanted(target, to)
         served.put_in_service(target, version, "rolled back")
     return target / served.VERSIONS / version
 
 
 def _wanted(target: Path, to: str | None) -> str:
-    """The version to go back to."""
+    """The version to roll back to."""
     kept = served.versions(target)
     if to is not None:
         if to not in kept:
@@ -134,18 +139,18 @@ def _wanted(target: Path, to: str | None) -> str:
 
 @contextmanager
 def _unchanged(target: Path, in_service: Path | None) -> Iterator[None]:
-    """Keeps others from changing what is in service, which is what it was when one looked."""
-    with served.alone(target):
+    """Locks the target, provided that what is in service has not changed since it was compared."""
+    with served.exclusive(target):
         if served.served_model(target) != in_service:
             raise PipelineError(f"another promotion to {target} took place, run it again")
         yield
 
 
 def _refuse_without_current(target: Path) -> None:
-    """A model is the first one only where none was in service; a lost link does not make it so."""
+    """Refuses a target that has lost its link: its next model would pass as the first one."""
     kept = served.versions(target)
     records = (served.read_record(target / served.VERSIONS / name) for name in kept)
-    # What a first promotion leaves that is killed before the link is there has replaced nothing.
+    # A first promotion that was killed before it made the link leaves a version without history.
     if kept and (history.read(target) or any(record.get("replaces") for record in records)):
         raise InputError(
             served.KEY,
@@ -154,19 +159,17 @@ def _refuse_without_current(target: Path) -> None:
         )
 
 
-def _refuse_what_was_gone_back_from(
-    target: Path, candidate: _Candidate, in_service: Path | None
-) -> None:
-    """A job that is run again does not undo what was done by hand."""
-    version = served.gone_back_from(target, candidate.digest)
+def _refuse_rolled_back(target: Path, candidate: _Candidate, in_service: Path | None) -> None:
+    """A job that is run again does not undo a rollback, which somebody has decided on."""
+    version = served.rolled_back_version(target, candidate.digest)
     if version is None:
         return
     refusal = PromotionRefused(
         served.KEY,
-        f"this model is {version}, which was gone back from, "
+        f"this model is {version}, which was rolled back, "
         f"`rollback --to {version}` puts it in service again",
     )
-    verdict = candidate.model.parent / served.RECORD
+    verdict = RunFolder(candidate.model.parent).promotion
     _write_refusals(verdict, _record(candidate, in_service, ()), refusal)
     raise refusal
 
@@ -174,7 +177,7 @@ def _refuse_what_was_gone_back_from(
 def _record(
     candidate: _Candidate, in_service: Path | None, judgements: Sequence[Judgement]
 ) -> dict[str, Any]:
-    """What is noted of a promotion, beside the model and in the run folder."""
+    """What is recorded of a promotion, beside the model and in the run folder."""
     return {
         "run": str(candidate.model.parent),
         "when": served.now(),
@@ -200,13 +203,12 @@ def _target(config: Config) -> Path:
 
 
 def _candidate(config: Config) -> _Candidate:
-    """The run's model and its figures, which must be this very model's."""
-    folder = Path(config.run.folder).absolute()
-    model = folder / "model"
+    """The run's model and its figures; refuses figures of another model."""
+    folder = RunFolder.of(config)
+    model = folder.model
     if not model.is_dir():
-        raise InputError("run.folder", f"there is no model in {folder}", "run `train` first")
-    path = folder / "metrics.json"
-    known: dict[str, Any] = storage.read_json(path) if path.is_file() else {}
+        raise InputError("run.folder", f"there is no model in {folder.path}", "run `train` first")
+    known: dict[str, Any] = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
     if "after" not in known or "measured" not in known:
         raise InputError("run.folder", f"{model} was not evaluated", "run `evaluate` first")
     digest = storage.digest_folder(model)
@@ -231,7 +233,7 @@ def _served_figures(
 
     from pipelines.evaluation.sets import digest_sets
     from pipelines.evaluation.stage import evaluate
-    from pipelines.session import spark_session
+    from pipelines.spark.session import running_tasks, spark_session
 
     session = spark_session(config)
     found = digest_sets(session, config)
@@ -241,7 +243,8 @@ def _served_figures(
                 "run.folder", f"`{name}` holds other texts than when it was evaluated", AGAIN
             )
     logger.info("measuring the model in service on %s: %s", ", ".join(names), in_service)
-    return evaluate(session, config, in_service)
+    with activity("measuring the model in service", detail=running_tasks):
+        return evaluate(session, config, in_service)
 
 
 def _all_of(refusals: Mapping[str, PromotionRefused]) -> PromotionRefused:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.report.colours import BLUE, ORANGE
-from pipelines.report.parts import Chart, per_cent
+from pipelines.report.page_parts import Chart, per_cent
+from pipelines.report.style import BLUE, ORANGE
 from pipelines.report.text import shown
 
 MODELS = {"before": "Before", "after": "After"}
@@ -104,7 +104,7 @@ def queries(samples: Mapping[str, Any]) -> dict[str, list[Query]]:
 
 
 def changes(samples: Mapping[str, Any]) -> str:
-    """What became of all queries, in a sentence."""
+    """How many queries got better and worse, in a sentence."""
     counted = samples.get("changes", {})
     if not counted.get("queries"):
         return ""
@@ -127,7 +127,7 @@ def similarity_charts(samples: Mapping[str, Any]) -> list[Chart]:
     everything = [one for some in values.values() for one in some]
     if not everything:
         return []
-    from pipelines.report.charts import Distribution, distributions
+    from pipelines.report.svg_charts import Distribution, distributions
 
     low, high = min(everything), max(everything)
     edges = np.linspace(np.floor(10 * low) / 10, max(1.0, high), _BINS + 1).tolist()
@@ -167,7 +167,7 @@ def closer(own: Sequence[float], strange: Sequence[float]) -> float:
 def _map(title: str, pairs: Sequence[MapPair]) -> Map:
     kinds = ("first", "near", "far")
     counts = {kind: sum(pair.kind == kind for pair in pairs) for kind in kinds}
-    # What is found is drawn last, and so on top where there is little of it.
+    # Found ones are drawn last, so that they stay visible where they are few.
     ordered = sorted(pairs, key=lambda pair: -counts[pair.kind])
     return Map(title, tuple(ordered), counts)
 
@@ -181,12 +181,12 @@ def _map_pair(number: int, pair: Mapping[str, Any], name: str, depth: int) -> Ma
 
 
 def rank_in_words(rank: int | None, depth: int) -> str:
-    """A rank for people; those behind the last that is kept are not told apart."""
+    """A rank for people; all below the ranks kept are the same."""
     return f"behind rank {depth}" if rank is None else f"rank {rank}"
 
 
 def _place(place: Sequence[float | None]) -> tuple[float, float]:
-    """From -1 to 1, upwards, to the map's units, downwards; nowhere is in the middle."""
+    """Map units, downwards, of a place from -1 to 1, upwards; the centre where it is unknown."""
     reach = MAP_SIZE / 2 - _MARGIN
     across, up = (0.0 if one is None else one for one in place)
     return round(MAP_SIZE / 2 + reach * across, 1), round(MAP_SIZE / 2 - reach * up, 1)

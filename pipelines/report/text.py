@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import unicodedata
 
-MOST_CHARACTERS = 200
-# They would turn the text around them, or do nothing that can be seen.
+MAX_CHARACTERS = 200
+# They would change the direction of the text around them, or are invisible.
 _HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufeff"} | set(
     map(chr, range(0x2066, 0x206A))
 )
 
 
 def shown(text: str) -> str:
-    """A text on one line, at most :data:`MOST_CHARACTERS` long, with nothing hidden in it.
+    """A text on one line, at most :data:`MAX_CHARACTERS` long, with nothing hidden in it.
 
     Characters that control something, among them those that turn the direction of what follows,
     are written as escapes.
     """
-    line = " ".join(text[: 4 * MOST_CHARACTERS].split())
-    cut = line[:MOST_CHARACTERS].rstrip() + "…" if len(line) > MOST_CHARACTERS else line
+    line = " ".join(text[: 4 * MAX_CHARACTERS].split())
+    cut = line[:MAX_CHARACTERS].rstrip() + "…" if len(line) > MAX_CHARACTERS else line
     return "".join(_escaped(character) for character in cut)
 
 

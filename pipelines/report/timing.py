@@ -40,7 +40,7 @@ class WorkerTime:
 
     @property
     def computed(self) -> float:
-        """Seconds of arithmetic, with what could not be told from it."""
+        """Seconds of arithmetic, with what was not timed apart from it."""
         return math.fsum(
             self.parts.get(part, 0.0) for part in ("arithmetic", "arithmetic_and_communication")
         )
@@ -67,7 +67,7 @@ def worker_times(lines: Lines) -> list[WorkerTime]:
 
 
 def together(workers: Sequence[WorkerTime]) -> WorkerTime:
-    """Of all workers: their seconds add up, and so they are more than the clock's."""
+    """The sum over all workers, so that its seconds are more than the clock's."""
     return WorkerTime(
         rank=None,
         examples=math.fsum(worker.examples for worker in workers),

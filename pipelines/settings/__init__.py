@@ -1,30 +1,27 @@
-"""Every setting: typed, with its unit, range and default; see :mod:`pipelines.config`."""
+"""Every setting: typed, with its unit, range and default; see :mod:`pipelines.settings.load`.
+
+A section is a file of its name, with the rules that its keys are refused by.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.settings.base import Settings
-from pipelines.settings.models import (
-    EmbeddingSettings,
-    EvaluationSettings,
-    PromotionSettings,
-)
-from pipelines.settings.preparation import (
-    CorpusSettings,
-    LaneSettings,
-    PreparedSettings,
-    TokenSettings,
-)
-from pipelines.settings.training import (
-    EncoderSettings,
-    ObjectiveSettings,
-    RunSettings,
-    TrackingSettings,
-    TrainingSettings,
-)
+from pipelines.settings.corpus import CorpusSettings
+from pipelines.settings.embedding import EmbeddingSettings
+from pipelines.settings.encoder import EncoderSettings
+from pipelines.settings.evaluation import EvaluationSettings
+from pipelines.settings.lanes import LaneSettings
+from pipelines.settings.objective import AnyObjective, ObjectiveSettings, objective
+from pipelines.settings.prepared import PreparedSettings
+from pipelines.settings.promotion import PromotionSettings
+from pipelines.settings.run import RunSettings
+from pipelines.settings.tokens import TokenSettings
+from pipelines.settings.tracking import TrackingSettings
+from pipelines.settings.training import TrainingSettings
 
 __all__ = [
     "Config",
@@ -52,7 +49,8 @@ class Config(Settings):
     tokens: TokenSettings = TokenSettings()
     lanes: LaneSettings = LaneSettings()
     encoder: EncoderSettings = EncoderSettings()
-    objective: ObjectiveSettings = ObjectiveSettings()
+    # Not made before the losses can be imported, which import this package.
+    objective: AnyObjective = Field(default_factory=objective)
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
@@ -63,3 +61,10 @@ class Config(Settings):
         default_factory=dict,
         description="Spark conf: `spark.master`, `spark.executor.memory`, any other `spark.*` key.",
     )
+
+    @model_validator(mode="after")
+    def _check_sections(self) -> Config:
+        for _, section in self:
+            if isinstance(section, Settings):
+                section.check_with(self)
+        return self

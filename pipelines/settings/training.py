@@ -1,57 +1,31 @@
-"""Settings of what is trained, how, and who follows it."""
+"""The section `training` of the settings."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.settings.base import Settings
+from pipelines.engines import ENGINES
+from pipelines.errors import InputError
+from pipelines.settings.base import Settings, choice_of
 
-
-class EncoderSettings(Settings):
-    """What is trained. The shape keys count only with `start: random`."""
-
-    start: str = Field(
-        default="default",
-        description="A checkpoint folder, `random`, or `default` (the packaged all-MiniLM-L6-v2).",
-    )
-    kind: Literal["transformer", "bag"] = Field(
-        default="transformer",
-        description=(
-            "`transformer`: of the BERT family; `bag`: the mean of static token embeddings, for "
-            "which of the shape keys only `hidden` and `normalise` count."
-        ),
-    )
-    layers: int = Field(default=4, ge=1, description="Transformer layers.")
-    hidden: int = Field(default=256, ge=8, description="Width.")
-    heads: int = Field(default=4, ge=1, description="Attention heads; a divisor of `hidden`.")
-    intermediate: int | None = Field(
-        default=None, ge=8, description="Feed-forward width; 4 x `hidden` unless set."
-    )
-    pooling: Literal["mean", "cls"] = Field(default="mean", description="Tokens to sentence.")
-    normalise: bool = Field(default=True, description="Embeddings of length 1.")
-
-
-class ObjectiveSettings(Settings):
-    """What is minimised."""
-
-    name: Literal["in_batch_negatives", "cosine_regression", "twins"] = Field(
-        default="in_batch_negatives", description="The loss."
-    )
-    temperature: float = Field(default=0.05, gt=0, description="Divides cosine similarities.")
-    negatives: Literal["granule", "step"] = Field(
-        default="granule", description="Where negatives come from: the granule, or the whole step."
-    )
+if TYPE_CHECKING:
+    from pipelines.settings import Config
 
 
 class TrainingSettings(Settings):
-    """How it is trained."""
+    """Which engine trains the encoder, and how."""
 
-    engine: str = Field(default="tensorflowonspark", description="A name in the engine table.")
-    mode: Literal["sync", "async", "hogwild"] = Field(default="sync", description="Update rule.")
+    engine: Annotated[str, choice_of(ENGINES)] = Field(
+        default="tensorflowonspark",
+        description="The engine that trains; see [engines](engines.md).",
+    )
+    mode: Literal["sync", "async", "hogwild"] = Field(
+        default="sync", description="How updates are made; see [modes](modes.md)."
+    )
     framework: Literal["tensorflow", "torch", "bigdl"] = Field(
-        default="tensorflow", description="Who computes the gradients."
+        default="tensorflow", description="Framework that computes the gradients."
     )
     feed: Literal["lanes", "spark", "memory"] = Field(
         default="lanes",
@@ -60,17 +34,21 @@ class TrainingSettings(Settings):
             "`memory`: all is read before the first step."
         ),
     )
-    workers: int = Field(default=2, ge=1, description="Processes that train, one an executor.")
-    threads: int = Field(default=1, ge=1, description="CPU threads a worker.")
+    workers: int = Field(
+        default=2,
+        ge=1,
+        description="Training processes, one per executor; engine `local` has one only.",
+    )
+    threads: int = Field(default=1, ge=1, description="CPU threads per worker.")
     granules_per_step: int = Field(
-        default=2, ge=1, description="Granules of one update; with `sync` a multiple of `workers`."
+        default=2, ge=1, description="Granules per update; with `sync` a multiple of `workers`."
     )
     max_staleness: int | None = Field(
         default=None,
         ge=0,
         description=(
-            "`async`, `hogwild`: a step waits for all that are more than so many before it; "
-            "0: in step; unset: it never waits."
+            "`async`, `hogwild`: a step waits until all steps more than this many before it are "
+            "done; 0: one step at a time; unset: no step waits."
         ),
     )
     parameter_servers: int = Field(
@@ -91,112 +69,104 @@ class TrainingSettings(Settings):
     compression: Literal["none", "fp16"] = Field(
         default="none",
         description=(
-            "`horovod`, `bigdl`: what gradients travel as. `fp16`: half the bytes, and three "
-            "digits; what is below 6e-8 is lost (`bigdl`: two digits of any size, and the weights "
-            "too)."
+            "`horovod`, `bigdl`: number format in which gradients are sent. `fp16`: half the bytes "
+            "and three digits, and values below 6e-8 are lost (`bigdl`: two digits at any size, "
+            "for weights too)."
         ),
     )
     elastic: bool = Field(
         default=False,
         description=(
-            "`horovod`: when a worker is lost, fewer of them go on from the newest checkpoint. "
-            "The steps since then are made again: see `checkpoint_every`."
+            "`horovod`: when a worker is lost, the others resume from the newest checkpoint, and "
+            "repeat the steps since then: see `checkpoint_every`."
         ),
     )
     round_steps: int = Field(
-        default=8, ge=1, description="`sync` of `elephas`: steps between two averagings."
+        default=8,
+        ge=1,
+        description="`sync` of `elephas`: steps between two averages of the workers' weights.",
     )
     epochs: int = Field(default=1, ge=1, description="Passes over the lanes.")
-    max_steps: int | None = Field(default=None, ge=1, description="Stop after so many steps.")
-    learning_rate: float = Field(default=5e-5, gt=0, description="At its highest.")
+    max_steps: int | None = Field(default=None, ge=1, description="Stop after this many steps.")
+    learning_rate: float = Field(default=5e-5, gt=0, description="Peak learning rate.")
     schedule: Literal["linear", "cosine", "constant"] = Field(
-        default="linear", description="Decay after warm-up, to zero at the last step."
+        default="linear",
+        description="Learning rate after warm-up: falls to zero at the last step, or stays.",
     )
-    warmup: float = Field(default=0.1, ge=0, lt=1, description="Share of the steps.")
-    weight_decay: float = Field(default=0.01, ge=0, description="Decoupled (AdamW).")
+    warmup: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="Share of the steps over which the learning rate rises.",
+    )
+    weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay (AdamW).")
     clip_norm: float = Field(
         default=1.0, ge=0, description="Largest gradient norm; 0: no clipping."
     )
     dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="Share of activations; `twins` needs it."
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of activations that are set to zero; `simcse` needs it.",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto",
         description=(
-            "Of the matrix products; weights stay fp32. `auto`: bf16 on a GPU, fp32 on a CPU, "
-            "which without the instructions for it takes many times as long in bf16."
+            "Number format of matrix products; weights stay fp32. `auto`: bf16 where the GPUs or "
+            "CPUs of all workers have instructions for it, otherwise fp32: emulated bf16 takes "
+            "many times as long. `metrics.jsonl` says which it was. In the modes `async` and "
+            "`hogwild`, and where `elephas` averages, each worker decides alone, and the run ends "
+            "if they differ: set it where machines are not alike."
         ),
     )
     activation_checkpointing: bool = Field(
         default=False,
         description=(
-            "`torch`: keep the input of each layer only, and compute the layer once more for its "
+            "`torch`: keep only the input of each layer, and compute the layer again for its "
             "gradient: less memory, a third more time."
         ),
     )
-    seed: int = Field(default=17, ge=0, description="Decides step order, noise, random weights.")
+    seed: int = Field(
+        default=17, ge=0, description="Seed of step order, dropout and random weights."
+    )
     log_every: int = Field(default=10, ge=1, description="Steps between two metrics lines.")
     checkpoint_every: int = Field(default=500, ge=1, description="Steps between two checkpoints.")
-    keep_checkpoints: int = Field(default=2, ge=1, description="Older ones are deleted.")
-    resume: bool = Field(default=False, description="Go on from the newest checkpoint, if any.")
+    keep_checkpoints: int = Field(
+        default=2, ge=1, description="Newest checkpoints that are kept; older ones are deleted."
+    )
+    resume: bool = Field(
+        default=False, description="Resume from the newest checkpoint, if there is one."
+    )
     start_seconds: int = Field(
         default=60,
         ge=5,
         description=(
-            "Deadline for the executors to be there, for the engine to start its processes on "
-            "them, and for all workers to be ready to train; for each of these."
+            "Deadline, of its own each, for all executors to come up, for the engine to start its "
+            "processes on them, and for all workers to be ready to train."
         ),
     )
     stall_seconds: int = Field(
         default=300,
         ge=5,
-        description="Deadline for a step; a silent worker is given up after 30 s.",
+        description="Deadline for a step; a worker that sends nothing is given up after 30 s.",
     )
 
+    @property
+    def processes(self) -> int:
+        """Workers that train: one process for engine `local`, whatever ``workers`` says."""
+        return 1 if self.engine == "local" else self.workers
 
-class TrackingSettings(Settings):
-    """Where a run can be followed, beside its own folder."""
-
-    trackers: tuple[str, ...] = Field(
-        default=(), description="Any of `mlflow` and `tensorboard`; see [tracking](tracking.md)."
-    )
-    mlflow_uri: str | None = Field(
-        default=None,
-        description=(
-            "Tracking server or store. Unset: as MLflow finds it, by `MLFLOW_TRACKING_URI` or on "
-            "Databricks."
-        ),
-    )
-    mlflow_experiment: str | None = Field(
-        default=None,
-        description="Experiment, made if there is none. Unset: as MLflow finds it.",
-    )
-    mlflow_run_name: str | None = Field(
-        default=None, description="Name of the run; that of `run.folder` unless set."
-    )
-    mlflow_registered_model: str | None = Field(
-        default=None, description="Register the model as a version of this one."
-    )
-    tensorboard_folder: str | None = Field(
-        default=None,
-        description=(
-            "Event files go to a folder in it that is named after `run.folder`; unset: to "
-            "`tensorboard` in `run.folder`."
-        ),
-    )
-    wait_seconds: int = Field(
-        default=60,
-        ge=0,
-        description="A job that ends waits at most so long for trackers to take what is left.",
-    )
-
-
-class RunSettings(Settings):
-    """Where the results go."""
-
-    folder: str = Field(
-        default="runs/default", description="Folder that the driver and every executor can reach."
-    )
-    overwrite: bool = Field(
-        default=False, description="Delete a run that the folder holds, and begin anew."
-    )
+    def check_with(self, config: Config) -> None:
+        """Refuses what the framework cannot do, and steps that workers cannot share."""
+        if self.activation_checkpointing and self.framework != "torch":
+            raise InputError(
+                "training.activation_checkpointing",
+                f"`{self.framework}` keeps all activations",
+                "leave it out, or training.framework: torch",
+            )
+        if self.mode == "sync" and self.granules_per_step % self.processes:
+            raise InputError(
+                "training.granules_per_step",
+                f"{self.granules_per_step} granules cannot be shared by {self.workers} workers",
+                f"a multiple of {self.workers}",
+            )

@@ -29,12 +29,18 @@ class Encoded:
     Attributes:
         ids: Binary array of little-endian int32 ids, null where the text is null.
         lengths: int32 [rows]; number of ids, zero for a null.
-        cut: bool [rows]; whether the text had more ids.
+        whole: int32 [rows]; number of ids that the text has, of which the last may be left out.
     """
 
     ids: pa.BinaryArray
     lengths: np.ndarray
-    cut: np.ndarray
+    whole: np.ndarray
+
+    @property
+    def cut(self) -> np.ndarray:
+        """Whether ids of a text were left out; bool [rows]."""
+        is_cut: np.ndarray = self.whole > self.lengths
+        return is_cut
 
 
 class TextEncoder(Protocol):
@@ -64,6 +70,45 @@ def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
     return ChunkEncoder(tokenizer, max_length, rules, (ends[0], ends[1]), whole)
 
 
+@dataclass(frozen=True)
+class PromptedEncoder:
+    """Has texts encoded with a prompt before each.
+
+    Attributes:
+        encoder: Encodes them.
+        prompt: May be empty.
+    """
+
+    encoder: TextEncoder
+    prompt: str
+
+    def encode(self, texts: pa.StringArray) -> Encoded:
+        """See :class:`TextEncoder`."""
+        if self.prompt:
+            texts = pc.binary_join_element_wise(self.prompt, texts, "")
+        return self.encoder.encode(texts)
+
+
+def shortened(ids: pa.BinaryArray, max_length: int) -> tuple[pa.BinaryArray, np.ndarray]:
+    """Ids of :class:`Encoded`, cut as an encoder of a smaller ``max_length`` cuts them.
+
+    Args:
+        ids: Binary array of little-endian int32 ids; may have nulls.
+        max_length: Ids to keep of a text.
+
+    Returns:
+        The ids, and of each text how many it had, int32 [rows].
+    """
+    present = ids.is_valid().to_numpy(zero_copy_only=False)
+    sizes = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False)
+    lengths = (sizes // 4).astype(np.int32)
+    if not (lengths > max_length).any():
+        return ids, lengths
+    flat = np.frombuffer(b"".join(ids.drop_null().to_pylist()), "<i4")
+    kept, kept_lengths = _without_middle(flat, lengths, max_length)
+    return _binary(kept, kept_lengths, present), lengths
+
+
 class LibraryEncoder:
     """Has the library encode every text.
 
@@ -84,10 +129,10 @@ class LibraryEncoder:
         lengths = np.zeros(len(texts), np.int32)
         lengths[present] = np.fromiter(map(len, rows), np.int32, len(rows))
         ids = np.fromiter(chain.from_iterable(rows), "<i4", int(lengths.sum()))
-        cut = lengths > self._max_length
-        if cut.any():
-            ids, lengths = _without_middle(ids, lengths, self._max_length)
-        return Encoded(_binary(ids, lengths, present), lengths, cut)
+        whole = lengths
+        if (whole > self._max_length).any():
+            ids, lengths = _without_middle(ids, whole, self._max_length)
+        return Encoded(_binary(ids, lengths, present), lengths, whole)
 
 
 @dataclass(frozen=True)
@@ -138,7 +183,7 @@ class ChunkEncoder:
         return Encoded(
             pa.concat_arrays([part.ids for part in parts] or [pa.array([], pa.binary())]),
             np.concatenate([part.lengths for part in parts] or [np.zeros(0, np.int32)]),
-            np.concatenate([part.cut for part in parts] or [np.zeros(0, np.bool_)]),
+            np.concatenate([part.whole for part in parts] or [np.zeros(0, np.int32)]),
         )
 
     def _encode(self, texts: pa.StringArray) -> Encoded:
@@ -149,9 +194,9 @@ class ChunkEncoder:
         instead = self._whole.encode(texts.take(pa.array(odd)))
         order = np.arange(len(texts))
         order[odd] = len(texts) + np.arange(len(odd))
-        encoded.lengths[odd], encoded.cut[odd] = instead.lengths, instead.cut
+        encoded.lengths[odd], encoded.whole[odd] = instead.lengths, instead.whole
         ids = pa.concat_arrays([encoded.ids, instead.ids]).take(pa.array(order))
-        return Encoded(ids, encoded.lengths, encoded.cut)
+        return Encoded(ids, encoded.lengths, encoded.whole)
 
     def _with_added_token(self, texts: pa.StringArray) -> np.ndarray:
         """Rows that hold the text of an added token."""
@@ -168,18 +213,18 @@ class ChunkEncoder:
         first, count, pool = self._cache.ragged(chunks.distinct)
         first, count = first[chunks.numbers], count[chunks.numbers]
         before = _sums(count)
+        present = _present(texts)
         lengths = np.diff(before[chunks.rows])
-        cut = lengths > self._most
-        if cut.any():
+        whole = np.where(present, lengths + 2, 0).astype(np.int32)
+        if (lengths > self._most).any():
             place = before[:-1] - np.repeat(before[chunks.rows[:-1]], np.diff(chunks.rows))
             count = np.clip(self._most - place, 0, count)
             before = _sums(count)
             lengths = np.diff(before[chunks.rows])
         source = np.repeat(first - before[:-1], count) + np.arange(before[-1])
-        present = _present(texts)
         lengths = np.where(present, lengths + 2, 0).astype(np.int32)
         return Encoded(
-            _binary(self._between_ends(pool[source], lengths), lengths, present), lengths, cut
+            _binary(self._between_ends(pool[source], lengths), lengths, present), lengths, whole
         )
 
     def _between_ends(self, inner: np.ndarray, lengths: np.ndarray) -> np.ndarray:

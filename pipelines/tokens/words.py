@@ -12,20 +12,20 @@ import pyarrow as pa
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from pipelines.frames import Scratch
+from pipelines.spark.frames import Scratch
+from pipelines.spark.parquet_parts import Part, frame_from_parts, read_part
 from pipelines.tokens.chunks import plain_word, slices, split
-from pipelines.tokens.parts import Part, frame_from_parts, read_part
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TEXT_COLUMNS = ("left", "right", "negative")
+TEXT_COLUMNS = ("anchor", "positive", "negative")
 
 MAX_WORDS = 1_000_000
 """Distinct words, most frequent first, that a vocabulary is learnt from on the driver."""
 LONGEST_WORD = 100
 """Characters; WordPiece makes [UNK] of longer words, so nothing is learnt from them."""
-MOST_CHUNKS = 500_000
+MAX_CHUNKS = 500_000
 """Distinct chunks that a task counts before it hands on what it has."""
 
 
@@ -35,8 +35,7 @@ def count_words(
     """Counts words as BERT's pre-tokenizer sees them.
 
     Args:
-        session: The session.
-        parts: Have the string columns `left`, `right`, `negative`, or some of them.
+        parts: Have the string columns `anchor`, `positive`, `negative`, or some of them.
         scratch: For the counts of all words, which need not fit into the driver's memory.
         lowercase: Whether upper and lower case are one.
 
@@ -91,7 +90,7 @@ def words_of_columns(
             numbers = np.bincount(chunks.numbers, minlength=len(chunks.distinct))
             for chunk, count in zip(chunks.distinct.to_pylist(), numbers.tolist(), strict=True):
                 counts[chunk] += count
-            if len(counts) > MOST_CHUNKS:
+            if len(counts) > MAX_CHUNKS:
                 yield _words_of_chunks(counts, lowercase=lowercase)
                 counts.clear()
     if counts:

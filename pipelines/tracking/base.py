@@ -1,4 +1,4 @@
-"""What a tracker is told, as plain values that travel to its process, and what it must do."""
+"""Trackers, and the plain values that travel to their processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Status = Literal["finished", "failed", "killed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """What is known of a run when it begins, or when more is told of it.
+class RunStart:
+    """What is known of a run when it begins, or goes on.
 
     Attributes:
         run_folder: Absolute path of the run folder.
@@ -33,7 +33,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class MetricPoint:
     """Figures of one step.
 
     Attributes:
@@ -48,7 +48,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class RunEnd:
     """How a run, or a part of it, has ended.
 
     Attributes:
@@ -67,20 +67,20 @@ class End:
 
 
 class Tracker(Protocol):
-    """Runs in a process of its own, so it may take its time, and raise what it likes.
+    """Runs in a process of its own, so it may be slow, and raise any error.
 
-    After an error the same call comes again, perhaps in another process; a tracker finds in the
-    run folder what it has to know to go on.
+    After an error the same call is repeated, perhaps in another process; what a tracker needs to
+    go on it keeps in the run folder.
     """
 
-    def start(self, start: Start) -> None:
+    def start(self, start: RunStart) -> None:
         """Opens the run, or goes on with it."""
         ...
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         """Takes figures, in the order in which they were measured."""
         ...
 
-    def finish(self, end: End) -> None:
+    def finish(self, end: RunEnd) -> None:
         """Keeps files and model, and closes the run."""
         ...

@@ -1,4 +1,4 @@
-"""MLflow: one of its runs for each run folder, whoever goes on with it."""
+"""MLflow: one of its runs for each run folder, resumed runs included."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ import mlflow  # noqa: E402
 from mlflow.entities import Metric, Param, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.models import ModelSignature  # noqa: E402
-from mlflow.types import ColSpec, DataType, Schema, TensorSpec  # noqa: E402
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec  # noqa: E402
 
 import pipelines  # noqa: E402
-from pipelines import storage  # noqa: E402
-from pipelines.config import without_password  # noqa: E402
+from pipelines.files import storage  # noqa: E402
+from pipelines.files.run_folder import RunFolder  # noqa: E402
+from pipelines.settings.redaction import without_password  # noqa: E402
 from pipelines.tracking import pyfunc  # noqa: E402
-from pipelines.tracking.base import End, Point, Start  # noqa: E402
+from pipelines.tracking.base import MetricPoint, RunEnd, RunStart  # noqa: E402
 
 MODEL = "model"
 EXAMPLE = ["A sentence to embed.", "Another one."]
@@ -48,9 +49,9 @@ class MlflowTracker:
 
     def __init__(self) -> None:
         self._run_id = ""
-        self._start: Start | None = None
+        self._start: RunStart | None = None
 
-    def start(self, start: Start) -> None:
+    def start(self, start: RunStart) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         settings = start.settings
         # The driver's credentials of Databricks come with the address that they are for.
@@ -80,7 +81,7 @@ class MlflowTracker:
             self._log_parameters(start.parameters, run.data.params)
             mlflow.log_text(start.config, "config.yaml")
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         metrics = [
             Metric(name, value, int(1000 * point.time), point.step)
@@ -90,7 +91,7 @@ class MlflowTracker:
         for some in _batches(metrics, _METRICS_AT_ONCE):
             mlflow.MlflowClient().log_batch(self._run_id, metrics=some)
 
-    def finish(self, end: End) -> None:
+    def finish(self, end: RunEnd) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         for file in end.files:
             mlflow.log_artifact(file)
@@ -123,7 +124,7 @@ class MlflowTracker:
         storage.write_json(id_path(self._start), known)
 
     def _known_run(self) -> str | None:
-        """The run to go on with, if this store has it and nobody has deleted it."""
+        """The run to go on with, if this store has it and it was not deleted."""
         known = self._noted()
         if known.get("tracking_uri") != without_password(mlflow.get_tracking_uri()):
             return None
@@ -163,7 +164,6 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
     The package itself travels with the model, so that it loads where it is not installed.
 
     Args:
-        folder: The folder.
         step: Steps that were made.
         registered: Register the model as a version of this one.
     """
@@ -176,6 +176,7 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
         signature=ModelSignature(
             inputs=Schema([ColSpec(DataType.string)]),
             outputs=Schema([TensorSpec(example.dtype, (-1, example.shape[1]))]),
+            params=ParamSchema([ParamSpec(pyfunc.PROMPT_NAME, DataType.string, "")]),
         ),
         input_example=EXAMPLE,
         pip_requirements=requirements(),
@@ -203,9 +204,9 @@ def release(version: str) -> str:
     return version.partition("+")[0]
 
 
-def id_path(start: Start) -> Path:
+def id_path(start: RunStart) -> Path:
     """Where the id of MLflow's run is kept, and what was logged of the model."""
-    return Path(start.run_folder) / "tracking" / "mlflow.json"
+    return RunFolder(Path(start.run_folder)).tracking / "mlflow.json"
 
 
 def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.config import without_secrets
 from pipelines.settings import Config
+from pipelines.settings.redaction import without_secrets
 
 _NOT_PLAIN = re.compile(r"[^\w.-]", re.ASCII)
 
@@ -28,7 +28,8 @@ def parameters(config: Config) -> dict[str, str]:
 
 def training_values(line: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a metrics line, under ``training/``; a worker's under its rank."""
-    shared = {name: value for name, value in line.items() if name not in ("step", "workers")}
+    no_figures = ("step", "workers", "precision")
+    shared = {name: value for name, value in line.items() if name not in no_figures}
     values = {f"training/{name}": float(value) for name, value in shared.items()}
     for worker in line.get("workers", ()):
         place = f"training/worker_{worker['rank']}"

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from pipelines.settings import TrackingSettings
 from pipelines.tracking import tracker_class
-from pipelines.tracking.base import End, Point, Start, Tracker
+from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Tracker
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def serve(name: str, requests: TextIO, answers: TextIO) -> None:
-    """Passes requests on to a tracker, and what it raises to the driver.
+    """Passes requests on to a tracker, and its errors to the driver.
 
     Args:
         name: Of the tracker, in the registry.
@@ -43,17 +43,17 @@ def serve(name: str, requests: TextIO, answers: TextIO) -> None:
             tracker = tracker or tracker_class(name)()
             _CALLS[request["call"]](tracker, request["with"])
             is_open = request["call"] != "finish"
-        except Exception as error:  # noqa: BLE001 - told to the driver, which goes on without
+        except Exception as error:  # noqa: BLE001 - reported to the driver, which goes on without
             traceback.print_exc()
             problem = one_line(error)
         if not _answered(answers, problem):
             break
     if tracker is not None and is_open:
-        tracker.finish(End(status="killed", problem="the driver's process died"))
+        tracker.finish(RunEnd(status="killed", problem="the driver's process died"))
 
 
 def _answered(answers: TextIO, problem: str | None) -> bool:
-    """Answers a request; whether the driver was there to hear it."""
+    """Answers a request; whether the driver was there to read it."""
     try:
         answers.write(json.dumps({"problem": problem}) + "\n")
         answers.flush()
@@ -63,22 +63,22 @@ def _answered(answers: TextIO, problem: str | None) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """The type of an error and the first line of what it says."""
+    """The type of an error and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]
 
 
 def _start(tracker: Tracker, given: Mapping[str, Any]) -> None:
     settings = TrackingSettings.model_validate(given["settings"])
-    tracker.start(Start(**{**given, "settings": settings}))
+    tracker.start(RunStart(**{**given, "settings": settings}))
 
 
 def _log(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    tracker.log([Point(**point) for point in given["points"]])
+    tracker.log([MetricPoint(**point) for point in given["points"]])
 
 
 def _finish(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    tracker.finish(End(**given))
+    tracker.finish(RunEnd(**given))
 
 
 _CALLS: Mapping[str, Callable[[Tracker, Mapping[str, Any]], None]] = {

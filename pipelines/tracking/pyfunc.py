@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+PROMPT_NAME = "prompt_name"
+
 
 class SentenceEncoder:
     """Texts to vectors, with the interface that MLflow asks for.
@@ -16,7 +18,7 @@ class SentenceEncoder:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        from pipelines.encoder.inference import load_embedder
+        from pipelines.models.inference.embedder import load_embedder
 
         self._embed = load_embedder(Path(folder))
 
@@ -25,7 +27,8 @@ class SentenceEncoder:
 
         Args:
             model_input: A text, a list, array or Series of texts, or a DataFrame of one column.
-            params: None are known.
+            params: ``prompt_name`` says which of the model's prompts stands before the texts, as
+                for :class:`~pipelines.models.inference.embedder.TextEmbedder`.
 
         Returns:
             float32 [texts, width].
@@ -34,7 +37,7 @@ class SentenceEncoder:
             ValueError: There are several columns.
             TypeError: Something is no text.
         """
-        return self._embed(texts_of(model_input))
+        return self._embed(texts_of(model_input), (params or {}).get(PROMPT_NAME) or None)
 
 
 def texts_of(model_input: Any) -> list[str]:

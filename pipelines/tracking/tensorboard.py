@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
-from pipelines.tracking.base import End, Point, Start
+from pipelines.files.run_folder import RunFolder
+from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
 
 LOSS = "training/loss"
 MARKER = "run-folder.txt"
@@ -26,7 +27,7 @@ class TensorBoardTracker:
         self._folder = Path()
         self._trained = 0
 
-    def start(self, start: Start) -> None:
+    def start(self, start: RunStart) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         self._folder = event_folder(start)
         first = start.first_step
@@ -37,7 +38,7 @@ class TensorBoardTracker:
         if first is not None:
             self._writer.add_text("config", f"```yaml\n{start.config}```", first)
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         assert self._writer is not None
         for point in points:
@@ -50,7 +51,7 @@ class TensorBoardTracker:
             for name, value in point.values.items():
                 self._writer.add_scalar(name, value, point.step, walltime=point.time)
 
-    def finish(self, end: End) -> None:
+    def finish(self, end: RunEnd) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         assert self._writer is not None
         self._writer.close()
@@ -66,15 +67,15 @@ class TensorBoardTracker:
         )
 
 
-def event_folder(start: Start) -> Path:
+def event_folder(start: RunStart) -> Path:
     """Where the event files of a run are; a place in a shared folder is taken for it.
 
-    That is the name of the run folder. If another run folder of that name came first, or nobody
-    knows whose files are there, a digest of the path follows it.
+    That is the name of the run folder. If another run folder of that name came first, or the
+    owner of the files there is unknown, a digest of the path follows it.
     """
     run_folder = Path(start.run_folder)
     if start.settings.tensorboard_folder is None:
-        return run_folder / "tensorboard"
+        return RunFolder(run_folder).tensorboard
     plain = Path(start.settings.tensorboard_folder).absolute() / run_folder.name
     digest = hashlib.sha256(str(run_folder).encode()).hexdigest()[:8]
     own = plain.with_name(f"{plain.name}-{digest}")

@@ -17,21 +17,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipelines.encoder.weights import Weights
-from pipelines.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from pipelines.training.exchange import Alone
+from pipelines.models.weights import Weights
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.training.collectives.base import SingleProcess
+from pipelines.training.control.reporter import Reporter
 from pipelines.training.feed import StepWork
-from pipelines.training.loop import Meter, Stepper, StepperFactory, check_finite
-from pipelines.training.reporter import Reporter
-from pipelines.training.run import TrainingRun, WorkerTask
-from pipelines.training.schedule import learning_rate
+from pipelines.training.loop import StepTimer, check_finite
+from pipelines.training.steppers.base import GradientStepper, StepperFactory
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, as the parameter servers know it.
+    """The progress of a run, as the parameter servers know it.
 
     Attributes:
         applied: All steps before this one have been applied.
@@ -43,9 +43,9 @@ class Progress:
 
 
 class Parameters(Protocol):
-    """A worker's way to the parameters, which are somewhere else.
+    """A worker's access to the parameters, which a server holds.
 
-    Its calls raise what the transport raises; they may block no longer than a step may take.
+    Its calls raise the transport's errors; they may block no longer than a step may take.
     """
 
     def pull(self) -> tuple[Weights, int]:
@@ -53,11 +53,11 @@ class Parameters(Protocol):
         ...
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
-        """Has an update made; returns how many the weights have had with it."""
+        """Requests an update; returns how many the weights have had, this one included."""
         ...
 
     def progress(self) -> Progress:
-        """How far the run is."""
+        """The progress of the run."""
         ...
 
     def state(self) -> tuple[Weights, Weights]:
@@ -71,7 +71,7 @@ class Parameters(Protocol):
 
 def train_asynchronously(
     task: WorkerTask,
-    stepper_factory: StepperFactory,
+    stepper_factory: StepperFactory[GradientStepper],
     parameters: Parameters,
     feed: Iterator[StepWork],
     reporter: Reporter,
@@ -79,24 +79,23 @@ def train_asynchronously(
     """Makes the steps whose turn is this worker's, from first to last. Runs on an executor.
 
     Args:
-        task: The worker's task.
         stepper_factory: Makes the framework's side from a checkpoint.
-        parameters: The way to the parameters.
+        parameters: Access to the parameters.
         feed: The worker's steps.
-        reporter: The line to the driver.
+        reporter: The connection to the driver.
     """
-    run, training = task.run, task.run.config.training
+    run = task.run
     checkpoint = load_checkpoint(run.run_folder, run.first_step)
-    stepper = stepper_factory(task, checkpoint, Alone())
+    stepper = stepper_factory(task, checkpoint, SingleProcess())
     reporter.ready()
-    meter = Meter(reporter)
-    gate = _Gate(task, parameters, checkpoint, reporter, meter)
-    for work in meter.timed(feed):
-        gate.wait_for(work.index)
-        rate = learning_rate(work.index, run.last_step, training)
-        loss, staleness = _update(stepper, parameters, work, rate, meter)
-        meter.step_done(work, loss, rate, staleness)
-    gate.finish()
+    timer = StepTimer(reporter, stepper.precision)
+    barrier = _StalenessBarrier(task, parameters, checkpoint, reporter, timer)
+    for work in timer.timed(feed):
+        barrier.wait_for(work.index)
+        rate = run.learning_rate(work.index)
+        loss, staleness = _update(stepper, parameters, work, rate, timer)
+        timer.step_done(work, loss, rate, staleness)
+    barrier.finish()
 
 
 def oldest_needed(run: TrainingRun, step: int) -> int:
@@ -116,20 +115,24 @@ def _fence(run: TrainingRun, step: int) -> int:
 
 
 def _update(
-    stepper: Stepper, parameters: Parameters, work: StepWork, rate: float, meter: Meter
+    stepper: GradientStepper,
+    parameters: Parameters,
+    work: StepWork,
+    rate: float,
+    timer: StepTimer,
 ) -> tuple[float, int]:
     """One update; returns its loss, and how many others came between pull and push."""
-    with meter.communication():
+    with timer.communication():
         weights, pulled = parameters.pull()
-    with meter.arithmetic():
+    with timer.arithmetic():
         loss, gradients = stepper.gradients(work, weights)
     check_finite(work.index, loss)
-    with meter.communication():
+    with timer.communication():
         pushed = parameters.push(work.index, gradients, rate)
     return loss, pushed - 1 - pulled
 
 
-class _Gate:
+class _StalenessBarrier:
     """Holds a worker back where it would go too far ahead of the others.
 
     Rank 0 saves the checkpoints, when it comes to the first of its steps behind one.
@@ -141,11 +144,11 @@ class _Gate:
         parameters: Parameters,
         checkpoint: Checkpoint,
         reporter: Reporter,
-        meter: Meter,
+        timer: StepTimer,
     ) -> None:
         self._task = task
         self._reporter = reporter
-        self._meter = meter
+        self._timer = timer
         self._parameters = parameters
         self._spec = checkpoint.spec
         self._known = Progress(applied=task.run.first_step, saved=task.run.first_step)
@@ -168,14 +171,14 @@ class _Gate:
         between = filter(run.is_checkpointed, range(self._known.saved + 1, last))
         for step in (*between, last) if last > self._known.saved else ():
             self._await(applied=step)
-            with self._meter.communication():
+            with self._timer.communication():
                 weights, moments = self._parameters.state()
             saved = Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)
             save_checkpoint(run.run_folder, saved, run.config.training.keep_checkpoints)
             self._parameters.mark_saved(step)
 
     def _await(self, *, saved: int = 0, applied: int = 0) -> None:
-        """Asks the servers until the run is so far.
+        """Polls the servers until the run has got so far.
 
         Raises:
             TimeoutError: It did not move within ``training.stall_seconds``.
@@ -183,7 +186,7 @@ class _Gate:
         seconds = self._task.run.config.training.stall_seconds
         moved, pause = time.monotonic(), _FIRST_PAUSE
         while self._known.saved < saved or self._known.applied < applied:
-            with self._reporter.waiting(), self._meter.communication():
+            with self._reporter.waiting(), self._timer.communication():
                 before, self._known = self._known, self._parameters.progress()
                 if self._known != before:
                     moved, pause = time.monotonic(), _FIRST_PAUSE

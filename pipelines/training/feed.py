@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipelines.lanes.files import Granule, LaneReader
-from pipelines.training.run import WorkerTask
+from pipelines.runs.run import WorkerTask
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,18 @@ def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
 
 
 def memory_feed(task: WorkerTask) -> Iterator[StepWork]:
-    """Reads all of the worker's steps into memory before the first. Runs on an executor.
+    """Reads all of the worker's granules into memory before the first. Runs on an executor.
 
-    What a feed that costs nothing would give: for small corpora, and to measure the others by.
+    Each is kept once, for all epochs. It shows what a feed without any cost would give: for small
+    corpora, and as the baseline of benchmarks.
     """
-    yield from list(lane_feed(task))
+    run = task.run
+    reader = LaneReader(run.lanes_folder, run.manifest, run.sides)
+    wanted = {address for _, addresses in task.steps() for address in addresses}
+    in_order = sorted(wanted, key=lambda address: (address.lane, address.row))
+    kept = {address: reader.granule(address) for address in in_order}
+    for step, addresses in task.steps():
+        yield StepWork(step.index, step.epoch, [kept[address] for address in addresses])
 
 
 Feed = Callable[[WorkerTask], Iterator[StepWork]]

@@ -16,18 +16,18 @@ from typing import Protocol
 
 import numpy as np
 
-from pipelines.encoder.weights import Weights
-from pipelines.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from pipelines.training.exchange import Alone
+from pipelines.models.weights import Weights
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.training.collectives.base import SingleProcess
+from pipelines.training.control.reporter import Reporter
 from pipelines.training.feed import StepWork
-from pipelines.training.loop import Meter, StepperFactory, check_finite
-from pipelines.training.reporter import Reporter
-from pipelines.training.run import TrainingRun, WorkerTask
-from pipelines.training.schedule import learning_rate
+from pipelines.training.loop import StepTimer, check_finite
+from pipelines.training.steppers.base import LoadableStepper, StepperFactory
 
 
 class Rounds(Protocol):
-    """A worker's way to the state that is averaged: ``weights/NAME``, ``m/NAME``, ``v/NAME``."""
+    """A worker's access to the state that is averaged: ``weights/NAME``, ``m/NAME``, ``v/NAME``."""
 
     def pull(self, step: int) -> Weights:
         """The state before a step that begins a round; waits until all have added to it."""
@@ -48,7 +48,7 @@ def round_ends(run: TrainingRun) -> Iterator[int]:
 
 def train_in_rounds(
     task: WorkerTask,
-    stepper_factory: StepperFactory,
+    stepper_factory: StepperFactory[LoadableStepper],
     rounds: Rounds,
     feed: Iterator[StepWork],
     reporter: Reporter,
@@ -56,36 +56,35 @@ def train_in_rounds(
     """Trains this worker's part of every step, from first to last. Runs on an executor.
 
     Args:
-        task: The worker's task.
         stepper_factory: Makes the framework's side from a checkpoint.
-        rounds: The way to the averaged state.
+        rounds: Access to the averaged state.
         feed: The worker's granules, step by step.
-        reporter: The line to the driver.
+        reporter: The connection to the driver.
     """
     run, training = task.run, task.run.config.training
     first = load_checkpoint(run.run_folder, run.first_step)
-    stepper = stepper_factory(task, first, Alone())
+    stepper = stepper_factory(task, first, SingleProcess())
     reporter.ready()
-    meter = Meter(reporter)
-    steps = meter.timed(feed)
-    with meter.communication():
+    timer = StepTimer(reporter, stepper.precision)
+    steps = timer.timed(feed)
+    with timer.communication():
         before = rounds.pull(run.first_step)
     for end in round_ends(run):
         granules = 0
         for work in steps:
-            rate = learning_rate(work.index, run.last_step, training)
-            with meter.arithmetic():
+            rate = run.learning_rate(work.index)
+            with timer.arithmetic():
                 loss = stepper.step(work, rate)
             check_finite(work.index, loss)
-            meter.step_done(work, loss, rate)
+            timer.step_done(work, loss, rate)
             granules += len(work.granules)
             if work.index + 1 == end:
                 break
         after = state_of(stepper.checkpoint(end))
         deltas = {name: before[name] - after[name] for name in after}
-        with meter.communication():
+        with timer.communication():
             rounds.push(end, deltas, granules)
-        with reporter.waiting(), meter.communication():
+        with reporter.waiting(), timer.communication():
             before = rounds.pull(end)
         mean = checkpoint_of(before, end, first)
         stepper.load(mean)

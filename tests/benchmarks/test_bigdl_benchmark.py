@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from small import small_config
+from corpus_factory import small_config
 
 from pipelines.benchmarks.bigdl import WARM_UP_STEPS, _durations, _sized
-from pipelines.engines.bigdl.watch import StepTimes
+from pipelines.engines.bigdl.progress import StepTimes
 from pipelines.errors import InputError
 from pipelines.lanes.files import LaneManifest
 

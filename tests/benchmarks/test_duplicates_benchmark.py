@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from small import write_docstrings
+from corpus_factory import write_docstrings
 
 from pipelines.benchmarks import duplicates
 from pipelines.benchmarks.duplicates import edited, measure, plain_shingles, plain_similarity

@@ -13,11 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 import zstandard
+from corpus_factory import write_docstrings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import write_docstrings
 
-from pipelines import storage
 from pipelines.benchmarks import growth
 from pipelines.benchmarks.processes import Usage, measure_command
 from pipelines.benchmarks.salted import (
@@ -28,9 +27,10 @@ from pipelines.benchmarks.salted import (
     salt_files,
     salt_line,
 )
-from pipelines.config import load
 from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
 from pipelines.lanes.files import LaneManifest
+from pipelines.settings.load import load
 
 COPIES = (1, 2, 7, 15)
 WIKI = """<doc id="5" url="https://ko.wikipedia.org/wiki?curid=5" title="지미 카터">
@@ -278,8 +278,9 @@ def prepared_by_nobody(seen: list):
         assert not [key for key in environment if key.startswith("PYSPARK_GATEWAY")]
         LaneManifest(
             lanes=1, granule=2, rows=size, rows_per_part=size, segments=(), examples=2 * size,
-            left_over={}, tokens=1, slots=1, vocabulary=9, max_length=8, paired=True,
-            triplets=False, scored=False,
+            left_over={}, granules_per_step=1, same_group_in_step=0, tokens=1, slots=1,
+            vocabulary=9, max_length=8, paired=True, triplets=False, scored=False,
+            checksums=("0" * 16,),
         ).save(folder / "lanes")  # fmt: skip
         stages = [{"stage": "corpus", "seconds": 1.0, "kept": False}]
         storage.write_json(folder / "stages.json", stages)

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import small_config
+from corpus_factory import small_config
 
 from pipelines.benchmarks import quality
 from pipelines.errors import InputError

@@ -35,7 +35,7 @@ def test_lines_become_texts(data, tmp_path):
     files = [data / "one.txt.gz", data / "two.md"]
     tokenise.write_texts(files, tmp_path / "pairs.parquet")
     table = pq.read_table(tmp_path / "pairs.parquet")
-    assert table["left"].to_pylist() == ["One", LINES[3], *["# Title", "Über Zeilen"] * 30]
+    assert table["anchor"].to_pylist() == ["One", LINES[3], *["# Title", "Über Zeilen"] * 30]
     assert table["id"].to_pylist() == list(range(62))
 
 

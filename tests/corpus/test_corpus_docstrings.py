@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from pipelines.corpus.docstrings import (
+from pipelines.corpus.readers.docstrings import (
     SourceFile,
     docstring_batches,
     file_docstrings,

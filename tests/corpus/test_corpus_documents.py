@@ -5,10 +5,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from splitting import quarantined, read, texts
+from range_cases import quarantined, read, texts
 
-from pipelines.corpus.documents import line_cut, paragraph_cut
-from pipelines.corpus.splits import READERS
+from pipelines.corpus.readers.pieces import line_cut, paragraph_cut
 
 
 def summary(rows):
@@ -147,7 +146,6 @@ def test_documents_are_told_by_name_and_first_bytes(tmp_path):
     for name, (content, title) in forms.items():
         (row,) = read(written(tmp_path, name, content), "documents")
         assert (row["title"], row["quarantined"]) == (title, None)
-    assert {"text", "markdown", "wiki", "wiki json"} <= READERS.keys()
 
 
 @given(st.text("a\n\r ", min_size=9).map(str.encode), st.integers(4, 8))

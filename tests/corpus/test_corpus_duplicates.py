@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus import duplicates, shingles
-from pipelines.corpus.duplicates import (
-    MOST_REFERENCES,
+from pipelines.corpus.dedup import near_duplicates as duplicates
+from pipelines.corpus.dedup import shingles
+from pipelines.corpus.dedup.near_duplicates import (
+    MAX_REFERENCES,
     bucket_blocks,
     earlier_pairs,
     near_duplicates,
@@ -23,8 +24,8 @@ from pipelines.corpus.duplicates import (
     reference_pairs,
     similar_pairs,
 )
-from pipelines.corpus.shingles import (
-    MOST_HASHES,
+from pipelines.corpus.dedup.shingles import (
+    MAX_HASHES,
     RECALL,
     SHINGLE,
     Banding,
@@ -34,7 +35,7 @@ from pipelines.corpus.shingles import (
     shingle_hashes,
     similarities,
 )
-from pipelines.frames import Scratch
+from pipelines.spark.frames import Scratch
 
 THRESHOLD = 0.8
 WORDS = (
@@ -128,8 +129,8 @@ def test_bands_at_usual_thresholds():
 @given(st.floats(0, 1, exclude_min=True))
 def test_bands_keep_their_promise(threshold):
     bands = banding(threshold)
-    assert bands.bands * bands.rows <= MOST_HASHES
-    assert bands.share_meeting(threshold) >= RECALL or bands == Banding(MOST_HASHES, 1)
+    assert bands.bands * bands.rows <= MAX_HASHES
+    assert bands.share_meeting(threshold) >= RECALL or bands == Banding(MAX_HASHES, 1)
     assert threshold < 0.1 or bands.share_meeting(threshold) >= RECALL
 
 
@@ -332,7 +333,7 @@ def test_a_text_is_compared_with_every_text_of_the_reference_up_to_a_bound():
     expected = {(text, known) for text in (1, 3, 5, 6) for known in (0, 2, 4)}
     assert set(rows_of(reference_pairs(few))) == expected
     many = entries_of([same] * 60, [0] * 50 + [1] * 10)
-    assert len(rows_of(reference_pairs(many))) == 8 * 10 * MOST_REFERENCES
+    assert len(rows_of(reference_pairs(many))) == 8 * 10 * MAX_REFERENCES
     assert rows_of(reference_pairs(entries_of([same] * 5, [1] * 5))) == []
 
 

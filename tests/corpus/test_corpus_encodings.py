@@ -3,9 +3,9 @@
 # ruff: noqa: RUF001 - real text has such characters
 
 import pytest
-from splitting import quarantined, read, texts
+from range_cases import quarantined, read, texts
 
-from pipelines.corpus.encodings import BinaryError, find_encoding
+from pipelines.corpus.readers.encodings import BinaryError, find_encoding
 
 SAMPLES = {
     "cp1252": "L'été dernier, à Genève, nous avons mangé des crêpes délicieuses chez François.",

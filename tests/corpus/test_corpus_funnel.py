@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.corpus.funnel import FunnelLine, check_adds_up, level_lines
+from pipelines.corpus.funnel import FunnelLine, check_adds_up, level_lines, losses
 
 
 def test_lines_are_in_order_and_add_up():
@@ -14,6 +14,17 @@ def test_lines_are_in_order_and_add_up():
         ("kept", "kept"),
     ]
     check_adds_up(lines)
+
+
+def test_what_is_lost_is_told_by_level():
+    dropped = {"no text": 450, "too short": 1, "too long": 2, "repeats itself": 1, "none": 0}
+    lines = level_lines("rows", ("read", 500), dropped, {"kept": 43}, {"torn": 3})
+    lines += level_lines("paragraphs", ("found", 5), {}, {"kept": 5})
+    lines += level_lines("pairs", ("made", 5), {"leak": 5}, {})
+    assert losses(lines) == [
+        "457 of 500 rows not kept (450 no text, 3 torn, 2 too long, 2 for other reasons)",
+        "5 of 5 pairs not kept (5 leak)",
+    ]
 
 
 def test_a_lost_row_is_noticed():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.corpus.inputs import find_files
+from pipelines.corpus.readers.inputs import find_files
 from pipelines.errors import InputError
-from pipelines.frames import read_path
+from pipelines.spark.frames import read_path
 
 
 def test_a_folder_gives_its_visible_files_of_the_format_at_any_depth(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.paragraphs import (
+from pipelines.corpus.cleaning.paragraphs import (
     PARAGRAPH_RULES,
     TITLE_LINE,
     is_hard_wrapped,

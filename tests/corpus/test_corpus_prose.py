@@ -2,18 +2,16 @@
 
 import inspect
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.prose import (
+from pipelines.corpus.cleaning.prose import (
     NO_PROSE,
     NOTHING_AFTER,
     not_prose,
     paragraphs,
     plain_markup,
-    summary_batches,
     summary_pair,
 )
 
@@ -149,21 +147,3 @@ def test_paragraphs_lose_no_line(lines):
 def test_any_text_gives_a_pair_or_a_reason(text):
     pair = summary_pair(text)
     assert (pair.reason is None) == bool(pair.sentence and pair.paragraph)
-
-
-def test_batches_keep_other_columns_and_reasons():
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "text": ["Count the files. They are open.", None, " ", "kept out"],
-            "unit": ["a", "b", "c", "d"],
-            "reason": pa.array([None, None, None, "broken"], pa.string()),
-        }
-    )
-    (result,) = summary_batches([batch], "text")
-    assert result.schema.names == ["unit", "left", "right", "reason"]
-    assert result.to_pylist()[:3] == [
-        {"unit": "a", "left": "Count the files.", "right": "They are open.", "reason": None},
-        {"unit": "b", "left": None, "right": None, "reason": None},
-        {"unit": "c", "left": "", "right": "", "reason": None},
-    ]
-    assert result["reason"][3].as_py() == "broken"

@@ -3,9 +3,11 @@
 import json
 
 import pytest
-from splitting import quarantined, read, texts
+from range_cases import quarantined, read, texts
 
-from pipelines.corpus.records import NOT_AN_OBJECT, NOT_JSON, WRONG_FIELDS, WRONG_QUOTES
+from pipelines.corpus.readers.csv_format import COMMAS, TABS, WRONG_FIELDS
+from pipelines.corpus.readers.csv_parser import WRONG_QUOTES
+from pipelines.corpus.readers.json_lines import NOT_AN_OBJECT, NOT_JSON
 
 
 def written(folder, name, content):
@@ -130,3 +132,8 @@ def test_a_tab_separated_record_without_texts_is_a_record(tmp_path):
     rows = read(written(tmp_path, "a.tsv", "text\tother\n\t\n\na\tb\nc\n"), "csv")
     assert texts(rows) == [None, "a"]
     assert reasons(rows) == [WRONG_FIELDS]
+
+
+@pytest.mark.parametrize(("form", "head"), [(COMMAS, "text,,\n"), (TABS, "text\t\t\n")])
+def test_columns_without_names_are_called_as_in_spark(form, head):
+    assert form.header(head) == ("text", "_c1", "_c2")

@@ -5,7 +5,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from runs_of_stage import prepared, sentence, write_parquet
+from corpus_runs import prepared, sentence, write_parquet
 
 from pipelines.errors import InputError
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.languages import UNKNOWN, identify
-from pipelines.corpus.rules import (
+from pipelines.corpus.cleaning.languages import UNKNOWN, identify
+from pipelines.corpus.cleaning.rules import (
     TEXT_RULES,
     clean,
     clean_lines,

@@ -61,7 +61,7 @@ def test_pairs_that_share_a_sentence_are_of_one_group(spark, tmp_path):
     summary = prepared(spark, tmp_path, **write_documents(tmp_path), pairs="adjacent")
     group_of = {}
     for row in pairs_of(summary):
-        for text in (row["left"], row["right"]):
+        for text in (row["anchor"], row["positive"]):
             assert group_of.setdefault(text, row["group"]) == row["group"]
     assert len(set(group_of.values())) == 2
 
@@ -82,14 +82,14 @@ def test_evaluation_sentences_and_near_ones_are_removed(spark, tmp_path):
     )
     counted = dropped(summary)
     assert counted["in corpus.exclude"] == counted["nearly in corpus.exclude"] == 1
-    texts = {left for left, _ in sides_of(summary)}
+    texts = {anchor for anchor, _ in sides_of(summary)}
     assert not texts & {SENTENCES[1], SENTENCES[2]}
     assert SENTENCES[4] in texts
 
 
 def test_titles_with_first_paragraphs(spark, tmp_path):
     summary = prepared(spark, tmp_path, **write_documents(tmp_path), pairs="title")
-    assert {left for left, _ in sides_of(summary)} == {"The harbour", "Harbours"}
+    assert {anchor for anchor, _ in sides_of(summary)} == {"The harbour", "Harbours"}
     assert dropped(summary) == {"no prose": 1}
 
 
@@ -108,7 +108,7 @@ def test_triplets(spark, tmp_path):
         pairs="triplets",
         evaluation_share=0,
     )
-    triplets = {(row["left"], row["right"], row["negative"]) for row in pairs_of(summary)}
+    triplets = {(row["anchor"], row["positive"], row["negative"]) for row in pairs_of(summary)}
     assert triplets == {SENTENCES[number : number + 3] for number in range(3)}
     assert dropped(summary) == {"no text": 1}
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.corpus.rows import ROW_SCHEMA
-from pipelines.corpus.sources import input_fingerprint, read_rows, texts_of
+from pipelines.corpus.readers.rows import ROW_SCHEMA
+from pipelines.corpus.readers.sources import input_fingerprint, read_rows, texts_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 
@@ -159,7 +159,7 @@ def settings_only(**settings):
         (no_csv_at_all, "corpus.inputs", r"a.csv cannot be read \(no header line\)"),
         (empty_folder, "corpus.inputs", "holds no documents file"),
         (settings_only(format="text", pairs="columns"), "corpus.pairs", "text files cannot give"),
-        (settings_only(format="text", pairs="title"), "corpus.pairs", "no titles"),
+        (settings_only(format="text", pairs="title"), "corpus.pairs", "cannot give `title`"),
         (settings_only(format="documents", group_column="x"), "corpus.group_column", "no columns"),
         (settings_only(pairs="title"), "corpus.pairs", "docstrings cannot give `title`"),
         (

@@ -7,32 +7,20 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpus_runs import (
+    dropped,
+    evaluation_of,
+    many_pairs,
+    pairs_of,
+    prepared,
+    sentence,
+    sides_of,
+    write_parquet,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs_of_stage import prepared, sentence, write_parquet
 
 from pipelines.corpus.funnel import check_adds_up
-from pipelines.corpus.split import packages_to_hold_out
-
-
-def pairs_of(summary):
-    table = pq.read_table(summary.folder / "pairs.parquet")
-    return sorted(table.to_pylist(), key=lambda row: row["id"])
-
-
-def sides_of(summary):
-    return {(row["left"], row["right"]) for row in pairs_of(summary)}
-
-
-def evaluation_of(summary):
-    folder = summary.folder / "evaluation"
-    read = [pq.read_table(folder / f"{name}.parquet") for name in ("queries", "documents")]
-    return [table.to_pylist() for table in read]
-
-
-def dropped(summary):
-    return {line.name: line.rows for line in summary.funnel if line.kind == "dropped"}
-
 
 COLUMNS = {
     "one": [
@@ -104,14 +92,14 @@ def test_schema_and_hashes(spark, tmp_path):
     assert types == {
         "id": "int64",
         "group": "int64",
-        "left": "string",
-        "right": "string",
+        "anchor": "string",
+        "positive": "string",
         "negative": "string",
         "score": "float",
     }
-    assert table["right"].null_count == table["score"].null_count == 2
+    assert table["positive"].null_count == table["score"].null_count == 2
     expected = spark.sql(f"select xxhash64('{sentence(0)}') as id").first()["id"]
-    assert {row["left"]: row["id"] for row in pairs_of(summary)}[sentence(0)] == expected
+    assert {row["anchor"]: row["id"] for row in pairs_of(summary)}[sentence(0)] == expected
     # Nothing to look for: single texts are never held out.
     assert summary.queries == 0
 
@@ -120,7 +108,7 @@ def test_lines_of_text_files_alone(spark, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"The first line of it.\r\n\r\nThe second line.\n")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"The packed line.\nThe second line.\n"))
     summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="text", pairs="single")
-    assert {left for left, _ in sides_of(summary)} == {
+    assert {anchor for anchor, _ in sides_of(summary)} == {
         "The first line of it.",
         "The second line.",
         "The packed line.",
@@ -156,7 +144,7 @@ def test_docstrings_of_a_folder_and_whole_packages_held_out(spark, tmp_path):
     assert lines["rows", "rows read"] == 48
     assert lines["pairs", "repeated pair"] == 11
     queries, documents = evaluation_of(summary)
-    trained = {re.search(r"package\d+", row["right"]) for row in pairs_of(summary)}
+    trained = {re.search(r"package\d+", row["positive"]) for row in pairs_of(summary)}
     trained = {match.group() for match in trained if match}
     held = {re.search(r"package\d+", row["text"]) for row in documents}
     held = {match.group() for match in held if match}
@@ -186,8 +174,8 @@ def test_groups_give_pairs_of_their_distinct_texts(spark, tmp_path):
     rows = pairs_of(summary)
     per_group = {}
     for row in rows:
-        assert row["left"] != row["right"]
-        per_group.setdefault(row["group"], []).append(frozenset((row["left"], row["right"])))
+        assert row["anchor"] != row["positive"]
+        per_group.setdefault(row["group"], []).append(frozenset((row["anchor"], row["positive"])))
     assert sorted(map(len, per_group.values())) == [1, 6, 6]
     assert all(len(set(found)) == len(found) for found in per_group.values())
     largest = {text for pair in per_group.values() for both in pair for text in both}
@@ -232,31 +220,9 @@ def test_scores_are_scaled_and_ranges_kept(spark, tmp_path):
         score_range=[0, 5],
         evaluation_share=0,
     )
-    found = {row["left"]: row["score"] for row in pairs_of(summary)}
+    found = {row["anchor"]: row["score"] for row in pairs_of(summary)}
     assert found == {sentence(0): 0.0, sentence(1): 1.0, sentence(2): 0.5}
     assert dropped(summary) == {"score out of range": 3, "no score": 2}
-
-
-def test_only_similar_pairs_are_asked(spark, tmp_path):
-    path = write_parquet(
-        tmp_path / "a.parquet",
-        sentence1=[sentence(n) for n in range(60)],
-        sentence2=[sentence(100 + n) for n in range(60)],
-        score=[float(n % 2) for n in range(60)],
-    )
-    summary = prepared(
-        spark,
-        tmp_path,
-        inputs=[path],
-        format="parquet",
-        pairs="columns",
-        score_column="score",
-        evaluation_share=0.5,
-    )
-    queries, _ = evaluation_of(summary)
-    asked = {int(re.search(r"number (\d+)", row["text"]).group(1)) for row in queries}
-    assert asked and all(number % 2 for number in asked)
-    assert dropped(summary)["held out, but not similar enough to ask for"] > 0
 
 
 def test_a_text_to_exclude_drops_its_whole_group(spark, tmp_path):
@@ -284,38 +250,6 @@ def test_a_text_to_exclude_drops_its_whole_group(spark, tmp_path):
     # The short text is dropped for its length, and still speaks for its group.
     assert texts == {sentence(n) for n in range(3)}
     assert dropped(summary) == {"in corpus.exclude": 6, "too short": 1}
-
-
-def many_pairs(folder):
-    """Left texts that repeat, and a right text that many share."""
-    left = [sentence(n // 2) for n in range(400)]
-    right = [sentence(1000 + n) if n % 40 else "The shared partner of many." for n in range(400)]
-    return [
-        write_parquet(folder / f"{part}.parquet", sentence1=left[part::3], sentence2=right[part::3])
-        for part in range(3)
-    ]
-
-
-def test_no_held_out_text_is_trained_on(spark, tmp_path):
-    summary = prepared(
-        spark,
-        tmp_path,
-        inputs=many_pairs(tmp_path),
-        format="parquet",
-        pairs="columns",
-        evaluation_share=0.3,
-        evaluation_pairs=40,
-    )
-    queries, documents = evaluation_of(summary)
-    assert len(queries) == summary.queries == 40
-    assert len({row["text"] for row in queries}) == len({row["query_id"] for row in queries}) == 40
-    assert {row["document_id"] for row in queries} == {row["document_id"] for row in documents}
-    held = {row["text"].lower() for row in queries + documents}
-    trained = {text.lower() for pair in sides_of(summary) for text in pair}
-    assert trained and not held & trained
-    assert {"another pair of its group is held out", "held out beyond corpus.evaluation_pairs"} <= (
-        dropped(summary).keys()
-    )
 
 
 def test_the_content_depends_on_no_partition(spark, tmp_path):
@@ -401,20 +335,9 @@ def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form, odd):
     assert entered["rows"] == len(rows)
     written = pairs_of(summary)
     assert summary.pairs == len(written) == len({row["id"] for row in written}) > 0
-    assert all(row["left"] != row["right"] for row in written)
+    assert all(row["anchor"] != row["positive"] for row in written)
     told = json.loads((summary.folder / "funnel.json").read_text())
     assert told == [line.as_json() for line in summary.funnel]
-
-
-@given(st.lists(st.integers(1, 500), max_size=40), st.floats(0, 0.9))
-def test_packages_held_out_are_between_the_share_and_twice_the_share(sizes, share):
-    packages = list(enumerate(sizes))
-    held = packages_to_hold_out(packages, share)
-    total = sum(sizes[package] for package in held)
-    wanted = share * sum(sizes)
-    assert total <= 2 * wanted
-    small_enough = sum(size for size in sizes if size <= wanted)
-    assert total >= min(wanted, small_enough)
 
 
 def test_a_row_with_too_many_or_too_few_fields_is_counted(spark, tmp_path):
@@ -440,27 +363,4 @@ def test_files_with_other_headers_and_types_are_read_by_name(spark, tmp_path):
     (tmp_path / "a.csv").write_text(f"text,other\n{sentence(1)},x\n")
     (tmp_path / "b.csv").write_text(f"other,text\nx,{sentence(2)}\n")
     summary = prepared(spark, tmp_path, inputs=[str(tmp_path)], format="csv", pairs="single")
-    assert {left for left, _ in sides_of(summary)} == {sentence(1), sentence(2)}
-
-
-def test_real_captions_leave_out_what_the_similarity_test_holds(spark, tmp_path, shared_data):
-    exclude = [shared_data / "stsb" / f"stsb-en-{part}.parquet" for part in ("dev", "test")]
-    summary = prepared(
-        spark,
-        tmp_path,
-        inputs=[str(shared_data / "captions" / "multi30k-captions-en-val.parquet")],
-        format="parquet",
-        pairs="group",
-        group_column="image",
-        exclude=[str(path) for path in exclude],
-    )
-    check_adds_up(summary.funnel)
-    assert dropped(summary)["in corpus.exclude"] > 0
-    letters = re.compile(r"[\W_]+")
-    columns = ("sentence1", "sentence2")
-    tables = [pq.read_table(path, columns=list(columns)) for path in exclude]
-    held = {text for table in tables for name in columns for text in table[name].to_pylist()}
-    held = {letters.sub("", text.lower()) for text in held}
-    trained = {letters.sub("", text.lower()) for pair in sides_of(summary) for text in pair}
-    assert len(trained) > 1000
-    assert not trained & held
+    assert {anchor for anchor, _ in sides_of(summary)} == {sentence(1), sentence(2)}

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.corpus.sources import read_rows
+from pipelines.corpus.readers.sources import read_rows
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
-from pipelines.corpus.units import RUN, SCHEMA, UNITS, hash_of, unit_batches, unit_of
+from pipelines.corpus.text_units import RUN
+from pipelines.corpus.unit_schema import SCHEMA, hash_of
+from pipelines.corpus.units import UNITS, unit_batches, unit_of
 from pipelines.settings import CorpusSettings
 
 RAW = {
@@ -46,11 +48,11 @@ def units(batch, **settings):
 
 
 def texts(rows, level):
-    return [row["left"] for row in rows if row["level"] == level and row["reason"] is None]
+    return [row["anchor"] for row in rows if row["level"] == level and row["reason"] is None]
 
 
 def is_count(row):
-    return row["left"] is None and row["rows"] > 0
+    return row["anchor"] is None and row["rows"] > 0
 
 
 def test_sentences_of_a_document():
@@ -111,8 +113,8 @@ def test_titles_with_the_first_paragraph():
         ),
         pairs="title",
     )
-    assert rows[0]["left"] == "Ada Lovelace"
-    assert rows[0]["right"].startswith("Ada Lovelace was an English mathematician. She")
+    assert rows[0]["anchor"] == "Ada Lovelace"
+    assert rows[0]["positive"].startswith("Ada Lovelace was an English mathematician. She")
     assert [row["reason"] for row in rows] == [
         None,
         "not the beginning of a document",
@@ -140,7 +142,7 @@ def test_other_languages_are_dropped():
     dropped = [row for row in rows if row["reason"] == "other language"]
     assert [row["rows"] for row in dropped if is_count(row)] == [1]
     # The example stands for no row.
-    assert {(row["left"], row["rows"]) for row in dropped if not is_count(row)} == {(german, 0)}
+    assert {(row["anchor"], row["rows"]) for row in dropped if not is_count(row)} == {(german, 0)}
     assert texts(units(pieces, pairs="adjacent", languages=("de",)), SENTENCES) == [german]
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
+from corpus_factory import small_config
 from local_servers import Chat, Workspace, serving
-from small import small_config
 
-from pipelines.config import dump
+from pipelines.settings.load import dump
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["prepare", "train", "evaluate", "promote"]

@@ -2,19 +2,19 @@
 
 import os
 import re
-import socket
 import threading
+from contextvars import Context
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import storage
-from pipelines.embedding.lock import only_writer
 from pipelines.embedding.plan import ATTEMPTS, MANIFEST_FILE, PLAN_FILE, STAGED
 from pipelines.embedding.store import open_table
-from pipelines.embedding.table import embed_table
+from pipelines.embedding.table import embed_table, lock_file
 from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
+from pipelines.files.locks import held
 
 
 def bytes_of(folder) -> dict[str, bytes]:
@@ -125,16 +125,17 @@ def test_a_copied_input_lasts_as_long_as_the_job(
 
 def test_two_jobs_in_one_folder(spark, job, tmp_path) -> None:
     """Of two at once one is told who is at work; what the other makes is whole."""
-    told = rf"^embedding.output: process {os.getpid()} on {socket.gethostname()} is writing"
-    with only_writer(tmp_path / "table"), pytest.raises(InputError, match=told):
-        embed_table(spark, job())
+    told = rf"^embedding.output: .*/table is in use by `embed`, process {os.getpid()} on "
+    with held(lock_file(tmp_path / "table"), "embed"), pytest.raises(PipelineError, match=told):
+        # Of nothing that the caller holds.
+        Context().run(embed_table, spark, job())
     assert not (tmp_path / "table").exists()
     results: list[object] = []
 
     def run() -> None:
         try:
             results.append(embed_table(spark, job(part_rows=8)))
-        except InputError as error:
+        except PipelineError as error:
             results.append(error)
 
     threads = [threading.Thread(target=run) for _ in range(2)]
@@ -142,8 +143,8 @@ def test_two_jobs_in_one_folder(spark, job, tmp_path) -> None:
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
-    refused = [result for result in results if isinstance(result, InputError)]
-    done = [result for result in results if not isinstance(result, InputError)]
+    refused = [result for result in results if isinstance(result, PipelineError)]
+    done = [result for result in results if not isinstance(result, PipelineError)]
     # The second may have come when the first was done.
     assert [result.rows for result in done] == [303] * (2 - len(refused))
     for error in refused:

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config import parse
 from pipelines.embedding.partitions import Constant, partition_columns
 from pipelines.embedding.parts import read_rows
 from pipelines.embedding.plan import check_job
 from pipelines.embedding.table import embed_table
 from pipelines.errors import InputError, PipelineError
+from pipelines.settings.load import parse
 
 WESTERN = "Où est la bibliothèque ?\nDéjà vu, à côté de la forêt.\nÇa va très bien.\n"
 EVERY_KIND = """
@@ -164,17 +164,37 @@ def test_lines_in_any_encoding_and_compression(spark, job, tmp_path) -> None:
     assert sorted(found) == sorted(expected + WESTERN.splitlines())
 
 
+def test_columns_in_any_encoding_and_compression(spark, job, tmp_path) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    written = {
+        "a.csv.xz": lzma.compress('text,\n"packed, über\nall",1\n'.encode()),
+        "b.csv": f"text\n{WESTERN}".encode("cp1252").replace(b", ", b" "),
+        "c.tsv": 'more\ttext\n2\t"wide" ünder\n'.encode("utf-16"),
+    }
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+    embed_table(spark, job(folder, format="csv"))
+    table = pq.read_table(tmp_path / "table")
+    western = WESTERN.replace(", ", " ").splitlines()
+    assert table.column_names == ["text", "_c1", "more", "embedding"]
+    expected = ["packed, über\nall", *western, '"wide" ünder']
+    assert table.column("text").to_pylist() == expected
+    assert table.column("_c1").to_pylist() == ["1", None, None, None, None]
+    assert table.column("more").to_pylist() == [None, None, None, None, "2"]
+
+
 def test_text_that_cannot_be_read_is_refused(spark, job, tmp_path) -> None:
     written = {
         "cut.txt.gz": (gzip.compress(b"many lines\n" * 100)[:-9], "text", "damaged .gz"),
-        "image.txt": (b"\x89PNG\r\n" + bytes(200), "text", "image.txt: binary"),
-        "rows.csv.xz": (lzma.compress(b"text\na\n"), "csv", "Spark does not unpack .*as .gz"),
-        "rows.jsonl.zst": (b"", "jsonl", "Spark does not unpack"),
-        "rows.csv": (
-            f"text\n{WESTERN}".encode("cp1252"),
-            "csv",
-            "is in cp1252, convert it to UTF-8",
+        "image.txt": (
+            b"\x89PNG\r\n" + bytes(200),
+            "text",
+            "image.txt cannot be read as text .binary",
         ),
+        "rows.csv.xz": (b"text\na\n", "csv", "rows.csv.xz cannot be read as csv .damaged .xz"),
+        "open.csv": (b'text\n"a\n', "csv", "open.csv at byte 5: quotes that are not closed"),
+        "twice.csv": (b"text,a,a\n", "csv", "has two columns `a`, rename one of them"),
     }
     for name, (data, kind, message) in written.items():
         (tmp_path / name).write_bytes(data)

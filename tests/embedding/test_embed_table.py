@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,11 @@ from pipelines.embedding.store import open_table, read_blocks
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
 
 
 def test_spark_and_pandas_read_the_table(spark, job, small_model, sentence_file, tmp_path) -> None:
-    from pipelines.encoder.inference import load_embedder
+    from pipelines.models.inference.embedder import load_embedder
 
     summary = embed_table(spark, job())
     assert (summary.rows, summary.texts, summary.embedded) == (303, 301, 303)
@@ -41,6 +43,28 @@ def test_spark_and_pandas_read_the_table(spark, job, small_model, sentence_file,
     manifest = json.loads((folder / MANIFEST_FILE).read_text())
     assert manifest["rows"] == sum(manifest["parts"].values()) == 303
     assert (manifest["type"], manifest["dimensions"], manifest["texts"]) == ("float32", 32, 301)
+
+
+def test_a_prompt_stands_before_each_text(spark, job, small_model, tmp_path, caplog) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    caplog.set_level(logging.INFO, "pipelines")
+    model = shutil.copytree(small_model, tmp_path / "model")
+    prompts = {"query": "ask: ", "document": "text: ", "topic": "topic: "}
+    values = {"prompts": prompts, "default_prompt_name": "topic"}
+    storage.write_json(model / "config_sentence_transformers.json", values)
+    library = SentenceTransformer(str(model), device="cpu")
+    for name, encode in (("document", library.encode_document), (None, library.encode)):
+        output = tmp_path / f"{name}"
+        assert "embedding.prompt_name=document" not in caplog.text
+        embed_table(spark, job(model=str(model), output=str(output), prompt_name=name))
+        assert open_table(output).prompt_name == name
+        texts = pq.read_table(output).drop_null()
+        expected = encode(texts.column("text").to_pylist())
+        np.testing.assert_allclose(vectors_of(texts.column("embedding")), expected, atol=2e-5)
+    assert "documents after `text: `" in caplog.text
+    with pytest.raises(InputError, match=r"^embedding.prompt_name: .* begun with unset and not"):
+        check_job(job(model=str(model), output=str(output), prompt_name="query"))
 
 
 def test_a_second_run_makes_what_is_missing_alone(spark, job, tmp_path, caplog) -> None:
@@ -115,7 +139,7 @@ def test_other_formats(spark, job, tmp_path, lines, kind, quantise) -> None:
 
 
 def test_a_table_of_the_session(spark, job, small_model, tmp_path, lines) -> None:
-    from pipelines.encoder.inference import load_embedder
+    from pipelines.models.inference.embedder import load_embedder
 
     frame = spark.createDataFrame([(text,) for text in [*lines[:5], None]], "text string")
     frame.createOrReplaceTempView("embedded_lines")

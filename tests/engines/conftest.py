@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contestants import CONTESTANTS, FIRST_OF_ENGINES, Contestant
-from small import small_config
+from corpus_factory import small_config
+from engine_cases import ENGINE_CASES, FIRST_OF_ENGINES, EngineCase
 
-from pipelines import workflow
-from pipelines.encoder.folder import start_encoder
 from pipelines.lanes.files import LaneManifest
-from pipelines.training.checkpoint import Checkpoint, save_checkpoint
-from pipelines.training.run import TrainingRun
-from pipelines.training.worker import STEPPERS
+from pipelines.models.folder import start_encoder
+from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
+from pipelines.runs.run import TrainingRun
+from pipelines.training.steppers import STEPPERS
+from pipelines.training_job import batch_plan
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
         save_checkpoint(run_folder, Checkpoint(0, spec, weights, {}), 9)
         return TrainingRun(
             config=config,
-            plan=workflow._plan(config, manifest),
+            plan=batch_plan(config, manifest),
             manifest=manifest,
             lanes_folder=data / "lanes",
             run_folder=run_folder,
@@ -40,34 +40,34 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
     return make
 
 
-def in_matrix(unless: Callable[[Contestant], bool]) -> list:
-    """The contestants as parameters, in the matrix alone unless a condition holds."""
+def in_matrix(unless: Callable[[EngineCase], bool]) -> list:
+    """The engine cases as parameters, in the matrix alone unless a condition holds."""
     return [
         pytest.param(
             one, marks=one.marks + (() if unless(one) else (pytest.mark.matrix,)), id=str(one)
         )
-        for one in CONTESTANTS
+        for one in ENGINE_CASES
     ]
 
 
 @pytest.fixture(params=in_matrix(unless=lambda one: one.trains))
-def contestant(request, monkeypatch) -> Contestant:
+def engine_case(request, monkeypatch) -> EngineCase:
     """Every engine in turn."""
-    monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
+    monkeypatch.setitem(STEPPERS.entries, "numpy", "numpy_stepper:NumpyStepper")
     return request.param
 
 
 @pytest.fixture(
     params=[param for param in in_matrix(unless=lambda one: one.faults) if param.values[0].watched]
 )
-def killable(request, monkeypatch) -> Contestant:
+def killable(request, monkeypatch) -> EngineCase:
     """Every engine in turn whose workers are processes of ours; Spark's have tests of their own."""
-    monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
+    monkeypatch.setitem(STEPPERS.entries, "numpy", "numpy_stepper:NumpyStepper")
     return request.param
 
 
 @pytest.fixture(params=in_matrix(unless=lambda one: one in FIRST_OF_ENGINES))
-def each_engine(request, monkeypatch) -> Contestant:
+def each_engine(request, monkeypatch) -> EngineCase:
     """Every engine once; in the matrix in every mode."""
-    monkeypatch.setitem(STEPPERS, "numpy", ("numpy_stepper", "NumpyStepper"))
+    monkeypatch.setitem(STEPPERS.entries, "numpy", "numpy_stepper:NumpyStepper")
     return request.param

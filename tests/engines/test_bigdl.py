@@ -13,28 +13,25 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from contestants import resumed
+from corpus_factory import small_config
+from engine_cases import resumed
 from hypothesis import given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
-from small import small_config
 
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import random_weights
-from pipelines.engines import engine
 from pipelines.engines.bigdl import jars, memory
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
-from pipelines.engines.bigdl.watch import told
+from pipelines.engines.bigdl.progress import parse_progress
+from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable, InputError
 from pipelines.lanes.files import Granule, LaneReader, Side
-from pipelines.objectives import OBJECTIVES
-from pipelines.settings import Config, ObjectiveSettings, TrainingSettings
-from pipelines.training.checkpoint import (
-    Checkpoint,
-    checkpoint_steps,
-    load_checkpoint,
-    save_checkpoint,
-)
+from pipelines.losses import LOSSES
+from pipelines.losses.candidates import Picks
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.weights import random_weights
+from pipelines.runs.checkpoint import Checkpoint, checkpoint_steps, load_checkpoint, save_checkpoint
+from pipelines.settings import Config, TrainingSettings
+from pipelines.settings.objective import objective
 
 pytest.importorskip("bigdl", reason="BigDL is not installed")
 training_graph = pytest.importorskip("pipelines.engines.bigdl.graph").training_graph
@@ -43,7 +40,7 @@ STEPS = 12
 
 
 def trained(spark, run, on_metrics=lambda line: None):
-    return np.array(engine("bigdl").train(spark, run, on_metrics).losses)
+    return np.array(load_engine("bigdl").train(spark, run, on_metrics).losses)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +53,7 @@ def expected(reference, spark, make_run, **settings):
     key = tuple(settings.items())
     if key not in reference:
         run = make_run(STEPS, "reference", workers=1, framework="torch", **settings)
-        reference[key] = np.array(engine("local").train(spark, run, lambda line: None).losses)
+        reference[key] = np.array(load_engine("local").train(spark, run, lambda line: None).losses)
     return reference[key]
 
 
@@ -90,7 +87,7 @@ def blocks(spark):
 
 def test_slices_that_are_not_alike_and_what_is_left_afterwards(spark, make_run, monkeypatch):
     # An odd number of weights, which two workers cannot share evenly.
-    spec = EncoderSpec(vocabulary=2000, layers=1, hidden=33, heads=3, intermediate=64)
+    spec = BertSpec(vocabulary=2000, layers=1, hidden=33, heads=3, intermediate=64)
     weights = random_weights(spec, 1)
     assert sum(value.size for value in weights.values()) % 2 == 1
     settings = {"weight_decay": 0.1, "clip_norm": 0.5}
@@ -105,7 +102,7 @@ def test_slices_that_are_not_alike_and_what_is_left_afterwards(spark, make_run, 
     curves = {}
     for name, run in runs.items():
         save_checkpoint(run.run_folder, Checkpoint(0, spec, weights, {}), 9)
-        curves[name] = engine(name).train(spark, run, lambda line: None).losses
+        curves[name] = load_engine(name).train(spark, run, lambda line: None).losses
     np.testing.assert_allclose(curves["bigdl"], curves["local"], rtol=1e-3)
     last, expected = (load_checkpoint(runs[name].run_folder, STEPS) for name in runs)
     for name, weight in expected.weights.items():
@@ -125,7 +122,7 @@ def test_a_task_that_is_made_again_is_refused(spark, make_run):
     inputs = []
     for step, addresses in run.shares(0, 1):
         granules = [reader.granule(address) for address in addresses]
-        batch = graph.classes.Granules.read(packed(step.index, granules, run, scored=False))
+        batch = graph.classes.Granules.read(packed(step.index, granules, run))
         inputs.append(batch.getInput())
     graph.model.forward(inputs[0])
     graph.model.forward(inputs[1])
@@ -137,8 +134,8 @@ def test_a_task_that_is_made_again_is_refused(spark, make_run):
 def executors_process(spark, rank):
     """The process of a worker's executor, by the port of its block manager."""
     context = spark.sparkContext
-    places = context._jvm.sentencepipelines.Runs.places(context._jsc, "Thread Model RDD", 2)
-    port = int(places.split("\n")[rank].rpartition(":")[2])
+    locations = context._jvm.sentencepipelines.Runs.locations(context._jsc, "Thread Model RDD", 2)
+    port = int(locations.split("\n")[rank].rpartition(":")[2])
     for process in psutil.Process().children(recursive=True):
         if process.name() == "java" and any(
             one.status == psutil.CONN_LISTEN and one.laddr.port == port
@@ -182,25 +179,28 @@ def test_a_loss_is_that_of_pytorch(spark, name, sides):
     units = texts / np.linalg.norm(texts, axis=-1, keepdims=True)
     scores = generator.uniform(size=(4, 6)).astype(np.float32)
     inputs = [Input() for _ in range(sides)]
-    node, criterion = OBJECTIVES[name].form("bigdl")(inputs, 6, 0.1)
-    scored = OBJECTIVES[name].needs == "scores"
+    loss = LOSSES.load(name)
+    settings = objective(name).model_copy(update={"temperature": 0.1})
+    node, criterion = loss.form("bigdl")(inputs, 6, settings)
+    scored = loss.needs == "scores"
     targets = scores if scored else np.tile(np.arange(1, 7, dtype=np.float32), 4)
     output = Model(inputs, [node]).forward(list(units))
     ours = criterion.forward(output, targets.reshape(-1))
+    picks = Picks(torch.arange(6), torch.empty((0, 2), dtype=torch.int64))
     theirs = [
-        OBJECTIVES[name].form("torch")(
-            [torch.from_numpy(side[granule]) for side in texts],
-            torch.from_numpy(scores[granule]),
-            0.1,
+        loss.form("torch")(
+            [torch.from_numpy(side[granule]) for side in units],
+            torch.from_numpy(scores[granule]) if scored else picks,
+            settings,
         )
         for granule in range(4)
     ]
     assert ours == pytest.approx(float(torch.stack(theirs).mean()), rel=1e-5)
 
 
-def granule(number, lengths):
+def granule(number, lengths, groups=(1, 2, 3)):
     side = Side(np.arange(number, number + 24, dtype=np.int32).reshape(3, 8), np.array(lengths))
-    return Granule(number=number, left=side)
+    return Granule(number=number, groups=np.array(groups), anchor=side)
 
 
 def test_a_thread_gets_its_granules_whole(spark, make_run):
@@ -208,22 +208,27 @@ def test_a_thread_gets_its_granules_whole(spark, make_run):
 
     run = make_run(1)
     classes = provide_classes(spark.sparkContext)
-    granules = [granule(100, [8, 1, 3]), granule(200, [2, 2, 2]), granule(300, [5, 8, 1])]
-    objective = run.config.objective.model_copy(update={"name": "twins"})
-    config = run.config.model_copy(update={"objective": objective})
+    granules = [
+        granule(100, [8, 1, 3], groups=[1, 1, 1]),
+        granule(200, [2, 2, 2]),
+        granule(300, [5, 8, 1], groups=[4, 3, 4]),
+    ]
+    config = run.config.model_copy(update={"objective": objective("simcse")})
     singles = dataclasses.replace(
         run, config=config, manifest=dataclasses.replace(run.manifest, paired=False)
     )
-    batch = classes.Granules.read(packed(7, granules, singles, scored=False))
+    batch = classes.Granules.read(packed(7, granules, singles))
     assert batch.size() == 3
     part = batch.slice(2, 2)
     ids, lengths = (part.getInput().apply(number) for number in (1, 2))
-    # `twins` embeds the same texts twice.
+    # `simcse` embeds the same texts twice.
     assert [lengths.valueAt(place) for place in range(1, 13)] == [2, 2, 2] * 2 + [5, 8, 1] * 2
     assert ids.nElement() == 2 * 6 + 2 * 14
     assert [ids.valueAt(place) for place in (1, 3, 13)] == [200, 208, 300]
     assert part.getTarget().nElement() == 6
     assert part.getInput().apply(4) == 7
+    # Of 3 x 3 similarities, those of two texts of one group.
+    assert [list(locations) for locations in part.getInput().apply(5)] == [[], [2, 6]]
 
 
 @given(
@@ -236,7 +241,7 @@ def test_parts_are_the_run(first, count, tokens):
         plan=SimpleNamespace(granules_per_step=2),
         config=Config(training=TrainingSettings(workers=2)),
         manifest=SimpleNamespace(granule=8, max_length=16),
-        sides=("left", "right"),
+        sides=("anchor", "positive"),
         first_step=first,
         last_step=first + count,
     )
@@ -258,26 +263,26 @@ def test_replicas_share_the_granules_of_a_worker_evenly(threads, workers, granul
 
 
 def test_what_dllib_tells():
-    first, second = told("0 0 1.5 0\n1 2.25 3.5 0.75\n")
+    first, second = parse_progress("0 0 1.5 0\n1 2.25 3.5 0.75\n")
     assert (first.steps, first.seconds) == (0, 1.5)
     assert (second.steps, second.loss, second.seconds, second.computing) == (1, 2.25, 3.5, 0.75)
 
 
 @pytest.mark.parametrize(
-    ("training", "objective", "key"),
+    ("training", "keys", "key"),
     [
         ({"precision": "bf16"}, {}, "training.precision"),
         ({"dropout": 0.1}, {}, "training.dropout"),
         ({}, {"negatives": "step"}, "objective.negatives"),
     ],
 )
-def test_what_dllib_cannot_do_is_refused(spark, training, objective, key):
+def test_what_dllib_cannot_do_is_refused(spark, training, keys, key):
     config = Config(
         training=TrainingSettings(engine="bigdl", framework="bigdl", **training),
-        objective=ObjectiveSettings(**objective),
+        objective=objective(**keys),
     )
     with pytest.raises(InputError, match=f"^{key}: "):
-        engine("bigdl").check(spark, config)
+        load_engine("bigdl").check(spark, config)
 
 
 def test_class_paths_are_added_to_what_is_there():
@@ -323,7 +328,7 @@ def test_folders_on_the_class_path_are_looked_into_where_they_are_here(tmp_path)
     jars.check_class_paths({"spark.executor.extraClassPath": "/nowhere/here/*"}, on_driver=True)
 
 
-MINILM = EncoderSpec(vocabulary=30522, layers=6, hidden=384, heads=12, intermediate=1536)
+MINILM = BertSpec(vocabulary=30522, layers=6, hidden=384, heads=12, intermediate=1536)
 
 
 def test_memory_that_does_not_suffice_is_refused():
@@ -344,13 +349,14 @@ def test_a_session_that_is_too_small_is_refused_before_anything_is_written(spark
     config = small_config(prepared, engine="bigdl", framework="bigdl")
     encoder = config.encoder.model_copy(update={"hidden": 8192, "intermediate": 8192})
     with pytest.raises(EngineUnavailable, match=r"^spark\.executor\.memory: .* at least \d+m"):
-        engine("bigdl").check(spark, config.model_copy(update={"encoder": encoder}))
+        load_engine("bigdl").check(spark, config.model_copy(update={"encoder": encoder}))
 
 
 IN_ONE_PROCESS = """
 import sys
-from pipelines import config, workflow
-from pipelines.session import stopped_at_the_end
+from pipelines import workflow
+from pipelines.settings import load as config
+from pipelines.spark.session import stopped_at_the_end
 with stopped_at_the_end():
     workflow.train(config.load(None, sys.argv[1:]))
 """

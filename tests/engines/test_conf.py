@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.cli import main
-from pipelines.engines import REGISTRY, engine
-from pipelines.engines.conf import ConfRule, all_rules, refuse_unfit, submit_conf
-from pipelines.engines.overview import conf_lines
+from pipelines.engines import ENGINES
+from pipelines.engines.conf import ConfRule, check_conf
+from pipelines.engines.loading import load_engine
+from pipelines.engines.overview import all_rules
+from pipelines.engines.submission import conf_lines, submit_conf
 from pipelines.errors import EngineUnavailable
 from pipelines.settings import Config, TrainingSettings
 
@@ -23,28 +25,35 @@ def config(name: str, framework: str, **training) -> Config:
     return Config(training=TrainingSettings(engine=name, framework=framework, **training))
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", ENGINES)
 def test_what_is_printed_is_what_the_engine_accepts(name):
-    found = engine(name)
+    found = load_engine(name)
     for framework in found.frameworks:
         asked = config(name, framework, workers=3, threads=2, granules_per_step=3)
         conf = submit_conf(found, asked)
-        refuse_unfit(conf, name, found.conf_rules(asked))
+        check_conf(conf, name, found.conf_rules(asked))
         if found.needs_spark:
             assert int(conf["spark.cores.max"]) == 2 * found.executors(asked)
             assert conf["spark.task.cpus"] == conf["spark.executor.cores"] == "2"
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), [(name, rule) for name in REGISTRY for rule in all_rules(engine(name))]
+    ("name", "rule"), [(name, rule) for name in ENGINES for rule in all_rules(load_engine(name))]
 )
 def test_the_contrary_of_a_rule_is_refused_with_its_key(name, rule):
     wrong = "2" if rule.most is not None else {"true": "false", "false": "true"}[rule.value]
     with pytest.raises(EngineUnavailable, match=f"^{rule.key}: engine {name} ") as refused:
-        refuse_unfit({rule.key: wrong}, name, [rule])
+        check_conf({rule.key: wrong}, name, [rule])
     assert refused.value.remedy == rule.remedy
-    refuse_unfit({}, name, [rule])
-    refuse_unfit({rule.key: rule.value}, name, [rule])
+    check_conf({}, name, [rule])
+    check_conf({rule.key: rule.value}, name, [rule])
+
+
+@pytest.mark.parametrize("amount", ["0.5", "1.0", "one", "-1", "2"])
+def test_an_amount_that_no_library_reads_is_refused(amount):
+    (rule,) = (rule for rule in all_rules(load_engine("torch")) if rule.most is not None)
+    with pytest.raises(EngineUnavailable, match=rf"^{rule.key}: .* on one GPU, set 1$"):
+        check_conf({rule.key: amount}, "torch", [rule])
 
 
 def test_a_user_may_take_the_consequences():
@@ -63,24 +72,28 @@ def test_a_shell_reads_the_lines_as_they_are_meant(conf):
 
 def test_the_users_own_conf_wins():
     asked = Config(spark={"executor.cores": "4", "master": "local[2]"})
-    conf = submit_conf(engine("tensorflowonspark"), asked)
+    conf = submit_conf(load_engine("tensorflowonspark"), asked)
     assert conf["spark.executor.cores"] == "4"
     assert "spark.master" not in conf
 
 
 def test_bigdl_has_its_jars_sent_along():
     pytest.importorskip("bigdl", reason="BigDL is not installed")
-    found = engine("bigdl")
+    found = load_engine("bigdl")
     assert "bigdl-dllib" in submit_conf(found, config("bigdl", "bigdl"))["spark.jars"]
     assert "spark.jars" not in submit_conf(found, config("bigdl", "torch"))
 
 
 def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["engines"]) == 0
     table = capsys.readouterr().out
-    assert [name for name in REGISTRY if name not in table] == []
-    assert "spark.python.worker.reuse true" in table
+    assert max(map(len, table.splitlines())) <= 80
+    # Whole words, so that a key can be copied.
+    words = {word.rstrip(".,:;)").lstrip("(") for word in table.split()}
+    assert set(ENGINES) <= words
+    keys = {rule.key for name in ENGINES for rule in all_rules(load_engine(name))}
+    assert {key for key in keys if key not in words} == set()
     file = tmp_path / "job.yaml"
     file.write_text("training: {framework: torch, workers: 2, threads: 3}\n")
     assert main(["engines", "torch", "--config", str(file)]) == 0
@@ -93,7 +106,7 @@ def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatc
 
 def test_lines_for_the_defaults_need_no_file(capsys):
     assert main(["engines", "--defaults"]) == 0
-    chosen, default = engine(Config().training.engine), Config()
+    chosen, default = load_engine(Config().training.engine), Config()
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert dict(lines) == submit_conf(chosen, default)
     assert main(["engines", "torch", "--defaults"]) == 2

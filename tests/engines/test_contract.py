@@ -12,12 +12,14 @@ import time
 import numpy as np
 import psutil
 import pytest
-from contestants import CONTESTANTS, WITH_HOROVOD, resumed
+from engine_cases import ENGINE_CASES, WITH_HOROVOD, resumed
+from lanes_factory import damage_lane
 
-from pipelines.engines import REGISTRY, engine
+from pipelines.engines import ENGINES
+from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError
-from pipelines.training.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint
-from pipelines.training.monitor import Monitor
+from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint
+from pipelines.training.control.monitor import Monitor
 
 STEPS = 24
 
@@ -74,11 +76,11 @@ def still_losses():
     return {}
 
 
-def losses_without_learning(spark, contestant, make_run, known):
+def losses_without_learning(spark, engine_case, make_run, known):
     """The losses of the same steps with the weights as they were: steps are not equally hard."""
-    framework = contestant.training.get("framework", "tensorflow")
+    framework = engine_case.training.get("framework", "tensorflow")
     if framework not in known:
-        still = contestant.make() if framework == "numpy" else engine("local")
+        still = engine_case.make() if framework == "numpy" else load_engine("local")
         known_locally = framework if framework in {"numpy", *still.frameworks} else "torch"
         settings = {"workers": 1, "learning_rate": 1e-12, "framework": known_locally}
         run = make_run(STEPS, "still", **settings)
@@ -98,17 +100,17 @@ def taken_ports():
 
 def test_every_mode_of_every_engine_is_under_contract():
     tested = {
-        (contestant.name.partition("-")[0], contestant.training.get("mode", "sync"))
-        for contestant in CONTESTANTS
+        (engine_case.name.partition("-")[0], engine_case.training.get("mode", "sync"))
+        for engine_case in ENGINE_CASES
     }
-    assert tested >= {(name, mode) for name in REGISTRY for mode in engine(name).modes}
+    assert tested >= {(name, mode) for name in ENGINES for mode in load_engine(name).modes}
 
 
 def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
-    contestant, make_run, spark, still_losses
+    engine_case, make_run, spark, still_losses
 ):
-    made, lines = contestant.make(), []
-    run = make_run(STEPS, checkpoint_every=10, **contestant.training)
+    made, lines = engine_case.make(), []
+    run = make_run(STEPS, checkpoint_every=10, **engine_case.training)
     made.check(spark, run.config)
     before, ports = started(), listening()
     with taken_ports():
@@ -116,23 +118,23 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
 
     assert outcome.steps == STEPS == len(outcome.losses)
     assert outcome.examples == STEPS * 2 * run.manifest.granule
-    untrained = losses_without_learning(spark, contestant, make_run, still_losses)
-    assert np.mean(outcome.losses[-10:]) < contestant.falls_to * np.mean(untrained[-10:])
+    untrained = losses_without_learning(spark, engine_case, make_run, still_losses)
+    assert np.mean(outcome.losses[-10:]) < engine_case.falls_to * np.mean(untrained[-10:])
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in lines] == list(outcome.losses)
     assert all(0 <= line["padding"] < 1 and line["examples_per_second"] > 0 for line in lines)
     assert checkpoint_steps(run.run_folder) == [0, 10, 20, STEPS]
-    check_times(lines, contestant)
+    check_times(lines, engine_case)
 
     assert (outcome.staleness is None) == (run.config.training.mode == "sync")
 
     start = load_checkpoint(run.run_folder, 20).weights
     losses, whole = outcome.losses[20:], load_checkpoint(run.run_folder, STEPS).weights
     shutil.rmtree(checkpoint_path(run.run_folder, STEPS))
-    if not contestant.repeats:
+    if not engine_case.repeats:
         # What it makes in step is what one process makes, which goes on from the same state.
         alone = with_training(run, mode="sync", feed="lanes", workers=1)
-        losses = engine("local").train(spark, resumed(alone, 20), lambda line: None).losses
+        losses = load_engine("local").train(spark, resumed(alone, 20), lambda line: None).losses
         whole = load_checkpoint(run.run_folder, STEPS).weights
         shutil.rmtree(checkpoint_path(run.run_folder, STEPS))
         run = with_training(run, max_staleness=0)
@@ -149,15 +151,15 @@ def distance(weights, others):
     return np.linalg.norm([np.linalg.norm(weights[name] - others[name]) for name in others])
 
 
-def check_times(lines, contestant):
+def check_times(lines, engine_case):
     """Workers tell where their time went, if a loop of ours made their steps."""
-    assert all(bool(line["workers"]) == contestant.watched for line in lines)
+    assert all(bool(line["workers"]) == engine_case.watched for line in lines)
     for worker in (worker for line in lines for worker in line["workers"]):
         told = {"rank", "examples", "tokens", "seconds"}
         parts = {name: seconds for name, seconds in worker.items() if name not in told}
         assert min(parts.values()) >= 0
         assert sum(parts.values()) == pytest.approx(worker["seconds"], abs=1e-3)
-        is_whole = contestant.training.get("sharding", "none") == "none"
+        is_whole = engine_case.training.get("sharding", "none") == "none"
         assert ("communication" in parts) == is_whole
 
 
@@ -183,17 +185,16 @@ def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, name
 
     rows = spark.range(2).repartition(2).mapInArrow(compute_with_tensorflow, "id long")
     assert rows.count() == 2
-    outcome = engine(name).train(spark, make_run(2, workers=2), lambda line: None)
+    outcome = load_engine(name).train(spark, make_run(2, workers=2), lambda line: None)
     assert outcome.steps == 2
 
 
 def test_a_worker_that_fails_is_named(each_engine, make_run, spark, tmp_path):
     run = make_run(STEPS, **each_engine.training)
-    # The worker that owns the last lane finds it missing when it gets there.
+    # The worker that owns the last lane finds another token in it when it gets there.
     lanes = tmp_path / "lanes"
     shutil.copytree(run.lanes_folder, lanes)
-    missing = f"lane-{run.manifest.lanes - 1:03d}"
-    shutil.rmtree(lanes / missing)
+    damage_lane(lanes, run.manifest, run.manifest.lanes - 1)
     broken = type(run)(**(vars(run) | {"lanes_folder": lanes}))
     before, ports, began = started(), listening(), time.monotonic()
     with pytest.raises(EngineError) as caught:
@@ -202,19 +203,20 @@ def test_a_worker_that_fails_is_named(each_engine, make_run, spark, tmp_path):
     rank, lane = place_of_the_last_lane(each_engine)
     where = rf"rank {rank}, host {socket.gethostname()}, lane {lane}: "
     assert re.search(where, str(caught.value))
-    assert missing in str(caught.value)
+    damaged = rf"lane-{run.manifest.lanes - 1:03d}/part-00000\.arrow: granule \d+ is damaged: "
+    assert re.search(damaged, str(caught.value))
     wait_until_gone(before, ports)
     assert spark.range(3).count() == 3, "the session lives on"
 
 
-def place_of_the_last_lane(contestant):
+def place_of_the_last_lane(engine_case):
     """Rank and first lane of the worker that reads the last lane, as patterns."""
-    if contestant.name.partition("-")[0] in {"test", "local"}:
+    if engine_case.name.partition("-")[0] in {"test", "local"}:
         return "0", "0"
-    if contestant.training.get("mode", "sync") != "sync":
+    if engine_case.training.get("mode", "sync") != "sync":
         return r"\d", "0"
     # Fed by Spark, any worker may have got the partition that reads it.
-    return (r"\d", r"\d") if contestant.training.get("feed") == "spark" else ("1", "1")
+    return (r"\d", r"\d") if engine_case.training.get("feed") == "spark" else ("1", "1")
 
 
 def test_an_objective_that_fails_on_an_executor_ends_the_run(each_engine, make_run, spark):
@@ -228,6 +230,15 @@ def test_an_objective_that_fails_on_an_executor_ends_the_run(each_engine, make_r
         )
     assert checkpoint_steps(run.run_folder) == [0]
     wait_until_gone(before, ports)
+
+
+@pytest.mark.matrix
+def test_a_last_step_that_leaves_no_numbers_is_not_kept(each_engine, make_run, spark):
+    """Its loss, which is computed before the update, is as it should be."""
+    run = make_run(1, learning_rate=1e39, warmup=0.0, **each_engine.training)
+    with pytest.raises(EngineError, match=r"lower training\.learning_rate"):
+        each_engine.make().train(spark, run, lambda line: None)
+    assert checkpoint_steps(run.run_folder) == [0]
 
 
 @pytest.fixture

@@ -2,9 +2,12 @@
 
 import pytest
 
-from pipelines.engines.conf import refuse_unfit
-from pipelines.engines.distributor import distributor_rules
+from pipelines.engines.conf import check_conf
+from pipelines.engines.distributor_engine import distributor_rules
+from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineUnavailable
+from pipelines.settings import Config
+from pipelines.training.worker import STEPPERS
 
 IGNORE = "pytorch.spark.distributor.ignoreSsl"
 RULES = distributor_rules(IGNORE)
@@ -21,10 +24,21 @@ RULES = distributor_rules(IGNORE)
 )
 def test_a_conf_that_does_not_fit_is_named(key, value):
     with pytest.raises(EngineUnavailable, match=key):
-        refuse_unfit({key: value}, "torch", RULES)
+        check_conf({key: value}, "torch", RULES)
 
 
 def test_a_conf_that_fits_passes():
-    refuse_unfit({}, "torch", RULES)
-    refuse_unfit({"spark.ssl.enabled": "true", IGNORE: "true"}, "torch", RULES)
-    refuse_unfit({"spark.task.resource.gpu.amount": "1"}, "torch", RULES)
+    check_conf({}, "torch", RULES)
+    check_conf({"spark.ssl.enabled": "true", IGNORE: "true"}, "torch", RULES)
+    check_conf({"spark.task.resource.gpu.amount": "1"}, "torch", RULES)
+
+
+@pytest.mark.parametrize("name", ["torch", "deepspeed"])
+def test_every_sharding_has_a_stepper(name):
+    engine = load_engine(name)
+    assert set(engine.steppers.values()) <= set(STEPPERS)
+
+
+def test_without_a_session_it_does_not_start():
+    with pytest.raises(ValueError, match="engine torch trains in a Spark session"):
+        load_engine("torch").check(None, Config())

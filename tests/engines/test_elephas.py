@@ -7,17 +7,16 @@ import numpy as np
 import psutil
 import pytest
 from pyspark import SparkConf
-from strangers import approach, tells_nothing
+from unauthenticated import approach, tells_nothing
 
-from pipelines.engines import engine
 from pipelines.engines.elephas.spark_model import GranuleModel
+from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable
-from pipelines.training.checkpoint import load_checkpoint
-from pipelines.training.exchange import Alone
+from pipelines.runs.checkpoint import load_checkpoint
+from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import lane_feed
 from pipelines.training.rounds import checkpoint_of, round_ends, state_of
-from pipelines.training.run import TrainingRun, WorkerTask
-from pipelines.training.schedule import learning_rate
 
 STEPS = 12
 
@@ -36,7 +35,7 @@ def reference(spark, make_run, references):
 
 
 def losses(spark, run, name="elephas", on_metrics=lambda line: None):
-    return np.array(engine(name).train(spark, run, on_metrics).losses)
+    return np.array(load_engine(name).train(spark, run, on_metrics).losses)
 
 
 def listening() -> set[int]:
@@ -58,7 +57,7 @@ def test_one_worker_gives_the_curve_of_the_reference(spark, make_run, reference,
 
 
 @pytest.mark.parametrize("transport", ["http", "socket"])
-def test_in_step_the_curve_is_the_reference_even_among_strangers(
+def test_in_step_the_curve_is_the_reference_even_among_unauthenticated_clients(
     spark, make_run, reference, transport
 ):
     run = make_run(STEPS, mode="async", max_staleness=0, transport=transport, checkpoint_every=5)
@@ -92,16 +91,16 @@ def test_rounds_average_weights_and_optimiser(spark, make_run):
 
 def averaged_by_hand(run: TrainingRun):
     """The mean losses of the steps, and the last state, of two workers in this process."""
-    from pipelines.training.tensorflow import TensorFlowStepper
+    from pipelines.training.steppers.tensorflow import TensorFlowStepper
 
     first = load_checkpoint(run.run_folder, 0)
     tasks = [WorkerTask(run=run, rank=r, workers=2, monitor=("", 0), token="") for r in (0, 1)]
-    steppers = [TensorFlowStepper(task, first, Alone()) for task in tasks]
+    steppers = [TensorFlowStepper(task, first, SingleProcess()) for task in tasks]
     feeds = [lane_feed(task) for task in tasks]
     curve, begin, mean = [], 0, first
     for end in round_ends(run):
         for step in range(begin, end):
-            rate = learning_rate(step, run.last_step, run.config.training)
+            rate = run.learning_rate(step)
             pairs = zip(steppers, feeds, strict=True)
             curve.append(np.mean([stepper.step(next(feed), rate) for stepper, feed in pairs]))
         states = [state_of(stepper.checkpoint(end)) for stepper in steppers]
@@ -115,7 +114,7 @@ def averaged_by_hand(run: TrainingRun):
 def test_hogwild_trains_and_tells_how_old_its_gradients_were(spark, make_run):
     lines = []
     run = make_run(40, mode="hogwild", schedule="constant", max_staleness=3)
-    outcome = engine("elephas").train(spark, run, lines.append)
+    outcome = load_engine("elephas").train(spark, run, lines.append)
     assert np.mean(outcome.losses[-5:]) < np.mean(outcome.losses[:5])
     assert outcome.staleness is not None
     assert 0 <= outcome.staleness.mean <= outcome.staleness.most
@@ -164,13 +163,13 @@ def test_the_master_network_holds_the_result(spark, make_run, monkeypatch):
 def test_too_few_slots_and_speculation_are_refused(spark, make_run):
     run = make_run(2, mode="async", workers=50, start_seconds=1)
     with pytest.raises(EngineUnavailable, match=r"training\.workers: .* 50 tasks at once"):
-        engine("elephas").check(spark, run.config)
-    engine("elephas").check(spark, make_run(2).config)
+        load_engine("elephas").check(spark, run.config)
+    load_engine("elephas").check(spark, make_run(2).config)
     speculating = SimpleNamespace(
         getConf=lambda: SparkConf(loadDefaults=False).set("spark.speculation", "true")
     )
     with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
-        engine("elephas").check(SimpleNamespace(sparkContext=speculating), run.config)
+        load_engine("elephas").check(SimpleNamespace(sparkContext=speculating), run.config)
 
 
 def test_negatives_of_a_step_that_nobody_sees_are_refused(spark, make_run):
@@ -178,6 +177,6 @@ def test_negatives_of_a_step_that_nobody_sees_are_refused(spark, make_run):
     objective = config.objective.model_copy(update={"negatives": "step"})
     config = config.model_copy(update={"objective": objective})
     with pytest.raises(EngineUnavailable, match=r"objective\.negatives: .* granule"):
-        engine("elephas").check(spark, config)
+        load_engine("elephas").check(spark, config)
     training = config.training.model_copy(update={"mode": "async"})
-    engine("elephas").check(spark, config.model_copy(update={"training": training}))
+    load_engine("elephas").check(spark, config.model_copy(update={"training": training}))

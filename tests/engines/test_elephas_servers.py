@@ -14,25 +14,25 @@ import pytest
 import tensorflow as tf
 from elephas.utils import bytes_to_weights, weights_to_bytes
 from elephas.utils.serialization import model_to_dict
-from strangers import approach, tells_nothing
+from unauthenticated import approach, tells_nothing
 
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.tensorflow import forward
-from pipelines.encoder.weights import random_weights, weight_shapes
 from pipelines.engines.elephas.model import encoder_model
-from pipelines.engines.elephas.spark_model import _MODES, ClientServerFactory
+from pipelines.engines.elephas.spark_model import MODES, ClientServerFactory
 from pipelines.lanes.plan import BatchPlan
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.frameworks.tensorflow import forward
+from pipelines.models.weights import random_weights, weight_shapes
+from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config, TrainingSettings
-from pipelines.training import doors
-from pipelines.training.adamw import AdamW
-from pipelines.training.checkpoint import Checkpoint
-from pipelines.training.parameter_server.exchanges import ServedParameters, ServedRounds
-from pipelines.training.parameter_server.keepers import KEEPERS
-from pipelines.training.parameter_server.wire import ASKED, LENGTH, Asked, Layout, forms
-from pipelines.training.run import TrainingRun, WorkerTask
+from pipelines.training.control import authenticated_server as doors
+from pipelines.training.parameter_server.messages import LENGTH, REQUEST, Layout, Request, forms
+from pipelines.training.parameter_server.remote_state import ServedParameters, ServedRounds
+from pipelines.training.parameter_server.updates import STORES
+from pipelines.training.steppers.adamw import AdamW
 
 TOKEN = "5" * 64
-SPEC = EncoderSpec(vocabulary=50, layers=1, hidden=8, heads=2, intermediate=16, positions=16)
+SPEC = BertSpec(vocabulary=50, layers=1, hidden=8, heads=2, intermediate=16, positions=16)
 START = Checkpoint(0, SPEC, random_weights(SPEC, 1), {})
 
 
@@ -57,20 +57,20 @@ class Served:
         self.run, self.transport = make_run(mode), transport
         model = encoder_model(SPEC, START.weights, self.run.config.training)
         self.factory = ClientServerFactory.get_factory(f"granules-{transport}")
-        self.server = self.factory.create_server(model_to_dict(model), 0, _MODES[mode])
-        self.keeper = KEEPERS[mode](self.run, START)
-        self.server.hold(self.keeper, "127.0.0.1", TOKEN)
+        self.server = self.factory.create_server(model_to_dict(model), 0, MODES[mode])
+        self.store = STORES[mode](self.run, START)
+        self.server.listen(self.store, "127.0.0.1", TOKEN)
         self.address = ("127.0.0.1", self.server.port)
         self.server.start()
 
     def client(self, token: str = TOKEN):
         client = self.factory.create_client(0)
-        client.reach(self.address, token, self.keeper.forms, 5.0)
+        client.configure(self.address, token, self.store.forms, 5.0)
         return client
 
     def way(self, kind, rank: int = 0):
         task = WorkerTask(run=self.run, rank=rank, workers=2, monitor=("", 0), token="")
-        return kind(self.client().line, task)
+        return kind(self.client().connection, task)
 
     def raw(self, body: bytes, name: str = "update", length: int | None = None) -> None:
         """Sends a body with the right token, and waits for the end of the connection."""
@@ -78,7 +78,7 @@ class Served:
         heads = {
             "http": f"POST /{name} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n"
             f"Content-Length: {length}\r\n\r\n".encode(),
-            "socket": TOKEN.encode() + self.keeper.forms[name].letter + LENGTH.pack(length),
+            "socket": TOKEN.encode() + self.store.forms[name].letter + LENGTH.pack(length),
         }
         with socket.create_connection(self.address, timeout=5) as connection:
             try:
@@ -154,17 +154,17 @@ def test_a_resumed_server_counts_on_and_keeps_the_moments():
     for step in range(3):
         expected.update(gradients(step), 1e-2, step + 1)
     state = Checkpoint(3, SPEC, expected.weights, expected.moments)
-    keeper = KEEPERS["async"](run, state)
-    assert keeper.reading["progress"](Asked(), {}).numbers == (3, 3)
+    store = STORES["async"](run, state)
+    assert store.reading["progress"](Request(), {}).header == (3, 3)
     for step in (3, 4):
-        answer = keeper.writing["update"](Asked(step=step, amount=1e-2), gradients(step))
-        assert answer.numbers.updates == step + 1
+        answer = store.writing["update"](Request(step=step, amount=1e-2), gradients(step))
+        assert answer.header.updates == step + 1
         expected.update(gradients(step), 1e-2, step + 1)
-    held = keeper.reading["state"](Asked(), {}).arrays
+    held = store.reading["state"](Request(), {}).arrays
     assert_equal({name: held[f"weights/{name}"] for name in expected.weights}, expected.weights)
     assert_equal({name: held[name] for name in expected.moments}, expected.moments)
     with pytest.raises(ValueError, match="no gradient of step 2 is due"):
-        keeper.writing["update"](Asked(step=2, amount=1e-2), gradients(2))
+        store.writing["update"](Request(step=2, amount=1e-2), gradients(2))
 
 
 def test_progress_counts_what_is_applied_without_a_gap(serve, transport):
@@ -219,7 +219,7 @@ def test_a_round_takes_the_mean_by_granules(serve, transport):
     ours = {name: np.full_like(value, 4.0) for name, value in state.items()}
     theirs = {name: np.full_like(value, 1.0) for name, value in state.items()}
     second.push(4, theirs, 1)
-    assert first._line.ask("parameters", Asked(step=4))[1] is None
+    assert first._client.ask("parameters", Request(step=4))[1] is None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(second.pull, 4)
         first.push(4, ours, 2)
@@ -239,14 +239,14 @@ def test_a_round_that_the_others_do_not_finish_ends_in_an_error(serve, transport
         served.way(ServedRounds).push(4, served.way(ServedRounds).pull(0), 2)
 
 
-def test_strangers_learn_and_change_nothing(serve, transport):
+def test_unauthenticated_clients_learn_and_change_nothing(serve, transport):
     served = serve(transport, "async")
     way = served.way(ServedParameters)
     before = way.pull()[0]
     answers, staying = approach(served.address, transport)
     assert all(map(tells_nothing, answers)), answers
     with pytest.raises(OSError, match=r"refused|ended|reset|[Bb]roken"):
-        served.client("6" * 64).update_parameters(gradients(0), Asked(amount=1.0))
+        served.client("6" * 64).update_parameters(gradients(0), Request(amount=1.0))
     after, updates = way.pull()
     assert updates == 0
     assert_equal(after, before, rtol=0)
@@ -258,14 +258,14 @@ def test_a_malformed_message_changes_nothing(serve, transport):
     way = served.way(ServedParameters)
     before = way.pull()[0]
     numbers, ours = (
-        ASKED.pack(0, 0, 1e-3),
+        REQUEST.pack(0, 0, 1e-3),
         [gradients(0)[name] for name in sorted(weight_shapes(SPEC))],
     )
     whole = weights_to_bytes(ours)
     double = weights_to_bytes([value.astype(np.float64) for value in ours])
     integers = weights_to_bytes([value.astype(np.uint32) for value in ours])
     turned = weights_to_bytes([value.T for value in ours])
-    assert len(turned) == len(whole) == served.keeper.forms["update"].sends.size
+    assert len(turned) == len(whole) == served.store.forms["update"].sends.size
     for body in (
         numbers + whole[:-4],
         numbers + whole + b"\x00" * 4,
@@ -273,7 +273,7 @@ def test_a_malformed_message_changes_nothing(serve, transport):
         numbers + integers,
         numbers + turned,
         numbers + struct.pack("<I", 2**31) + whole[4:],
-        ASKED.pack(0, 0, float("nan")) + whole,
+        REQUEST.pack(0, 0, float("nan")) + whole,
         b"",
     ):
         served.raw(body)
@@ -284,12 +284,16 @@ def test_a_malformed_message_changes_nothing(serve, transport):
     assert way.push(0, gradients(0), 1e-3) == 1
 
 
-def test_silent_strangers_have_to_go_and_keep_nobody_out(serve, transport, monkeypatch):
+def test_silent_unauthenticated_clients_are_closed_and_keep_nobody_out(
+    serve, transport, monkeypatch
+):
     monkeypatch.setattr(doors, "HELLO_SECONDS", 1.0)
     served = serve(transport, "async")
     way = served.way(ServedParameters)
     way.pull()
-    silent = [socket.create_connection(served.address, 5) for _ in range(doors.MOST_STRANGERS + 9)]
+    silent = [
+        socket.create_connection(served.address, 5) for _ in range(doors.MAX_UNAUTHENTICATED + 9)
+    ]
     assert served.way(ServedParameters).pull()[1] == 0
     for stranger in silent:
         stranger.settimeout(10)
@@ -321,8 +325,8 @@ def test_a_server_that_never_started_is_gone(transport):
     served = make_run("async")
     model = encoder_model(SPEC, START.weights, served.config.training)
     factory = ClientServerFactory.get_factory(f"granules-{transport}")
-    server = factory.create_server(model_to_dict(model), 0, _MODES["async"])
-    server.hold(KEEPERS["async"](served, START), "127.0.0.1", TOKEN)
+    server = factory.create_server(model_to_dict(model), 0, MODES["async"])
+    server.listen(STORES["async"](served, START), "127.0.0.1", TOKEN)
     assert len(listening() - ports) == 1
     server.stop()
     assert listening() == ports

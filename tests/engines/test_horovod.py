@@ -11,19 +11,25 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from contestants import WITH_HOROVOD
+from engine_cases import WITH_HOROVOD
 from pyspark import SparkConf
-from strangers import tells_nothing, visit
 from test_contract import connections, listening, started, wait_until_gone
+from unauthenticated import tells_nothing, visit
 
-from pipelines.engines import engine
 from pipelines.engines.base import monitor_for
 from pipelines.engines.horovod.elastic import check_elastic, rest_of
+from pipelines.engines.horovod.engine import HorovodEngine
 from pipelines.engines.horovod.ranks import RankMaker
+from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable, WorkerLostError
-from pipelines.training.checkpoint import checkpoint_path, checkpoint_steps
-from pipelines.training.run import WorkerTask
-from pipelines.training.runlog import RunLog
+from pipelines.runs.checkpoint import (
+    checkpoint_path,
+    checkpoint_steps,
+    load_checkpoint,
+    save_checkpoint,
+)
+from pipelines.runs.metrics_log import MetricsLog
+from pipelines.runs.run import WorkerTask
 
 STEPS = 12
 # So many that a worker is killed before it is done.
@@ -60,12 +66,12 @@ def monitors(monkeypatch):
         made.append(monitor_for(*arguments, **named))
         return made[-1]
 
-    monkeypatch.setattr("pipelines.engines.horovod.engine.monitor_for", keep)
+    monkeypatch.setattr("pipelines.engines.spark_engine.monitor_for", keep)
     return made
 
 
 def train(spark, run, on_metrics=lambda line: None, name="horovod"):
-    return engine(name).train(spark, run, on_metrics)
+    return load_engine(name).train(spark, run, on_metrics)
 
 
 def process_of(monitor, rank) -> int:
@@ -142,7 +148,7 @@ def test_an_elastic_run_loses_a_worker_and_not_a_step(
     settings = {"checkpoint_every": every, "keep_checkpoints": steps, "feed": "memory"}
     run = make_run(steps, framework=framework, elastic=True, **settings)
     before, ports = started(), listening()
-    with RunLog(run) as log:
+    with MetricsLog(run) as log:
 
         def kill_once(line):
             log.add(line)
@@ -192,7 +198,7 @@ def test_an_elastic_run_does_not_try_again_what_cannot_be_computed(spark, make_r
 
 
 @WITH_HOROVOD
-def test_strangers_learn_and_change_nothing(spark, make_run, reference):
+def test_unauthenticated_clients_learn_and_change_nothing(spark, make_run, reference):
     before, visited, told = listening(), set(), []
 
     def let_strangers_come(line):
@@ -217,14 +223,17 @@ def test_a_rank_that_cannot_speak_is_spoken_for(make_run, monkeypatch):
     task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
     died = r"rank 0, host .*the worker's process died \(exit code 3\)"
     with pytest.raises(EngineError, match=died), monitor:
-        RankMaker(task=task, store=("", 0), token="").start([0])
+        RankMaker(task=task, rendezvous=("", 0), token="").start([0])
         monitor.wait()
 
 
 def test_what_is_left_of_a_run(make_run):
     run = with_settings(make_run(STEPS), "training", workers=4, granules_per_step=4, elastic=True)
-    for step in (4, 8):
-        checkpoint_path(run.run_folder, step).mkdir()
+    start = load_checkpoint(run.run_folder, 0)
+    for step in (4, 8, 9):
+        save_checkpoint(run.run_folder, dataclasses.replace(start, step=step), 9)
+    torn = checkpoint_path(run.run_folder, 9) / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
     rest = rest_of(run, 9, 3)
     assert (rest.config.training.workers, rest.first_step, rest.last_step) == (2, 8, STEPS)
     assert rest.config.training.stall_seconds == 2 * run.config.training.stall_seconds
@@ -253,13 +262,13 @@ def test_parts_of_a_run_fit_what_is_left(make_run, monkeypatch, slots, ends, par
     run = with_settings(make_run(STEPS), "training", workers=4, granules_per_step=4, elastic=True)
     tried, left, finished = [], iter(ends), object()
 
-    def train_once(session, part, *_):
+    def train_once(engine, session, part, *_):
         tried.append(part.config.training.workers)
         if (end := next(left, None)) is not None:
             raise end
         return finished
 
-    monkeypatch.setattr("pipelines.engines.horovod.engine._train_once", train_once)
+    monkeypatch.setattr(HorovodEngine, "run_workers", train_once)
     room = iter(slots)
     monkeypatch.setattr("pipelines.engines.horovod.engine.task_slots", lambda _: next(room))
     assert train(SimpleNamespace(sparkContext=None), run) is finished
@@ -273,7 +282,7 @@ def test_a_cluster_that_does_not_fit_is_not_tried_again(make_run, monkeypatch):
     def train_once(*_):
         raise next(begun)
 
-    monkeypatch.setattr("pipelines.engines.horovod.engine._train_once", train_once)
+    monkeypatch.setattr(HorovodEngine, "run_workers", train_once)
     monkeypatch.setattr("pipelines.engines.horovod.engine.task_slots", lambda _: 2)
     session = SimpleNamespace(sparkContext=None)
     with pytest.raises(WorkerLostError):
@@ -304,7 +313,7 @@ def test_an_elastic_run_that_cannot_go_on_is_refused(make_run, settings, key):
 def test_without_horovod_the_way_to_it_is_named(make_run, monkeypatch):
     monkeypatch.setattr("pipelines.engines.horovod.engine.find_spec", lambda name: None)
     with pytest.raises(EngineUnavailable, match=r"training\.engine: .* `make horovod`"):
-        engine("horovod").check(SimpleNamespace(), make_run(2).config)
+        load_engine("horovod").check(SimpleNamespace(), make_run(2).config)
 
 
 def test_speculation_is_refused(make_run, monkeypatch):
@@ -313,4 +322,4 @@ def test_speculation_is_refused(make_run, monkeypatch):
         getConf=lambda: SparkConf(loadDefaults=False).set("spark.speculation", "true")
     )
     with pytest.raises(EngineUnavailable, match=r"spark\.speculation: .* set false"):
-        engine("horovod").check(SimpleNamespace(sparkContext=speculating), make_run(2).config)
+        load_engine("horovod").check(SimpleNamespace(sparkContext=speculating), make_run(2).config)

@@ -3,8 +3,8 @@
 import psutil
 import pytest
 
-from pipelines.engines.bigdl.orca import ORCA_RULES, train_with_orca
-from pipelines.engines.conf import refuse_unfit
+from pipelines.engines.conf import check_conf
+from pipelines.engines.orca.engine import OrcaEngine
 from pipelines.errors import EngineUnavailable
 
 pytest.importorskip("bigdl", reason="BigDL is not installed")
@@ -21,11 +21,11 @@ pytest.importorskip("bigdl", reason="BigDL is not installed")
 )
 def test_a_conf_that_does_not_fit_is_named(key, value):
     with pytest.raises(EngineUnavailable, match=key):
-        refuse_unfit({key: value}, "bigdl", ORCA_RULES)
+        check_conf({key: value}, "bigdl", OrcaEngine.rules)
 
 
 def test_a_conf_that_fits_passes():
-    refuse_unfit({"spark.speculation": "false", "spark.task.cpus": "1"}, "bigdl", ORCA_RULES)
+    check_conf({"spark.speculation": "false", "spark.task.cpus": "1"}, "bigdl", OrcaEngine.rules)
 
 
 def test_the_driver_listens_at_the_address_of_the_session_alone(spark, make_run):
@@ -34,7 +34,7 @@ def test_the_driver_listens_at_the_address_of_the_session_alone(spark, make_run)
     def look(line):
         seen.update(listening() - before)
 
-    train_with_orca(spark, make_run(4, workers=2, framework="torch"), look)
+    OrcaEngine().train(spark, make_run(4, workers=2, framework="torch"), look)
     assert len(seen) >= 2, "the monitor, and the store where the workers meet"
     assert {address.ip for address in seen} == {"127.0.0.1"}
     assert not listening() - before

@@ -1,7 +1,7 @@
 """What asynchrony costs: figures of evaluation after the same number of examples."""
 
 import pytest
-from small import small_config
+from corpus_factory import small_config
 
 from pipelines import workflow
 

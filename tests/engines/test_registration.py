@@ -6,8 +6,8 @@ import struct
 from contextlib import suppress
 
 import pytest
-from strangers import MESSAGES, answer
 from tensorflowonspark import TFManager, reservation
+from unauthenticated import MESSAGES, answer
 
 from pipelines.engines.tensorflowonspark import registration as module
 from pipelines.engines.tensorflowonspark.registration import (
@@ -44,7 +44,7 @@ def test_nodes_find_one_another(server):
     second.close()
 
 
-def test_a_stranger_who_knows_the_library_learns_and_changes_nothing(server):
+def test_without_the_token_the_library_s_client_learns_and_changes_nothing(server):
     RegistrationClient(server.address, TOKEN).register(NODE)
     for kind in ("QINFO", "QUERY", "STOP", "REG"):
         message = pickle.dumps({"type": kind, "data": NODE})

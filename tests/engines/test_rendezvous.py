@@ -6,13 +6,14 @@ from dataclasses import replace
 from http.client import HTTPConnection
 
 import pytest
-from strangers import answer, approach, http
+from unauthenticated import answer, approach, http
 
 from pipelines.engines.horovod import ranks as module
-from pipelines.engines.horovod.ranks import Place, Store, environment, interface_of, meet
+from pipelines.engines.horovod.ranks import environment, interface_of
 from pipelines.engines.horovod.rendezvous import MAX_VALUE_BYTES, Rendezvous
+from pipelines.engines.horovod.rendezvous_client import Place, RendezvousClient, meet
 from pipelines.errors import PipelineError
-from pipelines.training.run import WorkerTask
+from pipelines.runs.run import WorkerTask
 
 HERE = Place("here", "0,1")
 TASK = WorkerTask(run=None, rank=0, workers=3, monitor=("", 0), token="")
@@ -54,7 +55,7 @@ def test_a_value_that_is_too_long_is_not_read(store):
     assert store.values == {}
 
 
-def test_a_stranger_learns_and_changes_nothing(store):
+def test_an_unauthenticated_client_learns_and_changes_nothing(store):
     ask(store, "PUT", "global/0", b"known")
     before = dict(store.values)
     token = store.token
@@ -75,8 +76,8 @@ def test_a_stranger_learns_and_changes_nothing(store):
     assert answer(store.address, http(f"HEAD /{token}:0/global/0 HTTP/1.1")) == b""
 
 
-def test_a_silent_stranger_is_sent_away(store, monkeypatch):
-    monkeypatch.setattr("pipelines.training.doors.HELLO_SECONDS", 0.2)
+def test_a_silent_unauthenticated_client_is_closed(store, monkeypatch):
+    monkeypatch.setattr("pipelines.training.control.authenticated_server.HELLO_SECONDS", 0.2)
     with socket.create_connection(store.address, timeout=5) as stranger:
         assert stranger.recv(1) == b""
 
@@ -91,14 +92,14 @@ def test_ranks_wait_for_one_another(store):
     found = {}
 
     def join(rank):
-        end = Store(store.address, store.token)
+        end = RendezvousClient(store.address, store.token)
         found[rank] = meet(end, replace(TASK, rank=rank), HERE, 10)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
     with pytest.raises(PipelineError, match=r"ranks \[2\] have not come within"):
-        meet(Store(store.address, store.token), replace(TASK, rank=0), HERE, 0.3)
+        meet(RendezvousClient(store.address, store.token), replace(TASK, rank=0), HERE, 0.3)
     join(2)
     for thread in threads:
         thread.join(10)
@@ -107,28 +108,28 @@ def test_ranks_wait_for_one_another(store):
 
 def test_a_rank_with_a_wrong_token_does_not_wait(store):
     with pytest.raises(OSError):
-        meet(Store(store.address, "0" * 64), TASK, HERE, 10)
+        meet(RendezvousClient(store.address, "0" * 64), TASK, HERE, 10)
 
 
 def test_a_rank_asks_again_when_the_driver_is_busy(store, monkeypatch):
     asked = []
 
-    def ask_twice_in_vain(self, *arguments):
+    def fail_twice(self, *arguments):
         asked.append(arguments)
         if len(asked) < 3:
             raise TimeoutError("timed out")
-        return ask_once(self, *arguments)
+        return request_once(self, *arguments)
 
-    ask_once = Store._ask_once
-    monkeypatch.setattr(Store, "_ask_once", ask_twice_in_vain)
-    end = Store(store.address, store.token)
+    request_once = RendezvousClient._request_once
+    monkeypatch.setattr(RendezvousClient, "_request_once", fail_twice)
+    end = RendezvousClient(store.address, store.token)
     end.put("places/0", "a")
     assert len(asked) == 3
     assert end.get_all("places/") == {"places/0": "a"}
 
 
 def test_horovod_is_told_the_network_that_leads_to_the_store(store):
-    end = Store(store.address, store.token)
+    end = RendezvousClient(store.address, store.token)
     end.put("places/0", "a")
     told = end.environment()
     host, port = store.address

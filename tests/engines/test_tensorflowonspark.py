@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-from contestants import resumed
-from strangers import tells_nothing, visit
+from engine_cases import resumed
 from test_contract import connections, listening, started, wait_until_gone
+from unauthenticated import tells_nothing, visit
 
-from pipelines.engines import engine
 from pipelines.engines.base import monitor_for
+from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError
-from pipelines.training.checkpoint import checkpoint_steps
+from pipelines.runs.checkpoint import checkpoint_steps
 
 STEPS = 20
 
@@ -36,7 +36,27 @@ def expected(spark, make_run, references):
 
 
 def train(spark, run, name="tensorflowonspark", on_metrics=lambda line: None):
-    return engine(name).train(spark, run, on_metrics)
+    return load_engine(name).train(spark, run, on_metrics)
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, TimeoutError])
+def test_a_ring_that_broke_is_another_workers_end_through_tensorflow_too(kind):
+    tf = pytest.importorskip("tensorflow")
+    from pipelines.engines.tensorflowonspark.collectives import means_peer_lost
+
+    def fail(cause):
+        def operation(values):
+            raise cause
+
+        with pytest.raises(tf.errors.OpError) as caught:
+            tf.function(lambda: tf.numpy_function(operation, [[1.0]], tf.float32))()
+        return caught.value
+
+    broken = kind("the ring to worker 1 broke (reset)")
+    assert means_peer_lost(broken)
+    assert means_peer_lost(fail(broken))
+    assert not means_peer_lost(fail(ValueError("of its own")))
+    assert not means_peer_lost(OSError("a file"))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +125,15 @@ def test_a_parameter_server_that_is_killed_ends_the_run(spark, make_run, monitor
     assert train(spark, make_run(2, "next", mode="async", feed=feed)).steps == 2
 
 
-def test_strangers_learn_and_change_nothing(spark, make_run, expected):
+@pytest.mark.parametrize(
+    ("mode", "doors"),
+    [
+        # Monitor and registration, and then the workers' ring or the parameter server.
+        ("sync", 4),
+        ("async", 3),
+    ],
+)
+def test_unauthenticated_clients_learn_and_change_nothing(spark, make_run, expected, mode, doors):
     before, visited, told = listening(), set(), []
 
     def let_strangers_come(line):
@@ -114,9 +142,9 @@ def test_strangers_learn_and_change_nothing(spark, make_run, expected):
             visited.update(address for address in there if address.port not in before)
             told.extend(visit(visited))
 
-    run = make_run(STEPS, mode="async", workers=2, max_staleness=0)
+    run = make_run(STEPS, mode=mode, workers=2, max_staleness=0)
     outcome = train(spark, run, on_metrics=let_strangers_come)
-    np.testing.assert_allclose(outcome.losses, expected, rtol=1e-4)
-    assert len(visited) == 3, "monitor, registration, parameter server"
+    np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3)
+    assert len(visited) == doors
     assert all(map(tells_nothing, told)), told
-    assert not {address.ip for address in visited} & {"0.0.0.0", "::"}
+    assert {address.ip for address in visited} == {"127.0.0.1"}

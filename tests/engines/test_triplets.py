@@ -9,25 +9,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import small_config
+from corpus_factory import small_config
 
 from pipelines import workflow
-from pipelines.engines import engine
+from pipelines.engines.loading import load_engine
 from pipelines.lanes.stage import prepare_lanes
+from pipelines.losses.targets import granule_targets
+from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.settings.objective import objective
 from pipelines.training.feed import lane_feed
-from pipelines.training.run import TrainingRun, WorkerTask
 
 
 @pytest.fixture(scope="module")
 def triplets(spark, prepared, tmp_path_factory) -> Path:
-    """The small corpus, each pair with the right text of the next one for a hard negative."""
+    """The small corpus, each pair with the positive of the next one for a hard negative.
+
+    Every third pair has the same positive, so that granules hold false negatives.
+    """
     folder = tmp_path_factory.mktemp("triplets")
     shutil.copytree(prepared / "tokens", folder / "tokens")
     examples = folder / "tokens" / "examples.parquet"
     pairs = pq.read_table(examples).sort_by("id").to_pandas()
     shutil.rmtree(examples)
     examples.mkdir()
-    pairs["negative"] = np.roll(pairs["right"], -1)
+    shortest = pairs["positive"][pairs["positive"].map(len).idxmin()]
+    pairs["positive"] = [shortest if n % 3 == 0 else ids for n, ids in enumerate(pairs["positive"])]
+    pairs["negative"] = np.roll(pairs["positive"], -1)
     pairs["length"] = np.maximum(pairs["length"], pairs["negative"].map(len) // 4).astype(np.int32)
     table = pa.Table.from_pandas(pairs, preserve_index=False)
     pq.write_table(table, examples / "part-0.parquet")
@@ -35,33 +42,53 @@ def triplets(spark, prepared, tmp_path_factory) -> Path:
     return folder
 
 
-def with_objective(run: TrainingRun, **objective) -> TrainingRun:
-    changed = run.config.objective.model_copy(update=objective)
-    return replace(run, config=run.config.model_copy(update={"objective": changed}))
+def with_objective(run: TrainingRun, **keys) -> TrainingRun:
+    return replace(run, config=run.config.model_copy(update={"objective": objective(**keys)}))
 
 
 def curve(spark, run, name):
-    return np.array(engine(name).train(spark, run, lambda line: None).losses)
+    return np.array(load_engine(name).train(spark, run, lambda line: None).losses)
 
 
-def test_two_workers_give_the_curve_of_one_process(spark, make_run, triplets):
-    alone = make_run(12, "reference", triplets, workers=1, dropout=0.1)
-    together = make_run(12, data=triplets, workers=2, dropout=0.1, feed="spark")
-    expected = curve(spark, with_objective(alone, negatives="step"), "local")
-    ours = curve(spark, with_objective(together, negatives="step"), "tensorflowonspark")
+RUNS = [
+    ("tensorflowonspark", "step", {"feed": "spark", "dropout": 0.1}),
+    ("bigdl", "granule", {"framework": "bigdl"}),
+]
+
+
+@pytest.mark.parametrize(("name", "negatives", "training"), RUNS)
+def test_two_workers_give_the_curve_of_one_process(
+    spark, make_run, triplets, name, negatives, training
+):
+    alone = {"workers": 1, "feed": "lanes", "framework": "tensorflow"}
+    if "framework" in training:
+        alone["framework"] = "torch"
+    run = make_run(12, "reference", triplets, **(training | alone))
+    together = make_run(12, data=triplets, workers=2, **training)
+    expected = curve(spark, with_objective(run, negatives=negatives), "local")
+    ours = curve(spark, with_objective(together, negatives=negatives), name)
     np.testing.assert_allclose(ours, expected, rtol=1e-3)
 
 
+def test_false_negatives_reach_a_worker(make_run, triplets):
+    run = make_run(6, data=triplets)
+    task = WorkerTask(run=run, rank=0, workers=2, monitor=("", 0), token="")
+    granules = [granule for work in lane_feed(task) for granule in work.granules]
+    targets = [granule_targets(run.config.objective, each, run.sides) for each in granules]
+    with_some = [granule for granule, each in zip(granules, targets, strict=True) if len(each[1])]
+    assert len(with_some) > len(granules) / 2
+
+
 @pytest.mark.parametrize(
-    ("objective", "sides"),
+    ("name", "sides"),
     [
-        ("in_batch_negatives", ["left", "right", "negative"]),
-        ("cosine_regression", ["left", "right"]),
-        ("twins", ["left"]),
+        ("in_batch_negatives", ["anchor", "positive", "negative"]),
+        ("cosine_regression", ["anchor", "positive"]),
+        ("simcse", ["anchor"]),
     ],
 )
-def test_a_worker_gets_the_sides_that_its_objective_embeds(make_run, triplets, objective, sides):
-    run = with_objective(make_run(3, data=triplets), name=objective)
+def test_a_worker_gets_the_sides_that_its_objective_embeds(make_run, triplets, name, sides):
+    run = with_objective(make_run(3, data=triplets), name=name)
     task = WorkerTask(run=run, rank=1, workers=2, monitor=("", 0), token="")
     granules = [granule for work in lane_feed(task) for granule in work.granules]
     assert [list(granule.sides) for granule in granules] == [sides] * 3

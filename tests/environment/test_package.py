@@ -24,7 +24,7 @@ from deadlines import ended  # noqa: E402
 from errors import PackageError  # noqa: E402
 from interpreter import assumed, copy_interpreter  # noqa: E402
 
-from pipelines.engines import REGISTRY  # noqa: E402
+from pipelines.engines import ENGINES  # noqa: E402
 
 # In the second word of a compiled module: that it is of a source by its hash, not looked at again.
 UNCHECKED_HASH = 0b01
@@ -257,7 +257,7 @@ def test_torch_trains_from_its_archive_where_there_is_no_python(tmp_path, monkey
 
 
 def test_every_engine_has_something_to_try():
-    assert set(build_package.IMPORTS) == set(REGISTRY)
+    assert set(build_package.IMPORTS) == set(ENGINES)
 
 
 def digest(path: Path) -> str:

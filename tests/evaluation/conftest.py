@@ -21,6 +21,14 @@ def reference_loader(minilm: Path) -> Callable:
     def load() -> Callable:
         from sentence_transformers import SentenceTransformer
 
-        return SentenceTransformer(folder, device="cpu").encode
+        class Reference:
+            def __init__(self) -> None:
+                self.model = SentenceTransformer(folder, device="cpu")
+                self.queries, self.documents = self.model.encode_query, self.model.encode_document
+
+            def __call__(self, texts: list[str]):
+                return self.model.encode(texts)
+
+        return Reference()
 
     return load

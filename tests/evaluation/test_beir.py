@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from measured_sets import measured_on
 from sklearn.metrics import ndcg_score
 
 from pipelines.errors import InputError
-from pipelines.evaluation.beir import evaluate_retrieval_sets, read_retrieval_set, set_name
+from pipelines.evaluation.beir import read_retrieval_set, set_name
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.metrics import ndcg_at
 
@@ -48,7 +49,7 @@ def test_grades_and_own_documents_count_as_in_beir(spark, tmp_path, minilm) -> N
     # What is found first is not what is most relevant to q1, nor relevant at all to q2.
     qrels = [("q1", "d1", 1), ("q1", "d2", 2), ("q1", "d4", 0), ("q2", "d3", 1)]
     folder = write_set(tmp_path / "small", DOCUMENTS, QUERIES, qrels)
-    figures = evaluate_retrieval_sets(spark, minilm, [str(folder)], ["small"])["small"]
+    figures = measured_on(spark, minilm, retrieval_sets=[str(folder)])["small"]
     assert (figures["queries"], figures["documents"]) == (2, 6)
     model = SentenceTransformer(str(minilm), device="cpu")
     texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
@@ -92,7 +93,7 @@ def test_equals_sentence_transformers_on_xquad(spark, shared_data, tmp_path, min
     queries = {f"q{row['query_id']}": row["question"] for row in asked}
     qrels = [(f"q{row['query_id']}", f"p{row['paragraph_id']}", 1) for row in asked]
     folder = write_set(tmp_path / "xquad", documents, queries, qrels)
-    figures = evaluate_retrieval_sets(spark, minilm, [str(folder)], ["xquad"])["xquad"]
+    figures = measured_on(spark, minilm, retrieval_sets=[str(folder)])["xquad"]
     evaluator = InformationRetrievalEvaluator(
         queries,
         {key: f"{title} {text}".strip() for key, (title, text) in documents.items()},
@@ -112,9 +113,9 @@ def test_the_judgements_are_those_of_a_split(spark, tmp_path) -> None:
     plain = folder / "corpus.jsonl"
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
-    assert read_retrieval_set(spark, str(folder)).asked.count() == 1
+    assert read_retrieval_set(spark, str(folder))["asked"].count() == 1
     train = str(folder / "qrels" / "train.tsv")
-    assert read_retrieval_set(spark, train).asked.count() == 3
+    assert read_retrieval_set(spark, train)["asked"].count() == 3
     assert (set_name(str(folder)), set_name(train)) == ("set", "set-train")
 
 

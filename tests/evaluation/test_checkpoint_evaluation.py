@@ -12,16 +12,16 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import small_config
+from corpus_factory import small_config
 from test_beir import DOCUMENTS, QRELS, QUERIES, write_set
 
 from pipelines import workflow
-from pipelines.encoder.folder import write_encoder
 from pipelines.errors import InputError
-from pipelines.evaluation.history import add_evaluations, forget_evaluations, read_evaluations
 from pipelines.evaluation.stage import evaluate
+from pipelines.models.folder import write_encoder
+from pipelines.runs.checkpoint import load_checkpoint
+from pipelines.runs.evaluations import add_evaluations, forget_evaluations, read_evaluations
 from pipelines.settings import Config
-from pipelines.training.checkpoint import load_checkpoint
 
 LEFT = ["a cat sleeps", "the market fell", "it rains", "he sings", "open the file"]
 RIGHT = ["the cat is asleep", "stocks lost", "sunny weather", "he is silent", "close a socket"]
@@ -30,8 +30,8 @@ DRIVER = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from pipelines.config import parse
-from pipelines.evaluation.checkpoints import CheckpointEvaluation
+from pipelines.settings.load import parse
+from pipelines.evaluation.during_training import CheckpointEvaluation
 from pipelines.evaluation.snapshot import Snapshot
 from planned_runs import make_run
 
@@ -113,7 +113,7 @@ def test_an_evaluation_that_fails_costs_one_line(
     spark, measured_config, tmp_path, monkeypatch, caplog
 ) -> None:
     every = measured_config.evaluation.model_copy(update={"every_checkpoints": 1})
-    monkeypatch.setattr("pipelines.evaluation.checkpoints.MEASURE_SECONDS", 0.01)
+    monkeypatch.setattr("pipelines.evaluation.during_training.MEASURE_SECONDS", 0.01)
     with caplog.at_level(logging.WARNING):
         workflow.train(measured_config.model_copy(update={"evaluation": every}))
     warnings = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
@@ -167,7 +167,7 @@ def await_reader(pipe: Path, driver: subprocess.Popen) -> int:
 
 def test_the_measuring_ends_with_a_driver_that_is_killed(silent_checkpoint, tmp_path) -> None:
     (tmp_path / "temporary").mkdir()
-    paths = [*sys.path, str(Path(__file__).parents[1] / "training")]
+    paths = [*sys.path, str(Path(__file__).parents[1] / "support")]
     places = {"TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": os.pathsep.join(paths)}
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, tmp_path / "run"], env=os.environ | places
@@ -175,7 +175,9 @@ def test_the_measuring_ends_with_a_driver_that_is_killed(silent_checkpoint, tmp_
     try:
         end = await_reader(silent_checkpoint, driver)
         measuring = psutil.Process(driver.pid).children()
-        assert ["pipelines.evaluation.process" in one.cmdline() for one in measuring] == [True]
+        assert [
+            "pipelines.evaluation.measure_checkpoint" in one.cmdline() for one in measuring
+        ] == [True]
         assert len(list((tmp_path / "temporary").iterdir())) == 1
         driver.kill()
         driver.wait(20)
@@ -201,7 +203,7 @@ def test_the_measuring_has_a_deadline_of_its_own(silent_checkpoint, tmp_path) ->
         "seconds": 0.5,
     }
     measuring = subprocess.Popen(
-        [sys.executable, "-m", "pipelines.evaluation.process"], stdin=subprocess.PIPE
+        [sys.executable, "-m", "pipelines.evaluation.measure_checkpoint"], stdin=subprocess.PIPE
     )
     try:
         measuring.communicate(json.dumps(job).encode(), timeout=60)

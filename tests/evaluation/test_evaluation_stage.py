@@ -4,9 +4,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config import parse
 from pipelines.errors import InputError
-from pipelines.evaluation.stage import Names, evaluate
+from pipelines.evaluation.sets import named_sets
+from pipelines.evaluation.stage import evaluate
+from pipelines.settings.load import parse
 
 
 @pytest.fixture
@@ -58,20 +59,22 @@ def test_leaves_out_what_is_not_there(spark, prepared, minilm) -> None:
 
 
 def test_every_evaluation_has_a_name_of_its_own() -> None:
-    wanted = parse(
-        {
-            "evaluation": {
-                "similarity": ["a/dev.csv", "b/test.csv"],
-                "classification": ["a/dev.parquet"],
-                "retrieval_sets": ["sets/scifact", "sets/scifact/qrels/train.tsv", "sets/test"],
-            }
-        }
-    ).evaluation
-    assert Names.of(wanted) == Names(
-        ["a/dev.csv", "b/test.csv"],
-        ["a/dev.parquet"],
-        ["scifact", "scifact-train", "sets/test"],
-    )
-    twice = wanted.model_copy(update={"similarity": ("x.csv",), "classification": ("x.csv",)})
+    def names(**evaluation) -> list[str]:
+        return [one.name for one in named_sets(parse({"evaluation": evaluation}))]
+
+    assert names(
+        similarity=["a/dev.csv", "b/test.csv"],
+        classification=["a/dev.parquet", "b/paws.jsonl.gz"],
+        retrieval_sets=["sets/scifact", "sets/scifact/qrels/train.tsv", "sets/test"],
+    ) == [
+        "a/dev.csv",
+        "b/test.csv",
+        "a/dev.parquet",
+        "paws",
+        "scifact",
+        "scifact-train",
+        "sets/test",
+    ]
+    assert names(similarity=["retrieval.csv"], retrieval=False) == ["retrieval.csv"]
     with pytest.raises(InputError, match=r"evaluation: x.csv is named twice"):
-        Names.of(twice)
+        names(similarity=["x.csv"], classification=["x.csv"])

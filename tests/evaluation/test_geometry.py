@@ -5,8 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.evaluation.embedder import unit_length
-from pipelines.evaluation.geometry import evaluate_geometry, geometry_figures, uniformity
+from pipelines.evaluation.embedder import embedder_loader, unit_length
+from pipelines.evaluation.geometry import EVALUATION, geometry_figures, uniformity
+from pipelines.evaluation.held_out import held_out_tables
 
 
 def papers_alignment(x, y) -> float:
@@ -53,4 +54,6 @@ def test_whole_job_on_a_model_folder(spark, tmp_path, minilm) -> None:
     pq.write_table(pa.table({"document_id": [0, 1, 2, 3], "text": texts}), documents)
     encode = SentenceTransformer(str(minilm), device="cpu").encode
     expected = geometry_figures(unit_length(encode(asked)), unit_length(encode(texts[:3])))
-    assert evaluate_geometry(spark, minilm, queries, documents) == pytest.approx(expected, abs=1e-4)
+    tables = held_out_tables(spark, queries, documents)
+    figures = EVALUATION.measure(tables, embedder_loader(spark, minilm), lambda found: None)
+    assert figures == pytest.approx(expected, abs=1e-4)

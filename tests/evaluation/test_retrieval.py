@@ -5,9 +5,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import InputError
+from pipelines.evaluation.embedder import embedder_loader
+from pipelines.evaluation.held_out import held_out_tables
 from pipelines.evaluation.retrieval import (
+    EVALUATION,
     embed_queries,
-    evaluate_retrieval,
     rank_documents,
     retrieval_metrics,
 )
@@ -63,7 +65,7 @@ def test_equals_sentence_transformers_on_any_number_of_partitions(
     for found in ranked.values():
         assert (0 in found) <= (5 not in found or found.index(0) == found.index(5) - 1)
 
-    model = reference_loader().__self__
+    model = reference_loader().model
     assert isinstance(model, SentenceTransformer)
     evaluator = InformationRetrievalEvaluator(
         # Padded, so that the evaluator's order of ids as text is ours as numbers.
@@ -81,9 +83,8 @@ def test_equals_sentence_transformers_on_any_number_of_partitions(
 
 def test_whole_job_on_a_model_folder(spark, tables, minilm) -> None:
     folder, queries, documents = tables
-    figures = evaluate_retrieval(
-        spark, minilm, folder / "queries.parquet", folder / "documents.parquet"
-    )
+    given = held_out_tables(spark, folder / "queries.parquet", folder / "documents.parquet")
+    figures = EVALUATION.measure(given, embedder_loader(spark, minilm), lambda found: None)
     assert figures["queries"] == len(queries)
     assert figures["documents"] == len(documents)
     assert list(figures)[2:] == ["ndcg@10", "mrr@10", "recall@1", "recall@10"]
@@ -92,16 +93,16 @@ def test_whole_job_on_a_model_folder(spark, tables, minilm) -> None:
     assert figures["mrr@10"] > 90
 
 
-def test_refuses_tables_that_are_not_there(spark, tables, minilm, tmp_path) -> None:
+def test_refuses_tables_that_are_not_there(spark, tables, tmp_path) -> None:
     folder, *_ = tables
     queries, documents = folder / "queries.parquet", folder / "documents.parquet"
     with pytest.raises(InputError, match=r"^prepared.folder: there is no .*/absent.parquet"):
-        evaluate_retrieval(spark, minilm, queries, tmp_path / "absent.parquet")
+        held_out_tables(spark, queries, tmp_path / "absent.parquet")
     with pytest.raises(InputError, match="has no column `query_id`"):
-        evaluate_retrieval(spark, minilm, documents, documents)
+        held_out_tables(spark, documents, documents)
     empty = tmp_path / "empty.parquet"
     pq.write_table(pq.read_table(documents).slice(0, 0), empty)
     with pytest.raises(InputError, match="is empty"):
-        evaluate_retrieval(spark, minilm, queries, empty)
+        held_out_tables(spark, queries, empty)
     with pytest.raises(InputError, match="holds no model"):
-        evaluate_retrieval(spark, tmp_path, queries, documents)
+        embedder_loader(spark, tmp_path)

@@ -6,17 +6,19 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import storage
-from pipelines.config import parse
-from pipelines.evaluation.retrieval import Queries, Retrieved, evaluate_retrieval
+from pipelines.evaluation.embedder import embedder_loader
+from pipelines.evaluation.held_out import held_out_tables
+from pipelines.evaluation.retrieval import EVALUATION, Queries, Retrieved
 from pipelines.evaluation.samples import (
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     choose_queries,
     count_changes,
     ranks_of,
     sample_pairs,
     write_samples,
 )
+from pipelines.files import storage
+from pipelines.settings.load import parse
 
 RANKS = st.none() | st.integers(1, 10)
 
@@ -37,11 +39,15 @@ def test_the_rank_is_that_of_the_first_right_document() -> None:
     assert ranks_of(found) == {1: 1, 2: 2, 3: None, 4: None}
 
 
+def reciprocal(rank: int | None) -> float:
+    return 0.0 if rank is None else 1 / rank
+
+
 @given(st.lists(st.tuples(RANKS, RANKS), max_size=30), st.integers(1, 4))
 def test_queries_are_chosen_by_what_became_of_them(ranks, count) -> None:
     before = {key: pair[0] for key, pair in enumerate(ranks)}
     after = {key: pair[1] for key, pair in enumerate(ranks)}
-    gain = {key: 1 / (after[key] or 1e9) - 1 / (before[key] or 1e9) for key in before}
+    gain = {key: reciprocal(after[key]) - reciprocal(before[key]) for key in before}
     chosen = choose_queries(before, after, count)
     changes = count_changes(before, after)
     assert list(chosen) == ["better", "worse", "random"]
@@ -78,18 +84,16 @@ def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
     settings = {"prepared": {"folder": str(tmp_path / "prepared")}}
     config = parse(settings | {"run": {"folder": str(tmp_path / "run")}})
     models, retrieved = {"before": minilm, "after": minilm}, {}
-    evaluate_retrieval(
-        spark,
-        minilm,
-        held_out / "queries.parquet",
-        held_out / "documents.parquet",
+    EVALUATION.measure(
+        held_out_tables(spark, held_out / "queries.parquet", held_out / "documents.parquet"),
+        embedder_loader(spark, minilm),
         lambda found: retrieved.update(before=found, after=found),
     )
     path = write_samples(spark, config, models, retrieved)
     assert path == tmp_path / "run" / "samples.json"
     samples = storage.read_json(path)
     assert {tuple(pair["texts"]) for pair in samples["pairs"]} == {
-        (query, text[:MOST_CHARACTERS]) for query, text in zip(queries, texts, strict=True)
+        (query, text[:MAX_CHARACTERS]) for query, text in zip(queries, texts, strict=True)
     }
     for pair in samples["pairs"]:
         assert pair["before"] == pair["after"]

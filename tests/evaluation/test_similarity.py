@@ -6,10 +6,11 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from measured_sets import measured_on
 
 from pipelines.errors import InputError
-from pipelines.evaluation.pairs import file_names
-from pipelines.evaluation.similarity import correlations, evaluate_similarity, scored_pairs
+from pipelines.evaluation.pairs import cosines_of
+from pipelines.evaluation.similarity import scored_pairs, similarity_figures
 
 COLUMNS = ("left", "right", "likeness")
 PAIRS = [
@@ -48,10 +49,11 @@ def test_every_format_gives_the_same_pairs(spark, files) -> None:
 def test_equals_sentence_transformers(spark, files, reference_loader) -> None:
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-    figures = correlations(scored_pairs(spark, files[0], COLUMNS), reference_loader)
+    pairs = scored_pairs(spark, files[0], COLUMNS)
+    figures = similarity_figures(*cosines_of(pairs, reference_loader))
     left, right, scores = map(list, zip(*PAIRS, strict=True))
     expected = EmbeddingSimilarityEvaluator(left, right, scores, main_similarity="cosine")(
-        reference_loader().__self__
+        reference_loader().model
     )
     assert figures["pairs"] == len(PAIRS)
     assert figures["spearman"] == pytest.approx(100 * expected["spearman_cosine"], abs=1e-6)
@@ -60,16 +62,10 @@ def test_equals_sentence_transformers(spark, files, reference_loader) -> None:
 
 
 def test_whole_job_on_a_model_folder(spark, files, minilm) -> None:
-    figures = evaluate_similarity(spark, minilm, files, COLUMNS)
+    figures = measured_on(spark, minilm, similarity=files, similarity_columns=COLUMNS)
     assert list(figures) == ["in-parquet", "in-json", "in-csv"]
     for found in figures.values():
         assert found == pytest.approx(figures["in-parquet"], abs=1e-3)
-
-
-def test_files_of_one_name_keep_their_paths() -> None:
-    assert file_names(["a/dev.csv", "b/test.jsonl.gz"]) == ["dev", "test"]
-    assert file_names(["a/dev.csv", "b/dev.parquet"]) == ["a/dev.csv", "b/dev.parquet"]
-    assert file_names(["retrieval.csv"]) == ["retrieval.csv"]
 
 
 def test_refuses_what_cannot_be_ranked(spark, minilm, tmp_path) -> None:
@@ -108,5 +104,5 @@ def test_refuses_what_cannot_be_ranked(spark, minilm, tmp_path) -> None:
     }
     for file, (key, problem) in cases.items():
         with pytest.raises(InputError, match=f"^{key}: .*{problem}") as caught:
-            evaluate_similarity(spark, minilm, [file], COLUMNS)
+            measured_on(spark, minilm, similarity=[file], similarity_columns=COLUMNS)
         assert "corpus." not in str(caught.value).replace(str(tmp_path), "")

@@ -1,5 +1,6 @@
 """Lanes that Spark forms: what went in is in exactly one granule, or counted."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from lanes_factory import small_manifest
 
-from pipelines import storage
-from pipelines.config import parse
 from pipelines.errors import InputError
+from pipelines.files import storage
 from pipelines.lanes.files import SCHEMA, SIDES, LaneManifest, LaneReader, decode, ragged
+from pipelines.lanes.plan import Segment, count_same_group_in_step
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.settings import Config
+from pipelines.settings.load import parse
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Example:
 
     id: int
     group: int
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    anchor: tuple[int, ...]
+    positive: tuple[int, ...]
     negative: tuple[int, ...] | None = None
 
 
@@ -41,8 +44,8 @@ def random_examples(count: int, groups: int, seed: int, *, triplets=False) -> li
         Example(
             id=int(1000 * seed + i),
             group=int(generator.integers(groups)),
-            left=text(),
-            right=text(),
+            anchor=text(),
+            positive=text(),
             negative=text() if triplets else None,
         )
         for i in range(count)
@@ -55,14 +58,14 @@ def binary(texts) -> pa.Array:
 
 
 def write_tokens(folder: Path, examples: list[Example]) -> None:
-    lengths = [max(len(e.left), len(e.right), len(e.negative or ())) for e in examples]
+    lengths = [max(len(e.anchor), len(e.positive), len(e.negative or ())) for e in examples]
     table = pa.table(
         {
             "id": pa.array([e.id for e in examples], pa.int64()),
             "group": pa.array([e.group for e in examples], pa.int64()),
             "length": pa.array(lengths, pa.int32()),
-            "left": binary(e.left for e in examples),
-            "right": binary(e.right for e in examples),
+            "anchor": binary(e.anchor for e in examples),
+            "positive": binary(e.positive for e in examples),
             "negative": binary(e.negative for e in examples),
             "score": pa.nulls(len(examples), pa.float32()),
         }
@@ -71,7 +74,7 @@ def write_tokens(folder: Path, examples: list[Example]) -> None:
     parquet.mkdir(parents=True)
     pq.write_table(table.slice(0, len(examples) // 3), parquet / "part-0.parquet")
     pq.write_table(table.slice(len(examples) // 3), parquet / "part-1.parquet")
-    storage.write_json(folder / "tokens" / "manifest.json", {"vocabulary": 900})
+    storage.write_json(folder / "tokens" / "manifest.json", {"vocabulary": 900, "max_length": 40})
 
 
 def settings_for(folder: Path, granule: int, lanes: int) -> Config:
@@ -122,26 +125,38 @@ def check_lanes(folder: Path, manifest: LaneManifest, examples: dict[int, Exampl
     reader = LaneReader(folder, manifest)
     seen: list[int] = []
     tokens = slots = 0
+    steps: Counter[tuple[int, int, int]] = Counter()
+    members: Counter[tuple[Segment, int]] = Counter()
     for address, batch in reader:
         assert batch.num_rows == manifest.granule
         groups = batch.column("group").to_pylist()
-        assert len(set(groups)) == len(groups), "twins in a granule"
+        assert len(set(groups)) == len(groups), "two of a group in a granule"
         granule = decode(batch, reader.number(address))
         (segment,) = [s for s in manifest.segments if 0 <= address.row - s.first_row < s.rows]
         assert all(side.token_ids.shape[1] <= segment.length for side in granule.sides.values())
         assert tuple(granule.sides) == manifest.sides
         for row, number in enumerate(batch.column("id").to_pylist()):
             example = examples[number]
-            assert ids_of(granule.left, row) == example.left
-            assert ids_of(granule.right, row) == example.right
+            assert ids_of(granule.anchor, row) == example.anchor
+            assert ids_of(granule.positive, row) == example.positive
             if manifest.triplets:
                 assert ids_of(granule.negative, row) == example.negative
             assert example.group == groups[row]
         seen += batch.column("id").to_pylist()
+        step = address.lane // manifest.granules_per_step
+        steps.update((address.row, step, group) for group in groups)
+        members.update((segment, group) for group in groups)
         tokens += granule.tokens
-        slots += granule.slots
+        slots += granule.padded_tokens
     assert len(set(seen)) == len(seen) == manifest.placed
     assert manifest.examples == len(examples) == len(seen) + sum(manifest.left_over.values())
+    assert manifest.same_group_in_step == sum(count for count in steps.values() if count > 1)
+    # As few as there can be: what is one too many for the steps of a segment meets another.
+    steps_per_row = manifest.lanes // manifest.granules_per_step
+    assert manifest.same_group_in_step == sum(
+        count_same_group_in_step(count, segment.rows * steps_per_row)
+        for (segment, _), count in members.items()
+    )
     assert (manifest.tokens, manifest.slots) == (tokens, slots)
     assert (manifest.paired, manifest.scored) == (True, False)
     assert manifest.triplets == all(e.negative is not None for e in examples.values())
@@ -198,6 +213,25 @@ def test_lanes_of_another_format_are_refused(tmp_path):
         LaneManifest.load(tmp_path)
 
 
+def test_the_digest_tells_lanes_apart(tmp_path):
+    manifest = small_manifest()
+    manifest.save(tmp_path)
+    assert LaneManifest.load(tmp_path).digest == manifest.digest
+    assert replace(manifest, rows=4).digest != manifest.digest
+    assert replace(manifest, checksums=manifest.checksums[::-1]).digest != manifest.digest
+
+
+@pytest.mark.parametrize(("whole", "damaged"), [('"rows": 5', '"rows": 4'), ("{", "")])
+def test_a_damaged_manifest_is_refused(tmp_path, whole, damaged):
+    small_manifest().save(tmp_path)
+    path = tmp_path / "manifest.json"
+    text = path.read_text()
+    assert whole in text
+    path.write_text(text.replace(whole, damaged, 1))
+    with pytest.raises(InputError, match=rf"^prepared\.folder: {re.escape(str(path))} is damaged"):
+        LaneManifest.load(tmp_path)
+
+
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=9), st.data())
 def test_ragged_reads_any_slice_of_a_binary_column(texts, data):
     column = binary(texts)
@@ -220,10 +254,10 @@ def test_each_wanted_side_is_padded_to_its_own_longest_text(triplets, wanted):
         "score": pa.nulls(count, pa.float32()),
     }
     granule = decode(pa.RecordBatch.from_pydict(columns, schema=SCHEMA), 7, wanted)
-    assert set(granule.sides) == {"left", *wanted}
+    assert set(granule.sides) == {"anchor", *wanted}
     for name, side in granule.sides.items():
         longest = max(map(len, sides[name]))
         assert side.token_ids.shape == (count, -(-longest // 8) * 8)
         assert [list(ids_of(side, row)) for row in range(count)] == list(sides[name])
     assert granule.tokens == sum(len(text) for name in granule.sides for text in sides[name])
-    assert granule.slots == sum(side.token_ids.size for side in granule.sides.values())
+    assert granule.padded_tokens == sum(side.token_ids.size for side in granule.sides.values())

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,9 @@ from pipelines.lanes.plan import (
     BatchPlan,
     bucket_length,
     choose_lanes,
+    count_same_group_in_step,
+    deal,
+    lane_order,
     noise_seed,
     plan_segments,
     share,
@@ -31,6 +35,108 @@ def test_segments_take_whole_rows_and_leave_less_than_one(counts, lanes, granule
         # Nobody is in a bucket shorter than their own text.
         assert position <= sum(n for length, n in counts.items() if length <= segment.length)
     assert 0 <= sum(counts.values()) - position < lanes * granule
+
+
+@st.composite
+def dealt(draw):
+    """Segments of a few rows, groups of any size that fits, and where their members are dealt."""
+    lanes = draw(st.sampled_from([1, 4, 6, 12, 45, 48]))
+    granules_per_step = draw(st.sampled_from(divisors(lanes)))
+    granule = draw(st.integers(1, 5))
+    rows = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    filled = {8 * number: rows * lanes * granule for number, rows in enumerate(rows, 1)}
+    segments = plan_segments(filled, lanes, granule)
+    groups: list[int] = []
+    for segment in segments:
+        most = draw(st.integers(1, segment.rows * lanes))
+        sizes = st.integers(1, most)
+        end = segment.first_example + segment.examples
+        while len(groups) < end:
+            number = groups[-1] + 1 if groups else 0
+            groups += [number] * min(draw(sizes) if most > 1 else 1, end - len(groups))
+    places = deal(np.arange(len(groups)), segments, lanes, granules_per_step)
+    return segments, lanes, granules_per_step, granule, np.array(groups), places
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def members_by_step(plan: BatchPlan, places, groups) -> Counter[tuple[int, int]]:
+    """How many members of a group are in a step, by step and group."""
+    step_of = {
+        (address.row, address.lane): step.index
+        for step in plan.steps(0, plan.steps_per_epoch)
+        for address in step.granules
+    }
+    rows, lanes = places.row.tolist(), places.lane.tolist()
+    steps = (step_of[place] for place in zip(rows, lanes, strict=True))
+    return Counter(zip(steps, groups.tolist(), strict=True))
+
+
+@given(dealt())
+def test_every_slot_of_every_granule_is_dealt_one_example(dealing):
+    segments, lanes, _, granule, groups, places = dealing
+    seen = set(zip(places.row, places.lane, places.slot, strict=True))
+    rows = sum(segment.rows for segment in segments)
+    assert len(seen) == len(groups) == rows * lanes * granule
+    assert (places.row.max() + 1, places.lane.max() + 1, places.slot.max() + 1) == (
+        rows,
+        lanes,
+        granule,
+    )
+    for segment in segments:
+        own = places.row[segment.first_example :][: segment.examples]
+        assert (own.min(), own.max()) == (segment.first_row, segment.first_row + segment.rows - 1)
+
+
+@given(dealt())
+def test_a_group_meets_in_no_granule_and_in_as_few_steps_as_can_be(dealing):
+    segments, lanes, granules_per_step, _, groups, places = dealing
+    rows = sum(segment.rows for segment in segments)
+    in_granule = Counter(zip(places.row, places.lane, groups, strict=True))
+    assert set(in_granule.values()) == {1}
+    sizes = Counter(groups.tolist())
+    segment_of = {
+        group: segment
+        for segment in segments
+        for group in groups[segment.first_example :][: segment.examples].tolist()
+    }
+    for size in divisors(lanes):
+        plan = BatchPlan(lanes=lanes, rows=rows, granules_per_step=size, seed=1)
+        by_step = members_by_step(plan, places, groups)
+        for (_, group), members in by_step.items():
+            segment_rows = segment_of[group].rows
+            # Whatever the size of the step: what is shared evenly by rows.
+            assert members <= -(-sizes[group] // segment_rows)
+            if size == granules_per_step:
+                assert members <= -(-sizes[group] // (segment_rows * plan.steps_per_row))
+        if size == granules_per_step:
+            shared = sum(members for members in by_step.values() if members > 1)
+            assert shared == sum(
+                count_same_group_in_step(members, segment_of[group].rows * plan.steps_per_row)
+                for group, members in sizes.items()
+            )
+
+
+@pytest.mark.parametrize("granules_per_step", [8, 16, 48])
+def test_groups_of_five_meet_in_no_step(granules_per_step):
+    segments = plan_segments({16: 48 * 64 * 7, 24: 48 * 64 * 5}, 48, 64)
+    groups = np.arange(48 * 64 * 12) // 5
+    places = deal(np.arange(len(groups)), segments, 48, granules_per_step)
+    plan = BatchPlan(lanes=48, rows=12, granules_per_step=granules_per_step, seed=1)
+    assert set(members_by_step(plan, places, groups).values()) == {1}
+
+
+@given(st.integers(1, 96), st.data())
+def test_neighbours_in_the_order_of_lanes_are_of_different_steps(lanes, data):
+    size = data.draw(st.sampled_from(divisors(lanes)))
+    order = lane_order(lanes, size)
+    assert sorted(order) == list(range(lanes))
+    steps = lanes // size
+    for first in range(0, lanes):
+        window = order[np.arange(first, first + steps) % lanes] // size
+        assert len(set(window)) == steps
 
 
 @given(st.integers(1, 600), st.integers(1, 64))

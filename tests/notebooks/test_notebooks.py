@@ -8,17 +8,17 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from corpus_factory import write_docstrings
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
-from small import write_docstrings
 
-from pipelines.config import dump, load
+from pipelines.settings.load import dump, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PREPARE, TRAIN, SEARCH = NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CELL_SECONDS = 420
 PNG_HEAD = b"\x89PNG\r\n\x1a\n"
-LEAST_PICTURE_BYTES = 5000
+MIN_PICTURE_BYTES = 5000
 
 REMEMBER_SESSION = "session_at_the_start = spark.sparkContext.applicationId"
 COMPARE_SESSIONS = """
@@ -34,7 +34,7 @@ spark.stop()
 AS_ON_DATABRICKS = """
 from types import SimpleNamespace
 
-from pipelines.session import spark_session
+from pipelines.spark.session import spark_session
 from pipelines.settings import Config
 
 values = {values!r}
@@ -93,7 +93,7 @@ def check_pictures(notebook, *cell_ids: str) -> None:
     for cell_id in cell_ids:
         (picture,) = pictures(notebook, cell_id)
         assert picture.startswith(PNG_HEAD)
-        assert len(picture) > LEAST_PICTURE_BYTES, cell_id
+        assert len(picture) > MIN_PICTURE_BYTES, cell_id
 
 
 def text_of(notebook, cell_id: str) -> str:

@@ -99,7 +99,7 @@ def test_a_figure_that_is_not_better_higher_is_refused(metric):
 def test_a_model_that_gives_no_numbers_is_refused():
     cosines, labels = np.full(10, np.nan), np.array([1] * 5 + [0] * 5)
     measured = {"paws": classification_figures(cosines, labels)}
-    for name in FIGURES:
+    for name in (figure.name for figure in FIGURES):
         if not name.endswith("_threshold"):
             settings = PromotionSettings(metrics=(f"paws.{name}",))
             [judgement] = judge(settings, measured, None)

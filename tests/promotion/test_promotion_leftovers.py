@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from written import IN_ORDER, content_of, names, settings, write_run
+from run_factory import IN_ORDER, content_of, names, settings, write_run
 
-from pipelines import storage
+from pipelines.files import storage
 from pipelines.promotion import history, served
 from pipelines.promotion.stage import promote, roll_back
 

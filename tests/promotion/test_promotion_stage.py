@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small import small_config
+from corpus_factory import small_config
 
-from pipelines import storage
 from pipelines.cli import main
-from pipelines.config import dump
+from pipelines.files import storage
+from pipelines.settings.load import dump
 
 NDCG = "retrieval.ndcg@10"
 
@@ -128,7 +128,7 @@ def test_there_is_a_way_back(runs, target, capsys):
     assert f"in service  {target}/versions/00001" in capsys.readouterr().out
     assert promote(runs, "good", target) == 3
     refusal = capsys.readouterr().err
-    assert refusal.startswith("error: promotion.target: this model is 00002, which was gone back ")
+    assert refusal.startswith("error: promotion.target: this model is 00002, which was rolled back")
     assert refusal.count("\n") == 1
     assert call(runs, "good", "rollback", *back) == 2
     assert "no version from before 00001 is kept" in capsys.readouterr().err

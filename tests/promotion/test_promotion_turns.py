@@ -4,14 +4,15 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from pathlib import Path
 
 import pytest
-from written import IN_ORDER, content_of, names, settings, write_run
+from run_factory import IN_ORDER, content_of, names, settings, write_run
 
-from pipelines import storage
 from pipelines.errors import InputError, PipelineError, PromotionRefused
-from pipelines.promotion import lock, served
+from pipelines.files import storage
+from pipelines.promotion import served
 from pipelines.promotion.stage import promote, roll_back
 
 
@@ -136,16 +137,17 @@ def test_waits_for_another_promotion_but_not_forever(run, target, monkeypatch):
     run("a")
     run("b")
     before = (turns(target), served.versions(target))
-    monkeypatch.setattr(lock, "SECONDS", 0.3)
-    with served.alone(target):
+    monkeypatch.setattr(served, "WAIT_SECONDS", 0.3)
+    with served.exclusive(target):
         for turn in (lambda: roll_back(settings(target)), lambda: run("b"), lambda: run("c")):
             with pytest.raises(PipelineError, match=r"another promotion goes on in .*, run it"):
-                turn()
+                # Of nothing that the caller holds.
+                Context().run(turn)
     assert (turns(target), served.versions(target)) == before
     assert names(target / "versions") == before[1]
-    monkeypatch.setattr(lock, "SECONDS", 30.0)
+    monkeypatch.setattr(served, "WAIT_SECONDS", 30.0)
     with ThreadPoolExecutor(1) as pool:
-        with served.alone(target):
+        with served.exclusive(target):
             waiting = pool.submit(roll_back, settings(target))
             with pytest.raises(TimeoutError):
                 waiting.result(0.5)
@@ -195,7 +197,7 @@ def test_a_model_gone_back_from_while_its_copy_goes_on_is_refused(run, target, w
         roll_back(settings(target))
 
     while_copying(elsewhere)
-    with pytest.raises(PromotionRefused, match="is 00002, which was gone back from"):
+    with pytest.raises(PromotionRefused, match="is 00002, which was rolled back"):
         run("b")
     assert served.served_name(target) == "00001"
     assert names(target / "versions") == ["00001", "00002"]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from made_runs import write_run
+from logged_runs import write_run
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import storage
 from pipelines.corpus.funnel import FunnelLine, level_lines
+from pipelines.files import storage
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import plan_segments
-from pipelines.report.corpus import text_level, write_corpus_report
-from pipelines.report.text import MOST_CHARACTERS, shown
+from pipelines.report.corpus_page import text_level, write_corpus_report
+from pipelines.report.text import MAX_CHARACTERS, shown
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 HOSTILE = "</li><script>alert('a')</script>\u202egnp.exe\u2066 \ud800 \x00<img src=x onerror=b>"
@@ -95,6 +95,8 @@ def prepared(tmp_path):
         segments=plan_segments({8: 100, 16: 160, 24: 60}, 2, 8),
         examples=325,
         left_over={"no whole row": 5, "crowded": 0},
+        granules_per_step=2,
+        same_group_in_step=3,
         tokens=9000,
         slots=10000,
         vocabulary=99,
@@ -102,6 +104,7 @@ def prepared(tmp_path):
         paired=True,
         triplets=False,
         scored=False,
+        checksums=("0" * 16,) * 2,
     ).save(tmp_path / "lanes")
     stages = [("corpus", 20.0, False), ("tokens", 5.0, True), ("lanes", 0.5, False)]
     storage.write_json(
@@ -155,13 +158,13 @@ def test_what_is_shown_is_short_printable_and_encodable(text: str) -> None:
     line.encode("utf-8")
     assert not any(character in line for character in "\n\r\t\x00\x1b\u202e\u2066\ufeff")
     # An escape takes up to six characters in place of one.
-    assert len(line) <= 6 * (MOST_CHARACTERS + 1)
+    assert len(line) <= 6 * (MAX_CHARACTERS + 1)
 
 
 def test_text_is_cut_and_spaces_are_joined() -> None:
     assert shown("a\n b\u00a0 c") == "a b c"
-    assert shown("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
-    assert shown("日" * (MOST_CHARACTERS + 1)) == "日" * MOST_CHARACTERS + "…"
+    assert shown("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS
+    assert shown("日" * (MAX_CHARACTERS + 1)) == "日" * MAX_CHARACTERS + "…"
     # What Persian and emoji are joined with is no control.
     joined = "می\u200cشود 👩\u200d👧"
     assert shown(joined) == joined

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.report.page import write_report
+from pipelines.report.run_page import write_report
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -54,10 +54,10 @@ document.body.dataset.probe = JSON.stringify({
 """
 
 
-def browse(page: Path, scheme: str, width: int, *options: str) -> str:
+def browse(page: Path, scheme: str, width: int, *options: str, height: int = HEIGHT) -> str:
     """What the browser prints."""
     command = [BROWSER, "--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-sandbox"]
-    command += [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},{HEIGHT}"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},{height}"]
     command += [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", *options, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
@@ -77,7 +77,7 @@ def contrast(colour: str, behind: str) -> float:
 @pytest.fixture(scope="module", params=[(s, w) for s in SCHEMES for w in WIDTHS], ids=str)
 def shown(request, tmp_path_factory):
     """A page in a browser: its picture, and what the probe found."""
-    from made_runs import write_run
+    from logged_runs import write_run
     from PIL import Image
 
     scheme, width = request.param
@@ -139,3 +139,30 @@ def test_pointing_at_a_pair_shows_its_texts(run) -> None:
     assert all(one < other for one, other in pairwise(places))
     # On both maps.
     assert dom.count('class="pair first on"') + dom.count('class="pair near on"') == 2
+
+
+def test_what_is_pointed_at_covers_no_heading(run) -> None:
+    text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+    page = run / "scrolled.html"
+    scroll = """<script>
+      const box = document.querySelector(".picked");
+      const covered = [];
+      const look = (headings) => {
+        for (let y = 0; y < document.documentElement.scrollHeight; y += 20) {
+          window.scrollTo(0, y);
+          const picked = box.getBoundingClientRect();
+          for (const heading of document.querySelectorAll(headings)) {
+            const one = heading.getBoundingClientRect();
+            if (one.top < picked.bottom && picked.top < one.bottom)
+              covered.push(heading.textContent);
+          }
+        }
+      };
+      look("h2, h3, h4");
+      document.querySelector("g.pair circle").dispatchEvent(new Event("click", {bubbles: true}));
+      look("h2");
+      document.body.dataset.covered = JSON.stringify(covered);
+    </script></body>"""
+    page.write_text(text.replace("</body>", scroll), encoding="utf-8")
+    dom = browse(page, "light", 1200, "--dump-dom", height=870)
+    assert re.search(r'data-covered="([^"]*)"', dom)[1] == "[]"

@@ -1,13 +1,15 @@
 """The page: whole, self-contained, and of what there is."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
-from made_runs import made_samples
+from logged_runs import made_samples
 
-from pipelines import storage
-from pipelines.report.page import write_report
+from pipelines.files import storage
+from pipelines.report.corpus_page import write_corpus_report
+from pipelines.report.run_page import write_report
 from pipelines.report.text import shown
 
 HEADINGS = [
@@ -88,6 +90,23 @@ def test_shows_everything_there_is(run) -> None:
         assert words in page.words
 
 
+def test_what_was_cut_is_told_on_both_pages(run) -> None:
+    prepared = run.parent / "prepared"
+    manifest = {"max_length": 64, "texts": 200, "cut": 3, "tokens": 900, "dropped": 100}
+    manifest["prompts"] = {"anchor": "query: "}
+    storage.write_json(prepared / "tokens" / "manifest.json", manifest)
+    storage.write_json(run / "tokens.json", manifest)
+    told = "texts of up to 64 tokens, 3 of 200 (1.5 %) cut, 10.0 % of the tokens left out"
+    words = read(write_report(run, prepared)).words
+    assert told in words
+    assert "`query: ` (anchor)" in words
+    assert told in read(write_corpus_report(prepared)).words
+    # The folder has been prepared for another run since.
+    other = manifest | {"max_length": 128, "cut": 0, "dropped": 0, "prompts": {}}
+    storage.write_json(prepared / "tokens" / "manifest.json", other)
+    assert read(write_report(run, prepared)).words == words
+
+
 def test_staleness_is_shown_where_there_was_any(run) -> None:
     title = "Staleness, updates (mean)"
     assert title not in read(write_report(run, run.parent / "prepared")).words
@@ -149,6 +168,30 @@ def test_a_run_that_has_just_begun(tmp_path) -> None:
     page = read(write_report(tmp_path, tmp_path / "absent"))
     assert page.headings == []
     assert tmp_path.name in page.words
+
+
+def test_few_steps_are_shown_as_they_are(run) -> None:
+    def words_of(count: int) -> list[str]:
+        text = "".join((run / "metrics.jsonl").read_text().splitlines(keepends=True)[:count])
+        storage.write_text(run / "metrics.jsonl", text)
+        return read(write_report(run, run.parent / "prepared")).words
+
+    assert "smoothed" in words_of(12)
+    assert "smoothed" not in words_of(2)
+
+
+@pytest.mark.parametrize(("margin", "judged"), [(None, False), (1.3, False), (1.2, True)])
+def test_a_difference_that_may_be_chance_is_not_judged(run, margin, judged) -> None:
+    figures = storage.read_json(run / "metrics.json")
+    figures["margin"] = {} if margin is None else {"retrieval": {"mrr@10": margin}}
+    storage.write_json(run / "metrics.json", figures)
+    page = write_report(run, run.parent / "prepared")
+    shown = "-1.25" if margin is None else f"-1.25 ±{margin:.2f}"
+    assert read(page).words.count(shown) == 2
+    text = page.read_text(encoding="utf-8")
+    # At the head, in the table, and on the track.
+    found = re.findall(r'class="(?:number |path )?worse"', text)
+    assert len(found) == (3 if judged else 0)
 
 
 def test_one_line_and_losses_that_are_no_numbers(run) -> None:

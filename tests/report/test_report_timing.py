@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.report.pictures import MOST_WORKERS, time_spent
+from pipelines.report.run_charts import MAX_WORKERS, time_spent
 from pipelines.report.timing import (
     PARTS,
     paces_by_group,
@@ -69,12 +69,12 @@ def test_shares_are_of_the_whole(seconds: list[tuple[float, float]]) -> None:
 
 
 def test_of_many_workers_those_that_compute_longest_are_shown() -> None:
-    workers = [worker(rank, 1.0 + rank, 1.0) for rank in range(MOST_WORKERS + 3)]
+    workers = [worker(rank, 1.0 + rank, 1.0) for rank in range(MAX_WORKERS + 3)]
     spent = time_spent([{"step": 1, "workers": workers}])
     assert spent is not None
     assert spent.left_out == 3
     assert [bar.name for bar in spent.workers] == [
-        f"Worker {rank}" for rank in range(3, MOST_WORKERS + 3)
+        f"Worker {rank}" for rank in range(3, MAX_WORKERS + 3)
     ]
     assert spent.apart
 

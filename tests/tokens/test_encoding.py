@@ -13,12 +13,11 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from pipelines.tokens import chunks
-from pipelines.tokens.bpe import learn_bpe
 from pipelines.tokens.chunks import split
 from pipelines.tokens.encoding import ChunkCache, ChunkEncoder, LibraryEncoder, open_encoder
 from pipelines.tokens.start import default_start
-from pipelines.tokens.unigram import learn_unigram
 from pipelines.tokens.vocabulary import load_tokenizer, save_subwords
+from pipelines.tokens.vocabulary_learning import learn_bpe, learn_unigram
 from pipelines.tokens.words import words_of_columns
 
 NASTY = [

@@ -7,20 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.encoder.folder import write_encoder
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import random_weights
-from pipelines.tokens import learning
-from pipelines.tokens.bpe import learn_bpe
-from pipelines.tokens.learning import SPECIAL_TOKENS
-from pipelines.tokens.unigram import learn_unigram
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.folder import write_encoder
+from pipelines.models.weights import random_weights
+from pipelines.tokens import vocabulary_learning
 from pipelines.tokens.vocabulary import load_tokenizer, save_subwords
+from pipelines.tokens.vocabulary_learning import SPECIAL_TOKENS, learn_bpe, learn_unigram
 
 LEARNERS = {"bpe": learn_bpe, "unigram": learn_unigram}
 AGAIN = """
 import json, sys
 from pathlib import Path
-from pipelines.tokens.bpe import learn_bpe
+from pipelines.tokens.vocabulary_learning import learn_bpe
 from pipelines.tokens.vocabulary import save_subwords
 save_subwords(Path(sys.argv[1]), learn_bpe(json.load(sys.stdin), 1000), 64, lowercase=True)
 """
@@ -98,7 +96,7 @@ def test_any_words_are_covered_within_the_size(learn, counts, size, tmp_path_fac
 
 @each_learner
 def test_large_counts_are_scaled(learn, monkeypatch, words, tmp_path):
-    monkeypatch.setattr(learning, "MOST_WORDS_FED", 5_000)
+    monkeypatch.setattr(vocabulary_learning, "MAX_WORDS_FED", 5_000)
     huge = {word: count * 10**9 for word, count in words.items()}
     assert pieces_of(saved(tmp_path, learn(huge, 600)))[:5] == list(SPECIAL_TOKENS)
 
@@ -125,7 +123,7 @@ def test_sentence_transformers_loads_a_model_with_it(learn, words, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     (tmp_path / "tokenizer").mkdir()
     tokenizer = saved(tmp_path / "tokenizer", learn(words, 400))
-    spec = EncoderSpec(
+    spec = BertSpec(
         vocabulary=len(pieces_of(tokenizer)), layers=1, hidden=16, heads=2, intermediate=32
     )
     write_encoder(

@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from pipelines.config import parse
 from pipelines.errors import InputError
-from pipelines.tokens import parts
-from pipelines.tokens.parts import find_parts, read_part
+from pipelines.settings.load import parse
+from pipelines.spark import parquet_parts as parts
+from pipelines.spark.parquet_parts import find_parts, read_part
 from pipelines.tokens.stage import SCHEMA as EXAMPLES
-from pipelines.tokens.stage import prepare_tokens, tokenise_parts
+from pipelines.tokens.stage import check_tokens, prepare_tokens, tokenise_parts
 from pipelines.tokens.start import default_start
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size
 
@@ -36,8 +36,8 @@ SCHEMA = pa.schema(
     {
         "id": pa.int64(),
         "group": pa.int64(),
-        "left": pa.string(),
-        "right": pa.string(),
+        "anchor": pa.string(),
+        "positive": pa.string(),
         "negative": pa.string(),
         "score": pa.float32(),
     }
@@ -66,13 +66,13 @@ def config(tmp_path):
     return make
 
 
-def write_corpus(folder, lefts, rights=None, scores=None, negatives=None):
-    count = len(lefts)
+def write_corpus(folder, anchors, positives=None, scores=None, negatives=None):
+    count = len(anchors)
     columns = {
         "id": np.arange(count) + 2**40,
         "group": np.arange(count) // 2,
-        "left": lefts,
-        "right": rights or [None] * count,
+        "anchor": anchors,
+        "positive": positives or [None] * count,
         "score": scores or [None] * count,
     }
     # As older corpora have it, there is no such column where there are no triplets.
@@ -101,25 +101,27 @@ def files_of(folder):
 
 
 def test_pairs_become_ids(spark, config, tmp_path):
-    lefts, rights = [*REAL, *NASTY], [*NASTY, *REAL]
-    scores = [index / 7 for index in range(len(lefts))]
-    write_corpus(tmp_path, lefts, rights, scores)
+    anchors, positives = [*REAL, *NASTY], [*NASTY, *REAL]
+    scores = [index / 7 for index in range(len(anchors))]
+    write_corpus(tmp_path, anchors, positives, scores)
     summary = prepare_tokens(spark, config(tokens={"max_length": 24}))
     examples = read_examples(tmp_path)
-    expected_left, expected_right = library_ids(lefts, 24), library_ids(rights, 24)
-    assert ids_of(examples["left"]) == expected_left
-    assert ids_of(examples["right"]) == expected_right
-    longer = [max(len(a), len(b)) for a, b in zip(expected_left, expected_right, strict=True)]
+    expected_anchors, expected_positives = library_ids(anchors, 24), library_ids(positives, 24)
+    assert ids_of(examples["anchor"]) == expected_anchors
+    assert ids_of(examples["positive"]) == expected_positives
+    longer = [
+        max(len(a), len(b)) for a, b in zip(expected_anchors, expected_positives, strict=True)
+    ]
     assert examples["length"].to_pylist() == longer
-    assert examples["group"].to_pylist() == [index // 2 for index in range(len(lefts))]
+    assert examples["group"].to_pylist() == [index // 2 for index in range(len(anchors))]
     assert examples["score"].to_pylist() == np.float32(scores).tolist()
-    assert examples["negative"].null_count == len(lefts)
+    assert examples["negative"].null_count == len(anchors)
     assert examples.schema.equals(EXAMPLES)
     seen = spark.read.parquet(f"file://{tmp_path}/tokens/examples.parquet")
     assert sorted(row["id"] for row in seen.collect()) == examples["id"].to_pylist()
 
-    whole = [*library_ids(lefts, 10**6), *library_ids(rights, 10**6)]
-    assert summary.examples == len(lefts)
+    whole = [*library_ids(anchors, 10**6), *library_ids(positives, 10**6)]
+    assert summary.examples == len(anchors)
     assert summary.tokens == sum(min(len(ids), 24) for ids in whole)
     assert summary.cut == sum(len(ids) > 24 for ids in whole)
     assert summary.vocabulary == 30522
@@ -136,14 +138,64 @@ def test_pairs_become_ids(spark, config, tmp_path):
     }
 
 
+def test_without_a_length_one_example_in_a_hundred_may_be_cut(spark, config, tmp_path) -> None:
+    """The ids are those of a run that was told the length, and the manifest says what is lost."""
+    short, long = ["a few words of text"] * 396, ["many words " * 80, "more " * 110, "x " * 500]
+    anchors = [*short, "some more words " * 8, *long]
+    write_corpus(tmp_path, anchors, [*long, *anchors[3:]])
+    summary = prepare_tokens(spark, config())
+    examples = read_examples(tmp_path)
+    # Six of the 400 examples have a long side: two of them are within the share.
+    assert summary.max_length == 112
+    prepare_tokens(spark, config(tokens={"max_length": 112}))
+    told = json.loads((tmp_path / "tokens" / "manifest.json").read_text())
+    assert read_examples(tmp_path).equals(examples)
+    assert told == vars(summary)
+    whole = [len(ids) for ids in library_ids([*anchors, *long, *anchors[3:]], 10**6)]
+    assert summary.texts == len(whole) == 800
+    assert summary.cut == sum(length > 112 for length in whole)
+    assert summary.dropped == sum(max(length - 112, 0) for length in whole)
+    assert f"cut, {100 * summary.dropped / sum(whole):.1f} % of the tokens left out" in str(summary)
+
+
+def test_each_side_has_its_prompt_before_it(spark, config, tmp_path) -> None:
+    anchors, positives, negatives = REAL[:50], REAL[1:51], [*REAL[60:109], None]
+    write_corpus(tmp_path, anchors, positives, negatives=negatives)
+    prompts = {"query": "query: ", "passage": "passage: "}
+    settings = {"encoder": {"prompts": prompts}, "tokens": {"max_length": 32}}
+    summary = prepare_tokens(spark, config(**settings))
+    assert summary.prompts == {
+        "anchor": "query: ",
+        "positive": "passage: ",
+        "negative": "passage: ",
+    }
+    examples = read_examples(tmp_path)
+    for name, prompt, texts in (
+        ("anchor", "query: ", anchors),
+        ("positive", "passage: ", positives),
+        ("negative", "passage: ", negatives[:-1]),
+    ):
+        expected = library_ids([prompt + text for text in texts], 32)
+        assert ids_of(examples[name])[: len(texts)] == expected
+    assert examples["negative"].null_count == 1
+
+    folder = tmp_path / "tokens"
+    check_tokens(folder, config(**settings))
+    other = {"encoder": {"prompts": {"query": "ask: "}}}
+    shorter = settings | {"encoder": {"prompts": prompts, "max_length": 24}, "tokens": {}}
+    for tree, problem in ((other, "prepared with the prompts"), (shorter, "the model reads 24")):
+        with pytest.raises(InputError, match=f"^prepared.folder: .*{problem}"):
+            check_tokens(folder, config(**tree))
+
+
 def test_triplets_have_a_negative_side(spark, config, tmp_path):
-    lefts, rights, negatives = REAL[:50], REAL[1:51], [*REAL[60:109], None]
-    write_corpus(tmp_path, lefts, rights, negatives=negatives)
+    anchors, positives, negatives = REAL[:50], REAL[1:51], [*REAL[60:109], None]
+    write_corpus(tmp_path, anchors, positives, negatives=negatives)
     summary = prepare_tokens(spark, config(tokens={"max_length": 16}))
     examples = read_examples(tmp_path)
-    sides = [library_ids(texts, 16) for texts in (lefts, rights, negatives[:-1])]
+    sides = [library_ids(texts, 16) for texts in (anchors, positives, negatives[:-1])]
     sides[2].append(None)
-    for name, expected in zip(("left", "right", "negative"), sides, strict=True):
+    for name, expected in zip(("anchor", "positive", "negative"), sides, strict=True):
         assert ids_of(examples[name]) == expected
     lengths = np.array([[len(ids or []) for ids in side] for side in sides])
     assert examples["length"].to_pylist() == lengths.max(axis=0).tolist()
@@ -179,7 +231,7 @@ def test_an_attempt_that_fails_or_comes_twice_does_no_harm(config, tmp_path):
     whole, other = find_parts(tmp_path / "corpus" / "pairs.parquet")
 
     def attempt(*some):
-        (sums,) = tokenise_parts(iter(some), folder=str(tmp_path), max_length=32)
+        (sums,) = tokenise_parts(iter(some), folder=str(tmp_path), prompts={}, max_length=32)
         return sums
 
     broken = replace(other, path=str(tmp_path / "nowhere.parquet"))
@@ -191,9 +243,9 @@ def test_an_attempt_that_fails_or_comes_twice_does_no_harm(config, tmp_path):
     sums = attempt(whole, other)
     first = files_of(tmp_path / "examples.parquet")
     assert len(first) == 2
-    assert attempt(whole, other).tokens == sums.tokens
+    assert np.array_equal(attempt(whole, other).texts, sums.texts)
     assert files_of(tmp_path / "examples.parquet") == first
-    assert sums.examples == sums.lengths.sum() == 150
+    assert sums.longest.sum() == 150
 
 
 class TestParts:
@@ -203,10 +255,10 @@ class TestParts:
         for size in (1, 2000, 10**9):
             monkeypatch.setattr(parts, "PART_BYTES", size)
             found = find_parts(folder)
-            batches = [batch for part in found for batch in read_part(part, ["id", "left", "no"])]
+            batches = [batch for part in found for batch in read_part(part, ["id", "anchor", "no"])]
             table = pa.Table.from_batches(batches)
-            assert table["left"].to_pylist() == REAL
-            assert table.column_names == ["id", "left"]
+            assert table["anchor"].to_pylist() == REAL
+            assert table.column_names == ["id", "anchor"]
             assert [part.rows for part in found] == [
                 sum(batch.num_rows for batch in read_part(part, ["id"])) for part in found
             ]
@@ -216,7 +268,7 @@ class TestParts:
         write_corpus(tmp_path, ["x" * 1000 + str(index) for index in range(90)])
         monkeypatch.setattr(parts, "BATCH_BYTES", 20_000)
         (part,) = find_parts(tmp_path / "corpus" / "pairs.parquet")
-        rows = [batch.num_rows for batch in read_part(part, ["left"])]
+        rows = [batch.num_rows for batch in read_part(part, ["anchor"])]
         assert sum(rows) == 90
         assert max(rows) <= 20
 
@@ -225,16 +277,24 @@ class TestParts:
         assert find_parts(tmp_path / "corpus" / "pairs.parquet") == []
 
 
-def test_single_texts_have_no_right_side(spark, config, tmp_path):
+def test_a_corpus_of_an_earlier_format_is_refused(config, tmp_path):
+    folder = tmp_path / "corpus" / "pairs.parquet"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"id": [1], "left": ["a"]}), folder / "part.parquet")
+    with pytest.raises(InputError, match=r"^prepared\.folder: .* has another format, run `sent"):
+        prepare_tokens(None, config())
+
+
+def test_single_texts_have_no_positive(spark, config, tmp_path):
     write_corpus(tmp_path, REAL)
-    prepare_tokens(spark, config())
+    prepare_tokens(spark, config(tokens={"max_length": 64}))
     examples = read_examples(tmp_path)
-    assert examples["right"].null_count == examples["score"].null_count == len(REAL)
+    assert examples["positive"].null_count == examples["score"].null_count == len(REAL)
     assert examples["length"].to_pylist() == [len(ids) for ids in library_ids(REAL, 64)]
 
 
 TRAINED = {
-    "tokens": {"vocabulary": "train", "vocabulary_size": 400},
+    "tokens": {"vocabulary": "train", "vocabulary_size": 400, "max_length": 64},
     "encoder": {"start": "random"},
 }
 
@@ -247,9 +307,9 @@ def test_a_trained_vocabulary_covers_the_words(spark, config, tmp_path, model):
     summary = prepare_tokens(spark, config(**sections))
     examples = read_examples(tmp_path)
     loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "tokens/tokenizer"))
-    assert loaded(REAL, truncation=True)["input_ids"] == ids_of(examples["left"])
+    assert loaded(REAL, truncation=True)["input_ids"] == ids_of(examples["anchor"])
     assert summary.vocabulary == len(loaded) <= 400
-    assert not any(loaded.unk_token_id in ids for ids in ids_of(examples["left"]))
+    assert not any(loaded.unk_token_id in ids for ids in ids_of(examples["anchor"]))
 
 
 @pytest.mark.parametrize("model", ["wordpiece", "bpe"])
@@ -267,8 +327,8 @@ def test_a_folder_with_only_a_word_list_is_enough(spark, config, tmp_path):
     words.mkdir()
     shutil.copy(default_start() / "vocab.txt", words)
     write_corpus(tmp_path, REAL)
-    prepare_tokens(spark, config(tokens={"vocabulary": str(words)}))
-    assert ids_of(read_examples(tmp_path)["left"]) == library_ids(REAL, 64)
+    prepare_tokens(spark, config(tokens={"vocabulary": str(words), "max_length": 64}))
+    assert ids_of(read_examples(tmp_path)["anchor"]) == library_ids(REAL, 64)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from pipelines.tokens import learning
-from pipelines.tokens.learning import SPECIAL_TOKENS
+from pipelines.tokens import vocabulary_learning
 from pipelines.tokens.vocabulary import load_tokenizer, save_wordpieces
-from pipelines.tokens.wordpiece import learn_wordpieces
+from pipelines.tokens.vocabulary_learning import SPECIAL_TOKENS, learn_wordpieces
 
 AGAIN = """
 import json, sys
-from pipelines.tokens.wordpiece import learn_wordpieces
+from pipelines.tokens.vocabulary_learning import learn_wordpieces
 print(json.dumps(learn_wordpieces(json.load(sys.stdin), 1000)))
 """
 
@@ -83,7 +82,7 @@ def test_any_words_are_covered_within_the_size(counts, size, tmp_path_factory):
 
 
 def test_large_counts_are_scaled(monkeypatch, words):
-    monkeypatch.setattr(learning, "MOST_WORDS_FED", 5_000)
+    monkeypatch.setattr(vocabulary_learning, "MAX_WORDS_FED", 5_000)
     huge = {word: count * 10**9 for word, count in words.items()}
     pieces = learn_wordpieces(huge, 600)
     expected = learn_wordpieces(words, 600)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.frames import Scratch
+from pipelines.spark.frames import Scratch
+from pipelines.spark.parquet_parts import find_parts
 from pipelines.tokens import words as module
-from pipelines.tokens.parts import find_parts
 from pipelines.tokens.words import count_words, words_of_columns
 
 TEXTS = st.lists(
@@ -34,7 +34,7 @@ def test_words_are_counted_as_the_library_splits_them(plainly_counted, columns, 
 
 def test_a_task_that_meets_many_chunks_hands_them_on(monkeypatch, plainly_counted):
     texts = [f"word{index % 70} and word{index % 50}" for index in range(300)]
-    monkeypatch.setattr(module, "MOST_CHUNKS", 40)
+    monkeypatch.setattr(module, "MAX_CHUNKS", 40)
     columns = (pa.array(texts[first : first + 30]) for first in range(0, 300, 30))
     batches = list(words_of_columns(columns, lowercase=True))
     assert len(batches) > 1
@@ -52,7 +52,7 @@ def counted(spark, tmp_path):
     texts = [f"{'common ' * 9}word{index % 20} Word{index % 7}" for index in range(90)]
     for part in range(3):
         mine = texts[part::3]
-        columns = {"id": range(30), "left": mine, "right": pa.array(mine[:5] + [None] * 25)}
+        columns = {"id": range(30), "anchor": mine, "positive": pa.array(mine[:5] + [None] * 25)}
         pq.write_table(pa.table(columns), tmp_path / f"part-{part}.parquet")
     count = partial(count_words, spark, find_parts(tmp_path), lowercase=True)
     both = texts + [text for part in range(3) for text in texts[part::3][:5]]

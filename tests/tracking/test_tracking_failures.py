@@ -16,9 +16,10 @@ from test_tracking_tensorboard import events, scalars
 
 from pipelines.errors import InputError
 from pipelines.settings import TrackingSettings
-from pipelines.tracking import check_trackers, link
-from pipelines.tracking.base import Start
-from pipelines.tracking.following import Following
+from pipelines.tracking import check_trackers
+from pipelines.tracking import proxy as link
+from pipelines.tracking.base import RunStart
+from pipelines.tracking.run_tracking import RunTracking
 
 WAIT = 4
 
@@ -62,10 +63,10 @@ def warnings(caplog) -> list[str]:
 @pytest.mark.parametrize("server", [closed_port, silent_server, broken_server])
 def test_a_server_that_does_not_serve_costs_no_more_than_the_wait(server, tmp_path, caplog):
     with server() as address:
-        with Following(tracked(address, wait_seconds=WAIT), tmp_path, 0) as following:
+        with RunTracking(tracked(address, wait_seconds=WAIT), tmp_path, 0) as tracking:
             began = time.monotonic()
-            for step in range(2 * link.MOST_WAITING):
-                following.log(step, {"training/loss": 1.0})
+            for step in range(2 * link.MAX_WAITING):
+                tracking.log(step, {"training/loss": 1.0})
             took = time.monotonic() - began
             left = time.monotonic()
         waited = time.monotonic() - left
@@ -87,18 +88,18 @@ def test_what_a_server_that_died_has_missed_reaches_it_when_it_is_back(
     # The tracker has one address, and what is behind it goes and comes.
     port = free_port()
     config = tracked(f"http://127.0.0.1:{port}", wait_seconds=60)
-    with Following(config, tmp_path, 0) as following:
+    with RunTracking(config, tmp_path, 0) as tracking:
         with relay(mlflow_server, port):
-            following.log(1, {"training/loss": 1.0})
+            tracking.log(1, {"training/loss": 1.0})
             id_file = tmp_path / "tracking" / "mlflow.json"
             until(lambda: id_file.exists() and history(client, tmp_path, "training/loss"))
-        following.log(2, {"training/loss": 0.5})
+        tracking.log(2, {"training/loss": 0.5})
         until(lambda: warnings(caplog))
         assert history(client, tmp_path, "training/loss") == [(1, 1.0)]
         with relay(mlflow_server, port):
-            following.log(3, {"training/loss": 0.25})
+            tracking.log(3, {"training/loss": 0.25})
             until(lambda: len(history(client, tmp_path, "training/loss")) == 3)
-            following.log(4, {"training/loss": 0.125})
+            tracking.log(4, {"training/loss": 0.125})
             until(lambda: len(history(client, tmp_path, "training/loss")) == 4)
     assert len(warnings(caplog)) == 1
 
@@ -113,13 +114,13 @@ def until(is_so, seconds: float = 60.0) -> None:
 def test_a_tracker_whose_process_is_killed_is_started_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(link, "RETRY_SECONDS", 0.1)
     settings = {"trackers": ["tensorboard"], "mlflow_uri": None}
-    with Following(tracked("", **settings), tmp_path, 0) as following:
-        following.log(1, {"training/loss": 1.0})
-        (only,) = following._links
+    with RunTracking(tracked("", **settings), tmp_path, 0) as tracking:
+        tracking.log(1, {"training/loss": 1.0})
+        (only,) = tracking._proxies
         until(lambda: scalars(events(tmp_path / "tensorboard")))
         only._process._process.kill()
         only._process._process.wait()
-        following.log(2, {"training/loss": 1.0})
+        tracking.log(2, {"training/loss": 1.0})
         until(lambda: not only._points)
     found = scalars(events(tmp_path / "tensorboard"))
     assert [step for step, name, _ in found if name == "training/loss"] == [1, 2]
@@ -129,7 +130,7 @@ def test_a_tracker_whose_process_is_killed_is_started_again(tmp_path, monkeypatc
 def test_a_process_that_cannot_be_ended_holds_nobody_up(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(link, "LEAVE_SECONDS", 0.5)
     settings = tracked("", trackers=["tensorboard"], mlflow_uri=None).tracking
-    start = Start(
+    start = RunStart(
         run_folder=str(tmp_path),
         settings=settings,
         parameters={},

@@ -14,12 +14,12 @@ import mlflow
 import numpy as np
 import pytest
 
-from pipelines.config import parse
 from pipelines.settings import Config
-from pipelines.tracking.base import Start
+from pipelines.settings.load import parse
+from pipelines.tracking.base import RunStart
 from pipelines.tracking.databricks import databricks_environment
-from pipelines.tracking.following import Following
 from pipelines.tracking.mlflow import release, requirements
+from pipelines.tracking.run_tracking import RunTracking
 
 TEXTS = ["A cat sleeps on the sofa.", "The market fell by three per cent."]
 LOADER = """
@@ -29,7 +29,8 @@ model = mlflow.pyfunc.load_model(sys.argv[2])
 import pipelines, pandas
 texts = json.loads(sys.argv[3])
 vectors = model.predict(texts)
-same = model.predict(pandas.DataFrame({"any name": texts}))
+asked = {"prompt_name": "query"}  # of which the model has none
+same = model.predict(pandas.DataFrame({"any name": texts}), params=asked)
 print(json.dumps([pipelines.__file__, vectors.tolist(), same.tolist()]))
 """
 
@@ -60,9 +61,9 @@ def history(client: mlflow.MlflowClient, folder: Path, name: str) -> list[tuple[
 def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, client, tmp_path):
     folder = tmp_path / "captions"
     config = tracked(mlflow_server, mlflow_experiment="encoders")
-    with Following(config, folder, 0) as following:
+    with RunTracking(config, folder, 0) as tracking:
         for step in (10, 20, 30):
-            following.log(step, {"training/loss": 1 / step})
+            tracking.log(step, {"training/loss": 1 / step})
     run = client.get_run(run_id(folder))
     assert run.info.run_name == "captions"
     assert client.get_experiment(run.info.experiment_id).name == "encoders"
@@ -73,8 +74,8 @@ def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, clie
     # A run goes on where it was begun, whatever the experiment is now.
     config = tracked(mlflow_server, mlflow_experiment="others")
     longer = parse(config.model_dump() | {"training": {"max_steps": 60}})
-    with pytest.raises(RuntimeError), Following(longer, folder, 20) as following:
-        following.log(40, {"training/loss": 1.0})
+    with pytest.raises(RuntimeError), RunTracking(longer, folder, 20) as tracking:
+        tracking.log(40, {"training/loss": 1.0})
         raise RuntimeError("no space left\non the device")
     run = client.get_run(run.info.run_id)
     assert run.info.status == "FAILED"
@@ -83,9 +84,9 @@ def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, clie
     assert run.data.tags["resumed.training.max_steps"] == "60"
 
     (folder / "report.html").write_text("<p>a report</p>")
-    with Following(longer, folder) as following:
-        following.log(60, {"after/dev/spearman": 80.0})
-        following.keep(folder / "report.html", folder / "not-there.json")
+    with RunTracking(longer, folder) as tracking:
+        tracking.log(60, {"after/dev/spearman": 80.0})
+        tracking.keep(folder / "report.html", folder / "not-there.json")
     assert run_id(folder) == run.info.run_id
     assert client.get_run(run.info.run_id).info.status == "FINISHED"
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {
@@ -99,11 +100,11 @@ def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, clie
 
 def test_a_run_that_was_deleted_in_mlflow_is_begun_anew(mlflow_server, client, tmp_path):
     config = tracked(mlflow_server)
-    with Following(config, tmp_path, 0):
+    with RunTracking(config, tmp_path, 0):
         pass
     first = run_id(tmp_path)
     client.delete_run(first)
-    with Following(config, tmp_path, 5):
+    with RunTracking(config, tmp_path, 5):
         pass
     assert run_id(tmp_path) != first
 
@@ -114,9 +115,9 @@ def test_the_model_loads_where_this_package_is_not_there(
     from sentence_transformers import SentenceTransformer
 
     config = tracked(mlflow_server, mlflow_registered_model="encoder", wait_seconds=200)
-    with Following(config, tmp_path, 0) as following:
-        following.log(7, {"training/loss": 1.0})
-        following.keep(model=model_folder)
+    with RunTracking(config, tmp_path, 0) as tracking:
+        tracking.log(7, {"training/loss": 1.0})
+        tracking.keep(model=model_folder)
     (version,) = client.search_model_versions("name='encoder'")
     assert version.run_id == run_id(tmp_path)
 
@@ -157,8 +158,8 @@ def test_a_model_is_registered_again_only_if_it_has_changed(
 
     def versions(registered: str | None) -> int:
         config = tracked(mlflow_server, mlflow_registered_model=registered, wait_seconds=200)
-        with Following(config, run, 0) as following:
-            following.keep(model=model)
+        with RunTracking(config, run, 0) as tracking:
+            tracking.keep(model=model)
         return len(client.search_model_versions("name='kept'"))
 
     assert versions(None) == 0
@@ -204,7 +205,7 @@ def test_a_driver_that_is_killed_leaves_a_run_that_says_so(mlflow_server, client
             stdout=subprocess.PIPE,
             stderr=log,
         )
-    start = Start(
+    start = RunStart(
         run_folder=str(tmp_path),
         settings=tracked(mlflow_server).tracking,
         parameters={},

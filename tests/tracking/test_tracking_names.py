@@ -1,7 +1,8 @@
 """Names that trackers take, and what they are not told."""
 
-from pipelines import config as configuration
-from pipelines.config import HIDDEN, parse, without_secrets
+from pipelines.settings import load as configuration
+from pipelines.settings.load import parse
+from pipelines.settings.redaction import HIDDEN, without_secrets
 from pipelines.tracking.names import (
     evaluation_values,
     parameters,
@@ -41,7 +42,9 @@ def test_figures_have_names_that_every_tracker_takes():
         "after/data_dev__de_.csv/pairs": 3.0,
     }
     workers = [{"rank": 0, "arithmetic": 2}, {"rank": 1, "arithmetic": 3}]
-    assert training_values({"step": 4, "loss": 1, "epoch": 0, "workers": workers}) == {
+    assert training_values(
+        {"step": 4, "loss": 1, "epoch": 0, "precision": "bf16", "workers": workers}
+    ) == {
         "training/loss": 1.0,
         "training/epoch": 0.0,
         "training/worker_0/arithmetic": 2.0,

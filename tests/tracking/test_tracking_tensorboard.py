@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from pipelines.config import parse
-from pipelines.tracking.following import Following
+from pipelines.settings.load import parse
+from pipelines.tracking.run_tracking import RunTracking
 from pipelines.tracking.tensorboard import MARKER
 
 
@@ -41,16 +41,16 @@ def scalars(found: list[Event]) -> list[tuple[int, str, float]]:
 
 
 def test_a_resumed_run_replaces_the_steps_that_it_makes_again(tmp_path):
-    with Following(tracked(), tmp_path, 0) as following:
+    with RunTracking(tracked(), tmp_path, 0) as tracking:
         for step in range(1, 101):
-            following.log(step, {"training/loss": 1.0, "training/learning_rate": 0.5})
-    with Following(tracked(), tmp_path, 60) as following:
+            tracking.log(step, {"training/loss": 1.0, "training/learning_rate": 0.5})
+    with RunTracking(tracked(), tmp_path, 60) as tracking:
         for step in range(61, 121):
-            following.log(step, {"training/loss": 2.0})
+            tracking.log(step, {"training/loss": 2.0})
         # A worker was lost, and the run goes back.
-        following.log(110, {"training/loss": 3.0})
-    with Following(tracked(), tmp_path) as following:
-        following.log(110, {"after/retrieval/ndcg_at_10": 50.0})
+        tracking.log(110, {"training/loss": 3.0})
+    with RunTracking(tracked(), tmp_path) as tracking:
+        tracking.log(110, {"after/retrieval/ndcg_at_10": 50.0})
     found = scalars(events(tmp_path / "tensorboard"))
     losses = [(step, value) for step, name, value in found if name == "training/loss"]
     assert losses == [
@@ -63,8 +63,8 @@ def test_a_resumed_run_replaces_the_steps_that_it_makes_again(tmp_path):
 
 def test_the_folder_can_be_one_that_runs_share(tmp_path):
     config = tracked(tensorboard_folder=str(tmp_path / "shared"))
-    with Following(config, tmp_path / "runs" / "captions", 0) as following:
-        following.log(1, {"training/loss": 1.0})
+    with RunTracking(config, tmp_path / "runs" / "captions", 0) as tracking:
+        tracking.log(1, {"training/loss": 1.0})
     found = events(tmp_path / "shared" / "captions")
     assert scalars(found) == [(1, "training/loss", pytest.approx(1.0))]
     texts = [value for event in found for value in event.summary.value if value.tensor.string_val]
@@ -80,8 +80,8 @@ def test_runs_of_one_name_do_not_share_a_folder(tmp_path):
     config = tracked(tensorboard_folder=str(shared))
     for step in (1, 2):
         for number, parent in enumerate(("a", "b")):
-            with Following(config, tmp_path / parent / "run", step - 1) as following:
-                following.log(step, {"training/loss": float(number)})
+            with RunTracking(config, tmp_path / parent / "run", step - 1) as tracking:
+                tracking.log(step, {"training/loss": float(number)})
     first, second = sorted(shared.iterdir())
     assert first.name == "run"
     assert second.name.startswith("run-")
@@ -93,10 +93,10 @@ def test_files_that_nobody_knows_are_left_alone(tmp_path):
     unknown = tmp_path / "shared" / "run" / "events.out.tfevents.1.host"
     unknown.parent.mkdir(parents=True)
     unknown.touch()
-    with Following(
+    with RunTracking(
         tracked(tensorboard_folder=str(tmp_path / "shared")), tmp_path / "run", 0
-    ) as following:
-        following.log(1, {"training/loss": 1.0})
+    ) as tracking:
+        tracking.log(1, {"training/loss": 1.0})
     assert list(unknown.parent.iterdir()) == [unknown]
     (own,) = set((tmp_path / "shared").iterdir()) - {unknown.parent}
     assert losses_in(own) == [1.0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipelines.training.adamw import AdamW
+from pipelines.training.steppers.adamw import AdamW
 
 
 @pytest.mark.parametrize("resumed_at", [None, 3])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from steppers import granule, stepper, work
 
-from pipelines.training.agreement import check_agreement
+from pipelines.training.collectives.agreement import check_agreement
 
 
 class Together:
@@ -17,7 +17,7 @@ class Together:
         self._own = []
         self._states = states
 
-    def gather(self, numbers):
+    def all_gather(self, numbers):
         self._own.append(numbers)
         if len(self._own) == 1:
             for state in self._states:

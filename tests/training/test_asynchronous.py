@@ -12,17 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_runs import make_run, make_task
 
-from pipelines.encoder.spec import EncoderSpec
+from pipelines.models.bert.spec import BertSpec
+from pipelines.runs.checkpoint import Checkpoint, checkpoint_steps, load_checkpoint, save_checkpoint
 from pipelines.training.asynchronous import Progress, oldest_needed, train_asynchronously
-from pipelines.training.checkpoint import (
-    Checkpoint,
-    checkpoint_steps,
-    load_checkpoint,
-    save_checkpoint,
-)
 from pipelines.training.feed import StepWork
 
-SPEC = EncoderSpec(vocabulary=5, layers=1, hidden=8, heads=2, intermediate=8, positions=8)
+SPEC = BertSpec(vocabulary=5, layers=1, hidden=8, heads=2, intermediate=8, positions=8)
 
 
 class Shared:
@@ -62,6 +57,8 @@ class Shared:
 
 class Slow:
     """Computes nothing, and notes which steps had been applied when it began."""
+
+    precision = "fp32"
 
     def __init__(self, shared, rank):
         self.shared, self.rank = shared, rank

@@ -1,17 +1,22 @@
-"""The line between driver and workers: who is let in, and what ends a run."""
+"""The connection between driver and workers: authentication, and what ends a run."""
 
 import contextlib
-import json
+import multiprocessing
+import os
+import signal
 import socket
 import threading
 import time
 
 import pytest
+from monitor_peer import Peer
 from planned_runs import make_run
 
 from pipelines.errors import EngineError, WorkerLostError
-from pipelines.training.ledger import Ledger
-from pipelines.training.monitor import Monitor
+from pipelines.runs.run import WorkerTask
+from pipelines.runs.step_metrics import StepMetrics
+from pipelines.training.control.monitor import Monitor
+from pipelines.training.control.reporter import ABORTED, Reporter
 
 RECORD = {
     "step": 0,
@@ -20,25 +25,10 @@ RECORD = {
     "learning_rate": 0.1,
     "granules": 1,
     "tokens": 3,
-    "slots": 4,
-    "waited": 0.0,
+    "padded_tokens": 4,
+    "data_seconds": 0.0,
     "seconds": 1.0,
 }
-
-
-class Peer:
-    """A worker by hand."""
-
-    def __init__(self, monitor: Monitor, rank: int, token: str | None = None) -> None:
-        self.socket = socket.create_connection(monitor.address, timeout=10)
-        token = monitor.token if token is None else token
-        self.send("hello", token=token, rank=rank, host=f"host-{rank}", lane=10 * rank)
-
-    def send(self, kind: str, **fields) -> None:
-        self.socket.sendall(json.dumps({"kind": kind} | fields).encode() + b"\n")
-
-    def hears(self) -> bytes:
-        return self.socket.recv(100)
 
 
 @pytest.fixture
@@ -49,7 +39,7 @@ def make_monitor():
         return Monitor(
             "test",
             workers,
-            Ledger(make_run(3, log_every=1), workers, lines.append),
+            StepMetrics(make_run(3, log_every=1), workers, lines.append),
             start_seconds=start_seconds,
             stall_seconds=stall_seconds,
             servers=servers,
@@ -183,7 +173,7 @@ def test_seconds_are_those_since_the_first_worker_was_ready(make_monitor):
 
 
 def test_silence_is_given_up(make_monitor, monkeypatch):
-    monkeypatch.setattr("pipelines.training.monitor.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("pipelines.training.control.monitor.SILENCE_SECONDS", 0.5)
     with pytest.raises(WorkerLostError, match="nothing was heard"), make_monitor(1) as monitor:
         peer = Peer(monitor, 0)
         threading.Thread(target=end, args=(peer,), daemon=True).start()
@@ -205,7 +195,7 @@ def test_a_cause_from_outside_ends_the_wait(make_monitor):
         b"\xff" * 5000,
     ],
 )
-def test_a_stranger_learns_and_changes_nothing(make_monitor, line):
+def test_an_unauthenticated_client_learns_and_changes_nothing(make_monitor, line):
     with make_monitor(1) as monitor:
         stranger = socket.create_connection(monitor.address, timeout=10)
         stranger.sendall(line)
@@ -261,8 +251,136 @@ def test_what_the_listener_raises_reaches_the_caller(make_monitor):
             raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"), make_monitor(1) as monitor:
-        monitor._ledger._on_line = Full().append
+        monitor._step_metrics._on_line = Full().append
         peer = Peer(monitor, 0)
         peer.send("steps", records=[RECORD | {"granules": 2}], waiting=False)
         threading.Thread(target=end, args=(peer,), daemon=True).start()
         monitor.wait()
+
+
+def stay_in_touch(peer: Peer, seconds: float) -> None:
+    """Sends what a worker sends that is in the middle of a step."""
+    end_of_time = time.monotonic() + seconds
+    while time.monotonic() < end_of_time:
+        peer.send("steps", records=[], waiting=False)
+        time.sleep(0.1)
+
+
+def drive(make_monitor, told, **deadlines) -> None:
+    monitor = make_monitor(1, **deadlines)
+    with monitor:
+        told.send((monitor.address, monitor.token))
+        monitor.wait()
+
+
+@contextlib.contextmanager
+def driver_apart(make_monitor, **deadlines):
+    """A driver in a process of its own, and the task of its worker."""
+    told, tell = multiprocessing.Pipe(duplex=False)
+    with child(drive, make_monitor, tell, **deadlines) as process:
+        address, token = told.recv()
+        task = WorkerTask(run=make_run(3), rank=0, workers=1, monitor=address, token=token)
+        yield process, task
+
+
+@contextlib.contextmanager
+def child(work, *arguments, **named):
+    """A process of its own that does some work; nothing is left of it."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=work, args=arguments, kwargs=named)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join(10)
+
+
+@pytest.fixture
+def short_deadlines(monkeypatch):
+    monkeypatch.setattr("pipelines.training.control.monitor.SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("pipelines.training.control.monitor.HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr("pipelines.training.control.reporter.HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr("pipelines.training.control.reporter.UNHEARD_SECONDS", 1)
+
+
+def test_a_driver_that_was_stopped_gives_no_living_worker_up(make_monitor, short_deadlines):
+    with driver_apart(make_monitor, start_seconds=2, stall_seconds=2) as (driver, task):
+        peer = Peer(task, 0)
+        peer.send("ready")
+        stay_in_touch(peer, 0.5)
+        os.kill(driver.pid, signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(driver.pid, signal.SIGCONT)
+        time.sleep(0.4)  # What was sent meanwhile may take a moment more.
+        stay_in_touch(peer, 0.4)
+        peer.send("done")
+        assert end(peer) == b"leave\n"
+        driver.join(10)
+        assert driver.exitcode == 0
+
+
+def test_an_extended_deadline_does_not_count_from_the_future(make_monitor):
+    with make_monitor(1) as monitor:
+        peer = Peer(monitor, 0)
+        peer.send("ready")
+        deadline = time.monotonic() + 10
+        while 0 not in monitor._shared.workers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        monitor._extend_deadlines(1000.0)
+        worker, now = monitor._shared.workers[0], time.monotonic()
+        assert max(worker.last_message, worker.last_progress) <= now
+
+
+def test_a_worker_that_the_driver_has_no_time_to_hear_is_not_silent(make_monitor, short_deadlines):
+    class Slow(list):
+        def append(self, line):
+            time.sleep(3)
+
+    with make_monitor(1) as monitor:
+        monitor._step_metrics._on_line = Slow().append
+        peer = Peer(monitor, 0)
+        peer.send("ready")
+        peer.send("steps", records=[RECORD | {"granules": 2}], waiting=False)
+        waiting = threading.Thread(target=stay_in_touch, args=(peer, 3.5))
+        waiting.start()
+        threading.Timer(3.6, peer.send, ("done",)).start()
+        assert monitor.wait().steps == 1
+        waiting.join()
+        threading.Thread(target=end, args=(peer,), daemon=True).start()
+
+
+def serve(task: WorkerTask) -> None:
+    with Reporter(task) as reporter:
+        reporter.ready()
+        reporter.serve()
+
+
+def test_a_worker_ends_when_the_driver_is_silent_and_no_sooner(make_monitor, short_deadlines):
+    with driver_apart(make_monitor) as (driver, task), child(serve, task) as worker:
+        worker.join(3)
+        assert worker.exitcode is None, "the driver is there"
+        os.kill(driver.pid, signal.SIGSTOP)
+        worker.join(5)
+        assert worker.exitcode == ABORTED
+
+
+def tcp_option(line: socket.socket, name: str) -> int:
+    return line.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))
+
+
+def test_both_ends_of_a_line_notice_that_the_network_is_cut(make_monitor):
+    with make_monitor(1) as monitor:
+        task = WorkerTask(
+            run=make_run(3), rank=0, workers=1, monitor=monitor.address, token=monitor.token
+        )
+        theirs, peer = Reporter(task)._socket, Peer(monitor, 0)
+        peer.send("done")
+        monitor.wait()
+        for line in (theirs, monitor._shared.workers[0].connection):
+            assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            options = ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
+            idle, interval, count, unheard = (tcp_option(line, name) for name in options)
+            assert (idle + interval * count <= 120, unheard) == (True, 120_000)
+        theirs.close()
+        peer.socket.close()

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_runs import make_run
 
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.training.checkpoint import Checkpoint
+from pipelines.models.bert.spec import BertSpec
+from pipelines.runs.checkpoint import Checkpoint
 from pipelines.training.rounds import checkpoint_of, round_ends, state_of
 
-SPEC = EncoderSpec(vocabulary=5, layers=1, hidden=8, heads=2, intermediate=8, positions=8)
+SPEC = BertSpec(vocabulary=5, layers=1, hidden=8, heads=2, intermediate=8, positions=8)
 
 
 @given(st.integers(0, 40), st.integers(1, 80), st.integers(1, 12), st.integers(1, 30))

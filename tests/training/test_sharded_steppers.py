@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_pair
-from steppers import BAG, SPEC, stepper
+from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_pair
+from steppers import SPEC, STATIC, stepper
 
 HARD = {"precision": "bf16", "dropout": 0.1, "activation_checkpointing": True}
 
@@ -16,9 +16,9 @@ WAYS = [
     ("deepspeed", {}, {"sharding": "gradients"}),
     ("deepspeed", {}, {"sharding": "parameters"}),
     ("deepspeed", {"negatives": "step"}, {"sharding": "parameters"} | HARD),
-    ("torch-fsdp", {}, {}, "bag"),
-    ("deepspeed", {}, {"sharding": "optimizer"}, "bag"),
-    ("deepspeed", {}, {"sharding": "parameters"}, "bag"),
+    ("torch-fsdp", {}, {}, "static"),
+    ("deepspeed", {}, {"sharding": "optimizer"}, "static"),
+    ("deepspeed", {}, {"sharding": "parameters"}, "static"),
 ]
 
 
@@ -40,7 +40,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("number", range(len(WAYS)), ids=lambda number: str(WAYS[number]))
 def test_parts_make_the_updates_of_the_whole(found, number):
     (_, objective, training, *kind), result = WAYS[number], found[number]
-    alone = stepper("torch", objective, TRAINING | training, spec=BAG if kind else SPEC)
+    alone = stepper("torch", objective, TRAINING | training, spec=STATIC if kind else SPEC)
     expected = curve(alone, range(STEPS), 0, GRANULES)
     exact = "precision" not in training
     np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config import parse
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import random_weights
-from pipelines.training.adamw import AdamW
-from pipelines.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from pipelines.training.parameter_server.desk import ParameterServer
-from pipelines.training.parameter_server.exchanges import ServedParameters
-from pipelines.training.parameter_server.keepers import SharedParameters
-from pipelines.training.parameter_server.lines import SocketLine
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.weights import random_weights
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.settings.load import parse
+from pipelines.training.parameter_server.client import SocketClient
+from pipelines.training.parameter_server.connections import ParameterServer
+from pipelines.training.parameter_server.remote_state import ServedParameters
 from pipelines.training.parameter_server.shards import (
     ShardedParameters,
     join,
@@ -24,10 +23,11 @@ from pipelines.training.parameter_server.shards import (
     shard,
     shard_shapes,
 )
-from pipelines.training.run import TrainingRun, WorkerTask
+from pipelines.training.parameter_server.updates import SharedParameters
+from pipelines.training.steppers.adamw import AdamW
 
 TOKEN = "7" * 64
-SPEC = EncoderSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=8)
+SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=8)
 WEIGHTS = random_weights(SPEC, 3)
 MOMENTS = {
     f"{kind}/{name}": np.full_like(value, 1e-3) for name, value in WEIGHTS.items() for kind in "mv"
@@ -104,8 +104,8 @@ def connect(folder):
             task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token=TOKEN)
 
             def parts():
-                for keeper, address in zip(keepers, addresses, strict=True):
-                    line = SocketLine(address, TOKEN, keeper.forms, 5.0)
+                for store, address in zip(keepers, addresses, strict=True):
+                    line = SocketClient(address, TOKEN, store.forms, 5.0)
                     yield ServedParameters(line, task)
 
             return lambda: ShardedParameters(list(parts()))
@@ -149,11 +149,11 @@ def test_a_gradient_is_as_old_as_the_oldest_rows(connect):
     assert second.pull()[1] == 5
 
 
-def test_a_stranger_is_shown_nothing(connect):
+def test_an_unauthenticated_client_is_shown_nothing(connect):
     parameters = connect(2)()
     before, _ = parameters.pull()
-    line = parameters._parts[0]._line
-    strange = SocketLine(line.address, "8" * 64, line.forms, 5.0)
+    line = parameters._parts[0]._client
+    strange = SocketClient(line.address, "8" * 64, line.forms, 5.0)
     task = WorkerTask(run=run_of(2), rank=0, workers=1, monitor=("", 0), token="")
     way = ServedParameters(strange, task)
     with pytest.raises(OSError, match=r"ended|refused|reset|[Bb]roken"):

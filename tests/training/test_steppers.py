@@ -10,17 +10,17 @@ import pytest
 from steppers import FRAMEWORKS, PAIR, SPEC, TRIPLET, assert_close, granule, work
 from steppers import stepper as make_stepper
 
-from pipelines.encoder.weights import random_weights
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.plan import noise_seed
-from pipelines.training.adamw import AdamW
-from pipelines.training.checkpoint import (
+from pipelines.models.weights import random_weights
+from pipelines.runs.checkpoint import (
     Checkpoint,
     checkpoint_steps,
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
 )
+from pipelines.training.steppers.adamw import AdamW
 
 UNCLIPPED = {"clip_norm": 0.0}
 
@@ -89,6 +89,13 @@ def test_negatives_of_a_step_of_one_granule_are_the_granules(stepper, dropout):
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-5)
 
 
+@pytest.fixture
+def a_few_anchors_at_a_time(monkeypatch):
+    """So that a step's similarities are computed in several parts, the last of which is smaller."""
+    monkeypatch.setattr("pipelines.training.steppers.step_negatives.SIMILARITIES", 5 * 24)
+
+
+@pytest.mark.usefixtures("a_few_anchors_at_a_time")
 @pytest.mark.parametrize("sides", [PAIR, TRIPLET])
 def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides):
     parts = [granule(number, sides) for number in (1, 2, 3)]
@@ -100,7 +107,8 @@ def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides):
             np.concatenate([side.lengths for side in sides]),
         )
 
-    whole = Granule(number=9, **{name: joined(name) for name in sides})
+    groups = np.concatenate([part.groups for part in parts])
+    whole = Granule(number=9, groups=groups, **{name: joined(name) for name in sides})
     start = random_weights(SPEC, 3)
     by_step = stepper({"negatives": "step"}, UNCLIPPED, sides=sides)
     by_granule = stepper({}, UNCLIPPED, sides=sides)
@@ -131,17 +139,25 @@ class OneOfTwo:
         self.rank = rank
         self._meeting = meeting
 
-    def gather(self, tensor):
+    def all_gather(self, tensor):
+        return like(tensor, np.concatenate(self._everybodys(tensor)))
+
+    def reduce_scatter(self, tensor):
+        return like(tensor, np.split(sum(self._everybodys(tensor)), 2)[self.rank])
+
+    def _everybodys(self, tensor):
         meeting = self._meeting
         meeting.parts[self.rank] = tensor
         meeting.barrier.wait()
-        joined = np.concatenate([np.asarray(meeting.parts[rank]) for rank in (0, 1)])
+        parts = [np.asarray(meeting.parts[rank]) for rank in (0, 1)]
         meeting.barrier.wait()
-        return like(tensor, joined)
+        return parts
 
 
 def like(tensor, array):
     """The array as a tensor of the same framework."""
+    if isinstance(tensor, np.ndarray):
+        return array
     if type(tensor).__module__.startswith("torch"):
         return tensor.new_tensor(array)
     import tensorflow as tf
@@ -149,6 +165,7 @@ def like(tensor, array):
     return tf.constant(array)
 
 
+@pytest.mark.usefixtures("a_few_anchors_at_a_time")
 @pytest.mark.parametrize("sides", [PAIR, TRIPLET])
 def test_two_workers_share_the_gradient_of_a_step(stepper, sides):
     objective, training = {"negatives": "step"}, {"dropout": 0.1, "clip_norm": 0.0}
@@ -156,21 +173,22 @@ def test_two_workers_share_the_gradient_of_a_step(stepper, sides):
     meeting = Meeting()
 
     def part(rank):
-        each = stepper(objective, training, exchange=OneOfTwo(rank, meeting), sides=sides)
+        each = stepper(objective, training, collectives=OneOfTwo(rank, meeting), sides=sides)
         return each.gradients(work(0, *granules[2 * rank : 2 * rank + 2]), start)
 
     with ThreadPoolExecutor(2) as pool:
         (loss, first), (other_loss, second) = pool.map(part, (0, 1))
     alone = stepper(objective, training, sides=sides)
     expected_loss, expected = alone.gradients(work(0, *granules), start)
-    assert [loss, other_loss] == pytest.approx([expected_loss] * 2, rel=1e-5)
+    # Each worker has the loss of its own anchors.
+    assert (loss + other_loss) / 2 == pytest.approx(expected_loss, rel=1e-5)
     assert_close({name: (first[name] + second[name]) / 2 for name in first}, expected)
 
 
 @pytest.mark.parametrize(
     ("name", "sides", "dropout"),
     [
-        ("twins", ("left", "left"), 0.1),
+        ("simcse", ("anchor", "anchor"), 0.1),
         ("in_batch_negatives", PAIR, 0.0),
         ("in_batch_negatives", TRIPLET, 0.0),
         ("cosine_regression", PAIR, 0.0),
@@ -198,6 +216,14 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened(stepper, tmp_path: Pa
     second = stepper(checkpoint=load_checkpoint(tmp_path, 3))
     rest = [second.step(work(i, granule(i)), 1e-3) for i in range(3, 6)]
     np.testing.assert_allclose(rest, curve[3:], rtol=1e-6)
+
+
+def test_a_state_without_numbers_is_not_kept_though_its_loss_is_one(stepper, tmp_path: Path):
+    made = stepper()
+    assert np.isfinite(made.step(work(0, granule(0)), 1e39))
+    with pytest.raises(FloatingPointError, match=r"after step 0 the weight .*lower training"):
+        save_checkpoint(tmp_path, made.checkpoint(1), keep=2)
+    assert checkpoint_steps(tmp_path) == []
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):

@@ -3,7 +3,7 @@
 import numpy as np
 from steppers import SPEC, stepper
 
-from pipelines.encoder.weights import random_weights
+from pipelines.models.weights import random_weights
 
 
 def test_the_update_is_pytorchs_adamw():

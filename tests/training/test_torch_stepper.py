@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from steppers import BAG, PAIR, SPEC, TRIPLET, assert_close, granule, stepper, work
+from steppers import PAIR, SPEC, STATIC, TRIPLET, assert_close, granule, stepper, work
 
-from pipelines.encoder.weights import random_weights
-from pipelines.training.checkpoint import load_checkpoint, save_checkpoint
+from pipelines.models.weights import random_weights
+from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
 from pipelines.training.devices import choose_device, worker_device
 
 LIVELY = {"weight_decay": 0.1, "clip_norm": 0.5}
@@ -16,7 +16,7 @@ def curve(each, steps, rate=3e-3):
     return [each.step(work(i, granule(2 * i), granule(2 * i + 1)), rate) for i in steps]
 
 
-@pytest.mark.parametrize("spec", [SPEC, BAG], ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("spec", [SPEC, STATIC], ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("negatives", ["granule", "step"])
 def test_the_loss_curve_is_tensorflows(negatives, spec):
     steppers = [

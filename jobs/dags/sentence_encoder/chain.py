@@ -1,4 +1,4 @@
-"""The chain prepare → train → evaluate → promote, whoever runs its jobs.
+"""The chain prepare → train → evaluate → promote, for any operator that runs its jobs.
 
 A run of the DAG has one run folder, the same at every try, which holds the state: a training that
 is tried again goes on from its newest checkpoint, a preparation keeps the stages that are done.
@@ -25,7 +25,7 @@ class Stage:
 
     Attributes:
         name: Of the task, and of the script in ``jobs/``.
-        timeout: For one try; the job is ended then, and tried again.
+        timeout: Of one try; after it the job is ended and tried again.
         retries: Tries after the first.
     """
 
@@ -43,11 +43,11 @@ STAGES = (
 
 RETRY_DELAY = timedelta(minutes=5)
 WAIT = timedelta(minutes=30)
-"""For the scheduler and a free slot, before each try."""
+"""Time for the scheduler and a free slot, before each try."""
 
 
 def longest_run() -> timedelta:
-    """What a run takes if every task needs all its tries, each of them all its time."""
+    """How long a run takes if every task needs all its tries, and each try all its time."""
     tries = sum(stage.retries + 1 for stage in STAGES)
     at_work = sum((stage.timeout * (stage.retries + 1) for stage in STAGES), timedelta())
     return at_work + tries * (RETRY_DELAY + WAIT)
@@ -57,7 +57,7 @@ PARAMS = {
     "config": Param(
         None,
         type=["null", "string"],
-        description="YAML file of the job; that of the variable unless set.",
+        description="YAML file of the job; by default that of the variable.",
     ),
     "run": Param(
         None,

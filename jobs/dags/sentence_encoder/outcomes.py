@@ -1,4 +1,4 @@
-"""How a job ended, as far as Airflow can see it, and whom it is told."""
+"""Outcomes of jobs: exit codes that Airflow sees, what is tried again, and alerts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ VARIABLE = "sentence_encoder"
 ALERT_SECONDS = 30
 
 FINAL = {2: "the settings or the input have to be mended", 3: "the quality gate refuses the model"}
-"""Exit codes that another try would end in too; see docs/jobs.md."""
+"""Exit codes that a retry would not change; see docs/jobs.md."""
 
-# The words of spark-submit's hook, in client mode and on Kubernetes, and of Databricks.
+# As the messages of spark-submit's hook (client mode, Kubernetes) and of Databricks have it.
 _EXIT_CODE = re.compile(r"(?:Error code is|exit code is|SystemExit): ([1-9]\d*)")
 _OUTPUT = "Last spark-submit output"
 _ERROR_LINE = re.compile(r"^error: (.+)$", re.MULTILINE)
 
 
 def exit_code(error: BaseException) -> int | None:
-    """The exit code of the job that an operator has failed for, where its message tells."""
-    told, _, _output = str(error).partition(_OUTPUT)
-    found = _EXIT_CODE.findall(told)
-    # Kubernetes: after spark-submit's own comes that of the driver.
+    """The exit code of the failed job, where the operator's message has it."""
+    message, _, _output = str(error).partition(_OUTPUT)
+    found = _EXIT_CODE.findall(message)
+    # On Kubernetes the exit code of the driver follows that of spark-submit.
     return int(found[-1]) if found else None
 
 
@@ -39,7 +39,7 @@ def reason(error: BaseException) -> str:
 
 
 class RetryWhatMayPass(RetryPolicy):
-    """Fails at once for exit codes in :data:`FINAL`; all else is tried again as the task says."""
+    """Fails at once for exit codes in :data:`FINAL`; otherwise the task's retries apply."""
 
     def evaluate(
         self,
@@ -53,31 +53,31 @@ class RetryWhatMayPass(RetryPolicy):
         return RetryDecision.fail(reason=why) if why else RetryDecision.default()
 
     def serialize(self) -> dict[str, Any]:
-        """Nothing: there is no state."""
+        """An empty dict: there is no state."""
         return {}
 
     @classmethod
     def deserialize(cls, data: dict[str, Any]) -> RetryWhatMayPass:
-        """The policy again."""
+        """The policy, which has no state."""
         return cls()
 
 
 class Alert(BaseNotifier):
-    """Posts a line for a task that failed for good, and logs it.
+    """Posts a line for a task that failed after its last try, and logs it.
 
     The field `alert` of the variable names a connection of type HTTP, whose host takes
     `{"text": line}`, as the incoming webhooks of chats do; without it the line is logged only.
     """
 
     def notify(self, context: Context) -> None:
-        """Sends it; Airflow logs what goes wrong here, and the task's state stays as it is."""
+        """Sends the line; Airflow logs errors of this, which do not change the task's state."""
         line = alert_line(context)
         self.log.error(line)
         connection = Variable.get(VARIABLE, default={}, deserialize_json=True).get("alert")
         if connection:
             from airflow.providers.http.hooks.http import HttpHook
 
-            # The path is the connection's own.
+            # The path is part of the connection.
             hook = HttpHook(method="POST", http_conn_id=connection)
             hook.run(json={"text": line}, extra_options={"timeout": ALERT_SECONDS})
 

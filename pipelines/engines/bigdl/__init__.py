@@ -1,5 +1,10 @@
-"""BigDL: training inside Spark's own executors, by its block manager."""
+"""BigDL: training inside Spark's own executors.
 
-from pipelines.engines.bigdl.engine import BigDLEngine
+Two of its libraries train, by ``training.framework``: dllib in the executors' JVMs, with gradients
+in Spark's block manager (``bigdl``, this package), and Orca in Python (``torch``,
+:mod:`pipelines.engines.orca`).
 
-__all__ = ["BigDLEngine"]
+What is dllib's: the graph, forward and backward passes, its ``DistriOptimizer`` with a few Spark
+jobs for each step, and the sum of the gradients. What is ours: the order of the granules, AdamW on
+a slice of the weights, checkpoints, metrics, and the watch over its jobs and executors.
+"""

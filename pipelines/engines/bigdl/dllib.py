@@ -1,9 +1,9 @@
-"""Training by dllib's DistriOptimizer: a few Spark jobs for each step, gradients in its blocks.
+"""Training by dllib's DistriOptimizer: a few Spark jobs for each step, gradients in Spark's blocks.
 
 dllib computes forward and backward passes on the executors, and sums gradients slice by slice
 through Spark's block manager: each worker updates its slice of the weights, and all fetch the
-others'. Ours are the order of the granules, AdamW on a slice, checkpoints, metrics, and the watch
-over it all.
+others'. A run is cut into parts, whose granules fit into the executors' memory; each part is one
+run of the optimiser, which begins from the state at the end of the part before.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.encoder.bigdl import Graph, flattened, set_weights
-from pipelines.encoder.weights import weight_shapes
-from pipelines.engines.bigdl.account import Account, OnStep, is_kept
-from pipelines.engines.bigdl.feeding import PART_TOKENS, Part, part_bytes, parts_of, replicas
+from pipelines.engines.bigdl.feeding import PART_TOKENS, StepRange, part_bytes, parts_of, replicas
 from pipelines.engines.bigdl.graph import training_graph
+from pipelines.engines.bigdl.progress import WorkerLocations, parse_progress
 from pipelines.engines.bigdl.sizes import SizesParam
 from pipelines.engines.bigdl.states import States, states_in
-from pipelines.engines.bigdl.watch import Places, told
-from pipelines.engines.jobs import SparkJob
+from pipelines.engines.bigdl.step_recorder import OnStep, StepRecorder, is_kept
 from pipelines.errors import EngineError
-from pipelines.training.checkpoint import Checkpoint, load_checkpoint
-from pipelines.training.ledger import Ledger
-from pipelines.training.run import TrainingOutcome, TrainingRun
-from pipelines.training.schedule import learning_rate
+from pipelines.models.frameworks.dllib import Graph, flattened, set_weights
+from pipelines.models.weights import weight_shapes
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint
+from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.runs.step_metrics import StepMetrics
+from pipelines.spark.jobs import SparkJob
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -43,14 +42,14 @@ _SOURCES = ("DistriOptimizer.scala", "FeatureSet.scala", "AllReduceParameter.sca
 
 @dataclass(frozen=True)
 class _Trainer:
-    """What all parts of a run share; see :func:`train_with_dllib`."""
+    """What all parts of a run share."""
 
     context: SparkContext
     run: TrainingRun
     graph: Graph
     criterion: Any
     states: States
-    account: Account
+    recorder: StepRecorder
 
 
 def train_with_dllib(
@@ -59,12 +58,10 @@ def train_with_dllib(
     on_metrics: Callable[[dict[str, Any]], None],
     on_step: OnStep,
 ) -> TrainingOutcome:
-    """A run from first to last. Runs on the driver.
+    """A run from its start to its end. Runs on the driver.
 
     Args:
         session: With dllib on its class paths.
-        run: What to train.
-        on_metrics: Called with each metrics line.
         on_step: Called with dllib's times of each step.
 
     Raises:
@@ -74,46 +71,46 @@ def train_with_dllib(
     state = load_checkpoint(run.run_folder, run.first_step)
     graph, criterion = training_graph(context, state.spec, run)
     graph.classes.Runs.workers(training.workers, replicas(training))
-    ledger = Ledger(run, training.workers, on_metrics)
+    step_metrics = StepMetrics(run, training.workers, on_metrics)
     with states_in(run.run_folder, training.workers) as states:
-        account = Account(run, graph, states, ledger, on_step)
-        trainer = _Trainer(context, run, graph, criterion, states, account)
+        recorder = StepRecorder(run, graph, states, step_metrics, on_step)
+        trainer = _Trainer(context, run, graph, criterion, states, recorder)
         for part in parts_of(run, PART_TOKENS):
             state = _train_part(trainer, part, state)
-    return ledger.outcome()
+    return step_metrics.outcome()
 
 
-def _train_part(trainer: _Trainer, part: Part, state: Checkpoint) -> Checkpoint:
+def _train_part(trainer: _Trainer, part: StepRange, state: Checkpoint) -> Checkpoint:
     """Makes the steps of a part; returns the state after the last."""
     context, run, graph = trainer.context, trainer.run, trainer.graph
-    places = Places(context, graph.classes, run.config.training)
+    locations = WorkerLocations(context, graph.classes, run.config.training)
     sizes = context.accumulator({}, SizesParam())
-    with _forgotten(graph, context):
-        asked = time.monotonic()
+    with _unpersisted(graph, context):
+        began = time.monotonic()
         data = graph.classes.Runs.data(part_bytes(context, run, part, sizes))
-        _read(context, places, data)
+        _read(context, locations, data)
         set_weights(graph, flattened(graph, state.weights))
         optimizer = _optimizer(trainer, part, state, data)
         progress = graph.classes.Progress(part.last - part.first, optimizer.metrics())
         optimizer.setEndWhen(progress)
-        trainer.account.begin(part, sizes.value, time.monotonic() - asked)
-        # Spark's registry of accumulators keeps this one, but no longer what it has found.
+        trainer.recorder.begin(part, sizes.value, time.monotonic() - began)
+        # Spark's registry keeps the accumulator, so that its value has to go.
         sizes.value = {}
-        with _job(context, places, "training", optimizer.optimize) as job, _stopped(progress):
-            last = _watch(trainer, part, job, places, progress)
-            # The next part's graph is this one's.
-            _await(job, places.training.stall_seconds, "dllib has not given the weights back")
+        with _job(context, locations, "training", optimizer.optimize) as job, _stopped(progress):
+            last = _watch(trainer, part, job, locations, progress)
+            # The next part uses the same graph, into which dllib writes the weights back.
+            _await(job, locations.training.stall_seconds, "dllib has not given the weights back")
             return last
 
 
-def _read(context: SparkContext, places: Places, data: Any) -> None:
+def _read(context: SparkContext, locations: WorkerLocations, data: Any) -> None:
     """Has the executors read their granules.
 
     Raises:
         EngineError: They cannot, or take too long.
     """
-    seconds = places.training.stall_seconds
-    with _job(context, places, "reading the lanes", data.size) as job:
+    seconds = locations.training.stall_seconds
+    with _job(context, locations, "reading the lanes", data.size) as job:
         _await(job, seconds, "the lanes were not read")
 
 
@@ -130,11 +127,11 @@ def _await(job: SparkJob, seconds: float, what: str) -> None:
         raise failure
 
 
-def _optimizer(trainer: _Trainer, part: Part, state: Checkpoint, data: Any) -> Any:
+def _optimizer(trainer: _Trainer, part: StepRange, state: Checkpoint, data: Any) -> Any:
     """Dllib's optimiser of a part."""
     run, graph, training = trainer.run, trainer.graph, trainer.run.config.training
     steps = range(part.first, part.last)
-    rates = [learning_rate(step, run.last_step, training) for step in steps]
+    rates = [run.learning_rate(step) for step in steps]
     kept = [step + 1 for step in steps if is_kept(run, part, step + 1)]
     optimizer = graph.classes.Runs.optimizer(
         graph.model, data, trainer.criterion, training.compression
@@ -171,31 +168,31 @@ def decayed_ranges(graph: Graph) -> list[int]:
 
 
 def _watch(
-    trainer: _Trainer, part: Part, job: SparkJob, places: Places, progress: Any
+    trainer: _Trainer, part: StepRange, job: SparkJob, locations: WorkerLocations, progress: Any
 ) -> Checkpoint:
     """Waits until all steps of a part are made; returns the state after the last.
 
     Raises:
         EngineError: A worker is lost, the job has failed, or a step takes too long.
     """
-    training, moved, limit = places.training, time.monotonic(), "start_seconds"
+    training, moved, limit = locations.training, time.monotonic(), "start_seconds"
     while True:
-        for times in told(progress.take()):
+        for times in parse_progress(progress.take()):
             moved, limit = time.monotonic(), "stall_seconds"
             if times.steps == 0:
-                places.find()
+                locations.find()
                 continue
             try:
-                state = trainer.account.enter(times)
+                state = trainer.recorder.enter(times)
             except FloatingPointError as error:
-                # Of the mean of all workers, for which the first stands.
+                # The loss is the mean over all workers; the error names the first.
                 cause = f"{type(error).__name__}: {error}"
-                raise EngineError("bigdl", cause, **places.place(0)) from error
+                raise EngineError("bigdl", cause, **locations.place(0)) from error
             if state is not None and state.step == part.last:
                 return state
         if (failure := job.failure()) is not None:
             raise failure
-        places.check()
+        locations.check()
         seconds = getattr(training, limit)
         if time.monotonic() - moved > seconds:
             raise EngineError(
@@ -204,21 +201,23 @@ def _watch(
         time.sleep(POLL_SECONDS)
 
 
-def _job(context: SparkContext, places: Places, name: str, act: Callable[[], Any]) -> SparkJob:
-    """A job of dllib's, whose errors say where they come from."""
+def _job(
+    context: SparkContext, locations: WorkerLocations, name: str, act: Callable[[], Any]
+) -> SparkJob:
+    """A job of dllib's, whose errors name the worker."""
 
-    def guarded() -> None:
+    def locating() -> None:
         try:
             act()
         except Exception as error:
-            raise places.error(error) from error
+            raise locations.error(error) from error
 
-    return SparkJob(context, "bigdl", name, f"engine bigdl: {name}", guarded)
+    return SparkJob(context, "bigdl", name, f"engine bigdl: {name}", locating)
 
 
 @contextmanager
 def _stopped(progress: Any) -> Iterator[None]:
-    """Ends dllib's loop, which begins new jobs whatever becomes of the last."""
+    """Ends dllib's loop, which starts new jobs even where the last one was cancelled."""
     try:
         yield
     finally:
@@ -226,8 +225,8 @@ def _stopped(progress: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _forgotten(graph: Graph, context: SparkContext) -> Iterator[None]:
-    """Frees what dllib has left in the executors meanwhile, also where a run has failed."""
+def _unpersisted(graph: Graph, context: SparkContext) -> Iterator[None]:
+    """Frees what dllib leaves in the executors, also where a run has failed."""
     before = set(context._jsc.getPersistentRDDs())
     try:
         yield
@@ -236,7 +235,7 @@ def _forgotten(graph: Graph, context: SparkContext) -> Iterator[None]:
             made_at = str(rdd.rdd().getCreationSite())
             if number not in before and any(source in made_at for source in _SOURCES):
                 rdd.unpersist()
-        # Called off if it takes too long, and no more than a warning: the run's own error counts.
+        # Cancelled if it takes too long, and a failure is only logged: the run's error counts.
         clean = partial(graph.classes.Runs.clean, context._jsc)
         with SparkJob(context, "bigdl", "cleaning", "engine bigdl: cleaning", clean):
             pass

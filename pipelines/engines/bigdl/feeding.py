@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.errors import EngineError
+from pipelines.errors import EngineError, PipelineError
 from pipelines.lanes.files import Granule, LaneReader
 from pipelines.lanes.plan import first_lane
-from pipelines.objectives import OBJECTIVES
+from pipelines.losses.candidates import Picks
+from pipelines.losses.targets import Targets, granule_targets
+from pipelines.runs.run import TrainingRun
 from pipelines.settings import TrainingSettings
-from pipelines.training.run import TrainingRun
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
@@ -28,7 +29,7 @@ Sizes = dict[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Part:
+class StepRange:
     """Steps whose granules are in memory together.
 
     Attributes:
@@ -46,28 +47,29 @@ def replicas(training: TrainingSettings) -> int:
     return max(count for count in range(1, training.threads + 1) if granules % count == 0)
 
 
-def parts_of(run: TrainingRun, tokens: int) -> Iterator[Part]:
+def parts_of(run: TrainingRun, tokens: int) -> Iterator[StepRange]:
     """Cuts a run into parts.
 
     Args:
-        run: The run.
         tokens: How many a worker may hold at most, unless a single step has more.
     """
     granules = run.plan.granules_per_step // run.config.training.workers
     most = granules * run.manifest.granule * len(run.sides) * run.manifest.max_length
     steps = max(tokens // most, 1)
     for first in range(run.first_step, run.last_step, steps):
-        yield Part(first, min(first + steps, run.last_step))
+        yield StepRange(first, min(first + steps, run.last_step))
 
 
-def part_bytes(context: SparkContext, run: TrainingRun, part: Part, sizes: Accumulator[Any]) -> Any:
+def part_bytes(
+    context: SparkContext, run: TrainingRun, part: StepRange, sizes: Accumulator[Any]
+) -> Any:
     """The steps of a part, as an RDD of bytes in the JVM with a partition for each worker.
 
     Args:
-        context: The Spark context.
-        run: The run.
-        part: Its part.
-        sizes: Of :class:`SizesParam`; told the size of each step.
+        context: Where the RDD is made.
+        run: The whole run.
+        part: Its steps to pack.
+        sizes: Of :class:`SizesParam`; collects the size of each step.
     """
     workers = run.config.training.workers
     own = replace(run, first_step=part.first, last_step=part.last)
@@ -83,53 +85,57 @@ def packed_steps(
 
     Args:
         run: With the steps of one part.
-        sizes: Told the size of each step.
-        rank: Number of the worker.
+        sizes: Collects the size of each step.
 
     Raises:
         EngineError: The lanes cannot be read.
     """
     workers = run.config.training.workers
     reader = LaneReader(run.lanes_folder, run.manifest, run.sides)
-    scored = OBJECTIVES[run.config.objective.name].needs == "scores"
     try:
         for step, addresses in run.shares(rank, workers):
             granules = [reader.granule(address) for address in addresses]
-            tokens, slots = (
-                sum(getattr(one, of) for one in granules) for of in ("tokens", "slots")
+            tokens, padded = (
+                sum(getattr(one, of) for one in granules) for of in ("tokens", "padded_tokens")
             )
-            sizes.add({(step.index, rank): (tokens, slots)})
-            yield packed(step.index, granules, run, scored=scored)
-    except (OSError, ValueError) as error:
+            sizes.add({(step.index, rank): (tokens, padded)})
+            yield packed(step.index, granules, run)
+    except (OSError, PipelineError) as error:
         lane = first_lane(rank, workers, run.plan.granules_per_step)
         cause = f"{type(error).__name__}: {error}"
         host = socket.gethostname()
         raise EngineError("bigdl", cause, rank=rank, host=host, lane=lane) from error
 
 
-def packed(step: int, granules: list[Granule], run: TrainingRun, *, scored: bool) -> bytes:
+def packed(step: int, granules: list[Granule], run: TrainingRun) -> bytes:
     """Granules as the class `Granules` of :mod:`pipelines.jvm` reads them.
 
     Args:
         step: Number of their step.
         granules: Of the same number of examples.
-        run: Says which sides are embedded.
-        scored: Whether the loss compares with the scores; otherwise with the number of the
-            example's own text, from 1.
+        run: Has the sides that are embedded, and the targets of the loss: scores, or the number of
+            the example's own text, from 1.
     """
     sides = [granule.sides[name] for granule in granules for name in run.sides]
     ids = [
         side.token_ids[np.arange(side.token_ids.shape[1]) < side.lengths[:, None]] for side in sides
     ]
     lengths = [side.lengths for side in sides]
-    targets = [_scores(one) if scored else np.arange(1, one.examples + 1) for one in granules]
-    numbers = [np.concatenate(list(arrays)) for arrays in (ids, lengths, targets)]
-    head = np.array([step, len(granules), *map(len, numbers)], "<i4")
-    types = ("<i4", "<i4", "<f4")
-    body = (array.astype(kind).tobytes() for array, kind in zip(numbers, types, strict=True))
-    return b"".join([head.tobytes(), *body])
+    compared = [granule_targets(run.config.objective, one, run.sides) for one in granules]
+    targets = [one.own + 1 if isinstance(one, Picks) else one for one in compared]
+    excluded = [_locations(one, run) for one in compared]
+    counts = [len(locations) for locations in excluded]
+    integers = [np.concatenate(list(arrays)) for arrays in (ids, lengths, [counts], excluded)]
+    scores = np.concatenate(targets)
+    head = [step, len(granules), len(integers[0]), len(integers[1]), len(scores)]
+    numbers = np.concatenate([head, *integers]).astype("<i4")
+    return b"".join([numbers.tobytes(), scores.astype("<f4").tobytes()])
 
 
-def _scores(granule: Granule) -> np.ndarray:
-    assert granule.scores is not None, "the driver has seen that there are scores"
-    return granule.scores
+def _locations(targets: Targets, run: TrainingRun) -> np.ndarray:
+    """Where the candidates that anchors do not see stand among all similarities of a granule."""
+    if not isinstance(targets, Picks):
+        return np.empty(0, np.int64)
+    anchors, candidates = targets.excluded.T
+    locations: np.ndarray = anchors * (len(run.sides) - 1) * len(targets.own) + candidates
+    return locations

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pipelines.encoder.bigdl import Graph, encoder_nodes, graph_of, quiet
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.objectives import OBJECTIVES
+from pipelines.losses import LOSSES
+from pipelines.models.frameworks.dllib import Graph, encoder_nodes, graph_of, quiet
+from pipelines.models.spec import EncoderSpec
 from pipelines.quiet import quiet_import
-from pipelines.training.run import TrainingRun
+from pipelines.runs.run import TrainingRun
 
 with quiet_import():
     from bigdl.dllib.nn import layer as dllib
@@ -23,7 +23,6 @@ def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -
 
     Args:
         context: With dllib on the class path.
-        spec: The encoder's shape.
         run: Says what is minimised.
 
     Returns:
@@ -39,8 +38,8 @@ def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -
         each = [
             dllib.Narrow(2, 1 + number * examples, examples)(granules) for number in range(sides)
         ]
-        form = OBJECTIVES[objective.name].form("bigdl")
-        output, criterion = form(each, examples, objective.temperature)
+        form = LOSSES.load(objective.name).form("bigdl")
+        output, criterion = form(each, examples, objective)
         graph = graph_of(context, spec, nodes, output)
     classes = graph.classes
     losses = classes.GranuleLosses(graph.model, criterion.value, sides * examples)

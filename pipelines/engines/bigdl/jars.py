@@ -9,14 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipelines.errors import EngineUnavailable
-from pipelines.session import in_one_process
+from pipelines.spark.session import in_one_process
 
 CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 # A log4j2-test.xml in dllib's jar would send all that executors log to a file in their temporary
-# folder; this is Spark's own, which is told before the jars are looked into.
+# folder; this is Spark's own, and is named so that the jars are not searched for one.
 _LOGGING = "-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties"
-# A part of the name of dllib's jar, and of what tells that it is there.
+# A part of the name of dllib's jar, by which it is recognised.
 _DLLIB = "bigdl-dllib"
 
 
@@ -84,10 +84,10 @@ def _brings_dllib(paths: str) -> bool:
     """Whether dllib is among jars and folders; of an executor's folder nothing can be seen."""
     return any(
         _DLLIB in path
-        or (path.endswith("*") and (not (folder := Path(path).parent).is_dir() or _holds(folder)))
+        or (path.endswith("*") and (not (folder := Path(path).parent).is_dir() or _has_jar(folder)))
         for path in re.split("[:,]", paths)
     )
 
 
-def _holds(folder: Path) -> bool:
+def _has_jar(folder: Path) -> bool:
     return any(folder.glob(f"{_DLLIB}*.jar"))

@@ -1,23 +1,24 @@
-"""What a run needs of the JVMs' memory, before it starts."""
+"""The memory that a run needs in the JVMs, estimated before it starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.encoder.folder import start_encoder
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import weight_shapes
 from pipelines.engines.bigdl.feeding import PART_TOKENS, replicas
 from pipelines.errors import EngineUnavailable
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
-from pipelines.objectives import OBJECTIVES
-from pipelines.session import executor_count, in_one_process, memory_mb
+from pipelines.losses import LOSSES
+from pipelines.models.architecture import form_of
+from pipelines.models.folder import start_encoder
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import weight_shapes
 from pipelines.settings import Config
+from pipelines.spark.session import executor_count, in_one_process, memory_mb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +41,6 @@ class Shape:
     """What memory depends on.
 
     Attributes:
-        spec: The encoder.
         workers: Slices of the weights.
         replicas: Copies of the model on a worker, with a gradient each.
         texts: Of a granule: a copy computes one granule at a time.
@@ -63,11 +63,7 @@ def executor_mb(shape: Shape) -> int:
     """Heap that a worker needs, in MiB, for a step of the longest texts."""
     spec, weights = shape.spec, weights_mb(shape.spec)
     copies = _EXECUTOR_COPIES + shape.replicas + _SLICE_ARRAYS / shape.workers
-    # Of a token: what the parts of each layer give, attention's shares among it, and the gradients
-    # of two layers.
-    outputs = spec.layers * (10 * spec.hidden + 3 * spec.intermediate + spec.heads * shape.tokens)
-    gradients = 2 * (10 * spec.hidden + 2 * spec.intermediate)
-    floats = outputs + gradients + 6 * spec.hidden
+    floats: int = form_of(spec, "bigdl_memory")(spec, shape.tokens)
     activations = 4 * shape.replicas * shape.texts * shape.tokens * floats / MB
     return round(_EXECUTOR_BASE_MB + copies * weights + activations + 8 * PART_TOKENS / MB)
 
@@ -84,7 +80,7 @@ def check_memory(session: SparkSession, config: Config) -> None:
         EngineUnavailable: With the conf key, and what it should be.
     """
     context = session.sparkContext
-    manifest = LaneManifest.load(Path(config.prepared.folder) / "lanes")
+    manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
     spec, _ = start_encoder(config, manifest.vocabulary)
     # Spark spreads the workers over the executors.
     workers = ceil(config.training.workers / max(executor_count(session), 1))
@@ -105,7 +101,7 @@ def needed_memory(config: Config) -> dict[str, str]:
 
     Empty before the corpus is prepared, since it depends on the lanes.
     """
-    lanes = Path(config.prepared.folder) / "lanes"
+    lanes = PreparedFolder.of(config).lanes.path
     if not lanes.is_dir():
         return {}
     manifest = LaneManifest.load(lanes)
@@ -118,7 +114,7 @@ def needed_memory(config: Config) -> dict[str, str]:
 def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:
     """What the memory of a run depends on."""
     training = config.training
-    wanted = OBJECTIVES[config.objective.name].sides
+    wanted = LOSSES.load(config.objective.name).sides
     sides = [name for name in wanted if name in manifest.sides]
     return Shape(
         spec=spec,

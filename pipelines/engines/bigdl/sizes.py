@@ -1,4 +1,4 @@
-"""The sizes of steps, as executors tell them to the driver."""
+"""The sizes of steps, which executors report to the driver in an accumulator."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pipelines.engines.bigdl.feeding import Sizes
 
 
 class SizesParam(AccumulatorParam[Sizes]):
-    """A dict that grows; what Spark computes once more stands there already."""
+    """A dict that grows; what Spark computes a second time overwrites the same values."""
 
     def zero(self, value: Sizes) -> Sizes:
         """An empty dict."""
         return {}
 
     def addInPlace(self, value1: Sizes, value2: Sizes) -> Sizes:  # noqa: N802 - Spark's name
-        """Puts the second into the first."""
+        """Merges the second into the first."""
         value1.update(value2)
         return value1

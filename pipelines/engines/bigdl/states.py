@@ -1,4 +1,4 @@
-"""The state of training between dllib's vector and our checkpoints, by files in the run folder."""
+"""The state of training on its way between dllib and checkpoints: files in the run folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.encoder.bigdl import Graph, flattened, unflattened
-from pipelines.training.checkpoint import Checkpoint
+from pipelines.files.run_folder import RunFolder
+from pipelines.models.frameworks.dllib import Graph, flattened, unflattened
+from pipelines.runs.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,9 @@ class States:
 
 @contextmanager
 def states_in(run_folder: Path, workers: int) -> Iterator[States]:
-    """A folder for the states, which is gone in the end.
-
-    Args:
-        run_folder: Folder of the run.
-        workers: How many slices there are.
-    """
-    # What a driver that dies leaves behind is deleted when the run is opened again.
-    folder = run_folder / "checkpoints" / ".bigdl.part"
+    """A folder for the states, which is deleted in the end."""
+    # What a driver that dies leaves behind is deleted when the run is resumed.
+    folder = RunFolder(run_folder).checkpoints / ".bigdl.part"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:

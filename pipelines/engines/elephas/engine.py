@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
 
-from pipelines.engines.base import Mode, OnMetrics, monitor_for
-from pipelines.engines.conf import NO_SPECULATION, ConfRule, refuse_unfit
+from typing_extensions import override
+
+from pipelines.engines.base import Mode
+from pipelines.engines.conf import NO_SPECULATION
 from pipelines.engines.elephas.spark_model import GranuleModel
-from pipelines.engines.jobs import (
-    SparkJob,
-    await_slots,
-    driver_addresses,
-    workers_of_their_own,
-)
-from pipelines.engines.local import check_installed
+from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import EngineUnavailable
+from pipelines.losses.loss import spans_steps
+from pipelines.runs.checkpoint import load_checkpoint
+from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
-from pipelines.training.checkpoint import load_checkpoint
-from pipelines.training.run import TrainingOutcome, TrainingRun
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-NAME = "elephas"
 _NEEDS = (
     "As many task slots at once as workers (cores of the executors / `spark.task.cpus`), and"
     " `spark.speculation` false. In the driver (`spark.driver.memoryOverhead`), "
@@ -32,10 +26,10 @@ _SHARED = _NEEDS + "four times the size of the weights, and twice more for each 
 _AVERAGED = _NEEDS + "seven times the size of the weights, and three times more for each worker."
 
 
-class ElephasEngine:
+class ElephasEngine(SparkJobEngine):
     """Trains in the tasks of a Spark job, which exchange arrays with the driver."""
 
-    name = NAME
+    name = "elephas"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="With one worker the loss curve of `local`. With more, that of averaging "
@@ -57,68 +51,35 @@ class ElephasEngine:
         ),
     }
     frameworks = ("tensorflow",)
-    feeds = ("lanes", "memory")
-    shardings = ("none",)
-    options = ()
-    needs_spark = True
+    libraries = ("elephas",)
+    rules = (NO_SPECULATION,)
 
-    def executors(self, config: Config) -> int:
-        """See :class:`pipelines.engines.base.Engine`."""
-        return config.training.workers
-
-    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
-        """See :class:`pipelines.engines.base.Engine`."""
-        return (NO_SPECULATION,)
-
-    def check(self, session: SparkSession | None, config: Config) -> None:
-        """See :class:`pipelines.engines.base.Engine`."""
-        assert session is not None
-        check_installed("elephas", NAME)
-        conf = dict(session.sparkContext.getConf().getAll())
-        refuse_unfit(conf, NAME, self.conf_rules(config))
-        _check_negatives(config)
-        await_slots(session, NAME, config.training)
-
-    def train(
-        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
-    ) -> TrainingOutcome:
-        """See :class:`pipelines.engines.base.Engine`."""
-        assert session is not None
-        context = session.sparkContext
-        host, bind = driver_addresses(context)
-        monitor = monitor_for(self.name, run, on_metrics, host, bind)
-        workers = run.config.training.workers
-        # Entered first: the job ends after the monitor has told the workers to leave.
-        with ExitStack() as afterwards, monitor:
-            model = GranuleModel(
-                run,
-                load_checkpoint(run.run_folder, run.first_step),
-                host=host,
-                bind=bind,
-                monitor=monitor.address,
-                token=monitor.token,
+    @override
+    def check_settings(self, config: Config) -> None:
+        training = config.training
+        if training.mode == "sync" and training.workers > 1 and spans_steps(config.objective):
+            raise EngineUnavailable(
+                "objective.negatives",
+                "the workers of engine elephas do not meet inside a step, so it cannot be `step`",
+                "set it to granule, or training.mode to async",
             )
-            afterwards.callback(model.close)
-            role = f"{NAME}, {run.config.training.threads} threads"
-            afterwards.enter_context(workers_of_their_own(context, role))
-            ranks = context.parallelize(range(workers), workers)
-            job = SparkJob(
-                context, NAME, "the Spark job", "workers of Elephas", lambda: model.fit(ranks)
-            )
-            afterwards.enter_context(job)
-            return monitor.wait(job.failure)
 
+    @override
+    def python_worker_role(self, config: Config) -> str:
+        # TensorFlow keeps the number of threads that a process began with.
+        return f"{self.name}, {config.training.threads} threads"
 
-def _check_negatives(config: Config) -> None:
-    """Refuses negatives of a step that no worker sees as a whole.
-
-    Raises:
-        EngineUnavailable: With what would be right.
-    """
-    training, objective = config.training, config.objective
-    if training.mode == "sync" and training.workers > 1 and objective.negatives == "step":
-        raise EngineUnavailable(
-            "objective.negatives",
-            f"the workers of engine {NAME} do not meet inside a step, so it cannot be `step`",
-            "set it to granule, or training.mode to async",
+    @override
+    def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
+        run = task.run
+        model = GranuleModel(
+            run,
+            load_checkpoint(run.run_folder, run.first_step),
+            host=driver.host,
+            bind=driver.bind,
+            monitor=task.monitor,
+            token=task.token,
         )
+        driver.resources.callback(model.close)
+        ranks = driver.context.parallelize(range(task.workers), task.workers)
+        return partial(model.fit, ranks)

@@ -8,19 +8,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow import keras
 
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.tensorflow import forward
-from pipelines.encoder.weights import Weights, weight_shapes
+from pipelines.models.frameworks.tensorflow import forward
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import Weights, weight_shapes
 from pipelines.settings import TrainingSettings
 
 
 @keras.utils.register_keras_serializable(package="sentence_pipelines")
 class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
-    """Embeds token ids; its weights are the canonical ones, in canonical order.
-
-    Args:
-        spec: The shape.
-    """
+    """Embeds token ids; its weights are the canonical ones, in canonical order."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__(name="encoder")
@@ -29,7 +25,7 @@ class EncoderModel(keras.Model):  # type: ignore[misc] # TensorFlow has no types
             self.add_weight(name=name, shape=shape, dtype="float32", initializer="zeros")
 
     def call(self, token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-        """See :func:`pipelines.encoder.tensorflow.forward`."""
+        """See :func:`pipelines.models.frameworks.tensorflow.forward`."""
         values = (variable.value for variable in self.weights)
         named = dict(zip(weight_shapes(self.spec), values, strict=True))
         return forward(self.spec, named, token_ids, lengths)

@@ -1,10 +1,9 @@
 """Elephas's parameter servers, made safe: threads of the driver, that serve this run alone.
 
 Elephas forks its HTTP server off the driver, listens at a known port of a public address, and
-lets anybody read and write. Here the port is the system's choice, every request must show the
-token of the run before anything of it is read, and what is sent must have the form that is
-due. The library's process is not used: a fork of a driver that has threads of Py4J and
-TensorFlow may hang.
+lets anybody read and write. Here the system chooses the port, every request must show the token
+of the run before anything of it is read, and what is sent must have the expected form. Nothing is
+forked: a fork of a driver that has threads of Py4J and TensorFlow may hang.
 """
 
 from __future__ import annotations
@@ -16,36 +15,39 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
+from typing_extensions import override
+
 from pipelines.quiet import quiet_import
 
 # The library imports TensorFlow, which greets on standard error.
 with quiet_import():
     from elephas.enums.modes import Mode
-    from elephas.parameter.server import BaseParameterServer, HttpServer, SocketServer
+    from elephas.parameter.server import BaseParameterServer
     from flask import Flask, Response, request
     from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler
 
-from pipelines.encoder.weights import Weights
-from pipelines.training.doors import Door, SocketDoor
-from pipelines.training.parameter_server.desk import Desk, answer_connection
-from pipelines.training.parameter_server.keepers import Answer, Handler, Keeper
-from pipelines.training.parameter_server.wire import Asked
+from pipelines.models.weights import Weights
+from pipelines.training.control.authenticated_server import SocketTokenServer, TokenServer
+from pipelines.training.parameter_server.connections import RequestHandler, answer_connection
+from pipelines.training.parameter_server.messages import Request
+from pipelines.training.parameter_server.updates import Handler, ParameterStore
+from pipelines.training.parameter_server.updates import Response as StoreResponse
 
 logger = logging.getLogger(__name__)
 
 
 class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library has no types
-    """What both servers share; mixed into those of Elephas. Runs on the driver."""
+    """What the servers of both transports share. Runs on the driver."""
 
-    desk: Desk
+    handler: RequestHandler
     token: str
-    door: Door | None = None
+    server: TokenServer | None = None
 
-    def hold(self, keeper: Keeper, bind: str, token: str) -> None:
-        """Takes what the library's constructor does not know, and takes a port.
+    def listen(self, store: ParameterStore, bind: str, token: str) -> None:
+        """Takes a port, and what the library's constructor does not know.
 
         Args:
-            keeper: The parameters.
+            store: The parameters.
             bind: Address to listen at.
             token: What every request must show, of ``TOKEN_BYTES`` characters.
 
@@ -53,34 +55,33 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
             OSError: There is no such address here.
         """
         self.token = token
-        # The library's copies of the weights are of no use any more.
+        # The library's copy of the weights, which nothing reads.
         self.master_network = None
-        self.weights = None
         handlers: dict[str, Handler] = {}
-        for name, handler in keeper.reading.items():
+        for name, handler in store.reading.items():
             handlers[name] = self.make_read_threadsafe_if_necessary(handler)
-        for name, handler in keeper.writing.items():
+        for name, handler in store.writing.items():
             handlers[name] = self.make_write_threadsafe_if_necessary(handler)
-        self.desk = Desk(keeper.forms, handlers)
-        self.door = self.make_door(bind)
-        self.port = self.door.server_address[1]
+        self.handler = RequestHandler(store.forms, handlers)
+        self.server = self.make_server(bind)
+        self.port = self.server.server_address[1]
 
     @abstractmethod
-    def make_door(self, bind: str) -> Door:
-        """The transport's way to take connections."""
+    def make_server(self, bind: str) -> TokenServer:
+        """What accepts connections, by the transport."""
 
     def make_threadsafe_if_necessary(
         self, func: Handler, lock_aquire_callable: Callable[[], None]
     ) -> Handler:
-        """Elephas's locking, that lets go of the lock after an error too."""
+        """Elephas's locking, which also releases the lock after an error."""
         if self.mode != Mode.ASYNCHRONOUS:
             return func
 
         @wraps(func)
-        def locked(asked: Asked, arrays: Weights) -> Answer:
+        def locked(request: Request, arrays: Weights) -> StoreResponse:
             lock_aquire_callable()
             try:
-                return func(asked, arrays)
+                return func(request, arrays)
             finally:
                 self.lock.release()
 
@@ -88,24 +89,24 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
 
     def start(self) -> None:
         """Begins to serve."""
-        assert self.door is not None, "hold() comes first"
-        self.door.open()
+        assert self.server is not None, "listen() comes first"
+        self.server.open()
 
     def stop(self) -> None:
         """Ends all connections and threads; may be called again, and without a start."""
-        door, self.door = self.door, None
-        if door is not None:
-            door.close()
+        server, self.server = self.server, None
+        if server is not None:
+            server.close()
 
 
-class GranuleHttpServer(GranuleServer, HttpServer):  # type: ignore[misc] # the library has no types
+class GranuleHttpServer(GranuleServer):
     """Requests are POSTed to their names, with the token of the run as a bearer's."""
 
-    def make_door(self, bind: str) -> Door:
-        """See :class:`GranuleServer`."""
-        # Bound here, since the library would end the process if it could not bind.
+    @override
+    def make_server(self, bind: str) -> TokenServer:
+        # Bound here, since Werkzeug would end the process if it could not bind.
         with socket.create_server((bind, 0)) as listening:
-            return _HttpDoor(
+            return _HttpTokenServer(
                 bind,
                 0,
                 self.start_flask_service(),
@@ -119,46 +120,46 @@ class GranuleHttpServer(GranuleServer, HttpServer):  # type: ignore[misc] # the 
         """The application, with a route for every request."""
         app = Flask("elephas", static_folder=None)
         app.config["PROPAGATE_EXCEPTIONS"] = True
-        for name in self.desk.forms:
+        for name in self.handler.forms:
             app.add_url_rule(f"/{name}", name, partial(self._respond, name), methods=["POST"])
         return app
 
     def _respond(self, name: str) -> Response:
         environ = request.environ
         if (
-            request.content_length != self.desk.forms[name].size
+            request.content_length != self.handler.forms[name].size
             or "HTTP_TRANSFER_ENCODING" in environ
         ):
             return Response(status=400)
         try:
-            answer = self.desk.take(name, environ["wsgi.input"].readinto)
+            answer = self.handler.handle(name, environ["wsgi.input"].readinto)
         except ValueError as error:
             logger.warning("refused %s: %s", name, error)
             return Response(status=400)
-        # Werkzeug would rather have bytes, and passes on what it gets.
-        response = Response(self.desk.chunks(name, answer))  # type: ignore[arg-type]
-        response.content_length = self.desk.size(name, answer)
+        # Werkzeug's types know bytes alone; it passes on any buffer.
+        response = Response(self.handler.chunks(name, answer))  # type: ignore[arg-type]
+        response.content_length = self.handler.size(name, answer)
         return response
 
 
-class _HttpDoor(Door, BaseWSGIServer):
+class _HttpTokenServer(TokenServer, BaseWSGIServer):
     multithread = True
 
 
 class _HttpConnection(WSGIRequestHandler):
-    """Shows nothing to strangers, and keeps the connections of workers open.
+    """Answers authenticated requests alone, and keeps the connections of workers open.
 
-    Werkzeug's own way of dispatching closes every connection, and reads whatever is sent.
+    Werkzeug's own dispatching closes every connection, and reads whatever is sent.
     """
 
-    server: _HttpDoor
+    server: _HttpTokenServer
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def run_wsgi(self) -> None:
         """Answers one request."""
         token = self.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not self.server.belongs(self.connection, token):
+        if not self.server.authenticate(self.connection, token):
             self._refuse(403)
             return
         response = Response.from_app(self.server.app, self.make_environ())
@@ -177,7 +178,7 @@ class _HttpConnection(WSGIRequestHandler):
         self._refuse(code)
 
     def handle_expect_100(self) -> bool:
-        """Refuses a client that wants to be asked for its body: the workers' do not."""
+        """Refuses clients that wait for leave to send the body, which the workers' do not."""
         self._refuse(417)
         return False
 
@@ -189,15 +190,15 @@ class _HttpConnection(WSGIRequestHandler):
         self.wfile.write(b"HTTP/1.1 %d \r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % code)
 
 
-class GranuleSocketServer(GranuleServer, SocketServer):  # type: ignore[misc] # the library has no types
+class GranuleSocketServer(GranuleServer):
     """Requests come one after the other on a connection, once the token has been sent."""
 
-    def make_door(self, bind: str) -> Door:
-        """See :class:`GranuleServer`."""
-        return SocketDoor((bind, 0), self.action_listener, token=self.token)
+    @override
+    def make_server(self, bind: str) -> TokenServer:
+        return SocketTokenServer((bind, 0), self.action_listener, token=self.token)
 
     def action_listener(self, conn: socket.socket) -> None:
         """Answers the requests of one connection until it ends."""
-        door = self.door
-        if door is not None:
-            answer_connection(conn, door, self.desk)
+        server = self.server
+        if server is not None:
+            answer_connection(conn, server, self.handler)

@@ -20,18 +20,19 @@ with quiet_import():
     from elephas.parameter.factory import ClientServerFactory
     from elephas.spark_model import AsynchronousSparkModel
 
-from pipelines.engines.elephas.clients import GranuleHttpClient, GranuleSocketClient
+from pipelines.engines.elephas.clients import GranuleClient
 from pipelines.engines.elephas.model import encoder_model
 from pipelines.engines.elephas.servers import GranuleHttpServer, GranuleSocketServer
 from pipelines.engines.elephas.worker import GranuleWorker
-from pipelines.training.checkpoint import Checkpoint
-from pipelines.training.parameter_server.keepers import KEEPERS
-from pipelines.training.run import TrainingRun
+from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.run import TrainingRun
+from pipelines.training.parameter_server.client import HttpClient, SocketClient
+from pipelines.training.parameter_server.updates import STORES
 
 if TYPE_CHECKING:
     from pyspark import RDD
 
-_MODES = {"sync": Mode.SYNCHRONOUS, "async": Mode.ASYNCHRONOUS, "hogwild": Mode.HOGWILD}
+MODES = {"sync": Mode.SYNCHRONOUS, "async": Mode.ASYNCHRONOUS, "hogwild": Mode.HOGWILD}
 
 
 class GranuleHttpFactory(ClientServerFactory):  # type: ignore[misc] # the library has no types
@@ -39,9 +40,9 @@ class GranuleHttpFactory(ClientServerFactory):  # type: ignore[misc] # the libra
 
     _type = "granules-http"
 
-    def create_client(self, *args: Any, **kwargs: Any) -> GranuleHttpClient:
+    def create_client(self, port: int) -> GranuleClient:
         """A client that does not know its server yet."""
-        return GranuleHttpClient(*args, **kwargs)
+        return GranuleClient(HttpClient)
 
     def create_server(self, *args: Any, **kwargs: Any) -> GranuleHttpServer:
         """A server that holds nothing yet."""
@@ -53,9 +54,9 @@ class GranuleSocketFactory(ClientServerFactory):  # type: ignore[misc] # the lib
 
     _type = "granules-socket"
 
-    def create_client(self, *args: Any, **kwargs: Any) -> GranuleSocketClient:
+    def create_client(self, port: int) -> GranuleClient:
         """A client that does not know its server yet."""
-        return GranuleSocketClient(*args, **kwargs)
+        return GranuleClient(SocketClient)
 
     def create_server(self, *args: Any, **kwargs: Any) -> GranuleSocketServer:
         """A server that holds nothing yet."""
@@ -68,7 +69,6 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
     Listens from the start, so :meth:`close` must be called in the end.
 
     Args:
-        run: The run.
         checkpoint: The state to begin with.
         host: Address by which the executors reach the driver.
         bind: Address to listen at.
@@ -89,7 +89,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         training = run.config.training
         super().__init__(
             encoder_model(checkpoint.spec, checkpoint.weights, training),
-            mode=_MODES[training.mode],
+            mode=MODES[training.mode],
             frequency=Frequency.BATCH,
             parameter_server_mode=f"granules-{training.transport}",
             port=0,
@@ -99,12 +99,12 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         self._run = run
         self._monitor = monitor
         self._token = token
-        self._keeper = KEEPERS[training.mode](run, checkpoint)
-        self.parameter_server.hold(self._keeper, bind, token)
-        self.client.reach(
+        self._store = STORES[training.mode](run, checkpoint)
+        self.parameter_server.listen(self._store, bind, token)
+        self.client.configure(
             (host, self.parameter_server.port),
             token,
-            self._keeper.forms,
+            self._store.forms,
             float(training.stall_seconds),
         )
 
@@ -136,4 +136,4 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         )
         with self.run_parameter_server():
             rdd.mapPartitions(worker.train).collect()
-        self._master_network.take(self._keeper.weights())
+        self._master_network.take(self._store.weights())

@@ -21,14 +21,14 @@ with quiet_import():
 
 from pipelines.engines.elephas.clients import GranuleClient
 from pipelines.errors import PipelineError
+from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.asynchronous import train_asynchronously
-from pipelines.training.parameter_server.exchanges import ServedParameters, ServedRounds
-from pipelines.training.parameter_server.lines import Line
+from pipelines.training.parameter_server.client import Client
+from pipelines.training.parameter_server.remote_state import ServedParameters, ServedRounds
 from pipelines.training.rounds import train_in_rounds
-from pipelines.training.run import TrainingRun, WorkerTask
 from pipelines.training.worker import Loop, run_worker
 
-_LOOPS: Mapping[str, tuple[Loop, Callable[[Line, WorkerTask], Any]]] = {
+_LOOPS: Mapping[str, tuple[Loop, Callable[[Client, WorkerTask], Any]]] = {
     "sync": (train_in_rounds, ServedRounds),
     "async": (train_asynchronously, ServedParameters),
     "hogwild": (train_asynchronously, ServedParameters),
@@ -40,8 +40,7 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
 
     Args:
         json: The model, as Elephas writes it.
-        client: The way to the parameter server.
-        run: The run.
+        client: Of the parameter server.
         monitor: Host and port of the driver's monitor.
         token: Shows the monitor that the worker belongs to the run.
     """
@@ -76,10 +75,10 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
             data_iterator: The rank of the worker.
 
         Returns:
-            Nothing: what there is to tell goes to the driver's monitor.
+            Nothing: losses and errors go to the driver's monitor.
 
         Raises:
-            PipelineError: Spark has started a lost worker again; its steps are under way.
+            PipelineError: Spark has started a lost worker a second time.
         """
         (rank,) = data_iterator
         context = TaskContext.get()
@@ -93,6 +92,6 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
             monitor=self._monitor,
             token=self._token,
         )
-        loop, exchange = _LOOPS[self._run.config.training.mode]
-        run_worker(task, partial(exchange, self.client.line, task), loop=loop)
+        loop, collectives = _LOOPS[self._run.config.training.mode]
+        run_worker(task, partial(collectives, self.client.connection, task), loop=loop)
         return iter(())

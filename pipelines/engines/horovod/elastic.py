@@ -1,7 +1,7 @@
-"""Runs that outlive their workers. Runs on the driver.
+"""Elastic runs, which go on with fewer workers after some are lost. Runs on the driver.
 
-A run is one start of all ranks after the other, each from the newest checkpoint. The steps do not
-depend on the number of workers, so nothing is lost but the steps since that checkpoint.
+All ranks are started again, from the newest checkpoint, as often as workers are lost. The steps do
+not depend on the number of workers, so nothing is lost but the steps since that checkpoint.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipelines.errors import EngineUnavailable, WorkerLostError
+from pipelines.runs.checkpoint import newest_whole_checkpoint, remove_torn_checkpoints
+from pipelines.runs.run import TrainingRun
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import TrainingSettings
-from pipelines.training.checkpoint import checkpoint_steps, remove_torn_checkpoints
-from pipelines.training.ledger import Ledger
-from pipelines.training.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def check_elastic(training: TrainingSettings) -> None:
         EngineUnavailable: They do not fit an elastic run.
     """
     if training.elastic and training.workers == 1:
-        raise EngineUnavailable("training.elastic", "nobody is left of one worker", "set false")
+        raise EngineUnavailable("training.elastic", "one worker leaves none to go on", "set false")
     if training.elastic and training.keep_checkpoints == 1:
         raise EngineUnavailable(
             "training.keep_checkpoints",
@@ -45,41 +45,43 @@ class Recovery:
 
     Args:
         run: The whole run.
-        ledger: Its account.
-        slots: Tells how many workers the cluster has room for.
+        step_metrics: Of the whole run.
+        slots: How many workers the cluster has room for now.
     """
 
-    def __init__(self, run: TrainingRun, ledger: Ledger, slots: Callable[[], int]) -> None:
+    def __init__(
+        self, run: TrainingRun, step_metrics: StepMetrics, slots: Callable[[], int]
+    ) -> None:
         self._run = run
-        self._ledger = ledger
+        self._step_metrics = step_metrics
         self._slots = slots
         self._until = -math.inf
 
     def rest(self, part: TrainingRun, lost: WorkerLostError) -> TrainingRun:
         """What is left of a run, for workers that the cluster has room for.
 
-        The first start is not tried again: a cluster that never had all workers ready does not
-        fit. A later one is, for a time: Spark may not know yet which executors are gone.
+        The first start is not tried again: a cluster that never had all workers ready is too
+        small. Later ones are, for a time: Spark may not know yet which executors are gone.
 
         Args:
             part: What was being trained; no worker of it is left.
             lost: How it ended.
 
         Raises:
-            WorkerLostError: The run is not elastic, nobody is left, or time is over.
+            WorkerLostError: The run is not elastic, no worker is left, or its time is over.
         """
         if lost.began:
             self._until = time.monotonic() + RECOVERY_SECONDS
         elif time.monotonic() > self._until:
             raise lost
         left = part.config.training.workers - lost.began
-        rest = rest_of(part, self._ledger.next_step, min(left, max(self._slots(), 1)))
+        rest = rest_of(part, self._step_metrics.next_step, min(left, max(self._slots(), 1)))
         if rest is None:
             raise lost
         workers = rest.config.training.workers
         logger.warning("%s; %s workers go on from step %s", lost, workers, rest.first_step)
         remove_torn_checkpoints(self._run.run_folder)
-        self._ledger.go_back(rest.first_step, workers)
+        self._step_metrics.go_back(rest.first_step, workers)
         return rest
 
 
@@ -88,8 +90,8 @@ def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
 
     Args:
         run: The run, or what was left of it before.
-        made: The steps before this one are accounted for.
-        most: The workers that there can be.
+        made: The driver has the metrics of all steps before this one.
+        most: The largest number of workers that there is room for.
 
     Returns:
         It goes on from the newest checkpoint with the most workers that share a step evenly;
@@ -97,11 +99,13 @@ def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
     """
     training = run.config.training
     even = [n for n in range(1, most + 1) if training.granules_per_step % n == 0]
-    known = [step for step in checkpoint_steps(run.run_folder) if step <= made]
-    if not (training.elastic and even and known):
+    if not (training.elastic and even):
+        return None
+    first_step = newest_whole_checkpoint(run.run_folder, latest=made)
+    if first_step is None:
         return None
     # Each of fewer workers takes longer for its part of a step.
     stall_seconds = math.ceil(training.stall_seconds * training.workers / even[-1])
     training = training.model_copy(update={"workers": even[-1], "stall_seconds": stall_seconds})
     config = run.config.model_copy(update={"training": training})
-    return replace(run, config=config, first_step=known[-1])
+    return replace(run, config=config, first_step=first_step)

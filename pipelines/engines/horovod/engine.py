@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from pipelines.engines.base import Mode, OnMetrics, monitor_for
-from pipelines.engines.conf import NO_SPECULATION, ConfRule, refuse_unfit
+from typing_extensions import override
+
+from pipelines.engines.base import Mode, OnMetrics
+from pipelines.engines.conf import NO_SPECULATION
 from pipelines.engines.horovod.elastic import Recovery, check_elastic
 from pipelines.engines.horovod.ranks import RankMaker
 from pipelines.engines.horovod.rendezvous import Rendezvous
-from pipelines.engines.jobs import (
-    SparkJob,
-    await_slots,
-    driver_addresses,
-    task_slots,
-    workers_of_their_own,
-)
-from pipelines.engines.local import EXTRAS, check_installed
+from pipelines.engines.libraries import check_framework
+from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import EngineUnavailable, WorkerLostError
+from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
-from pipelines.training.ledger import Ledger
-from pipelines.training.run import TrainingOutcome, TrainingRun, WorkerTask
+from pipelines.spark.jobs import task_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NAME = "horovod"
 
-
-class HorovodEngine:
+class HorovodEngine(SparkJobEngine):
     """Trains in children of the tasks of a Spark job.
 
     Not by ``horovod.spark.run``: its servers listen at every address, a single silent connection
@@ -41,7 +37,7 @@ class HorovodEngine:
     script that discovers hosts, and it needs a host that is left over.
     """
 
-    name = NAME
+    name = "horovod"
     modes: ClassVar = {
         "sync": Mode(
             guarantee="The loss curve of `local`, on any number of workers; near it with "
@@ -52,78 +48,44 @@ class HorovodEngine:
             "many task slots at once as workers (cores of the executors / `spark.task.cpus`), and "
             "`spark.speculation` false. Horovod uses the network by which an executor reaches the "
             "driver, or `spark.executorEnv.HOROVOD_GLOO_IFACE`: one that only the cluster can "
-            "reach, since the connections by which ranks exchange gradients ask nobody who they "
-            "are.",
+            "reach, since the connections by which ranks exchange gradients are unauthenticated.",
         )
     }
     frameworks = ("tensorflow", "torch")
-    feeds = ("lanes", "memory")
-    shardings = ("none",)
     options = ("compression", "elastic")
-    needs_spark = True
+    rules = (NO_SPECULATION,)
 
-    def executors(self, config: Config) -> int:
-        """See :class:`pipelines.engines.base.Engine`."""
-        return config.training.workers
-
-    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
-        """See :class:`pipelines.engines.base.Engine`."""
-        return (NO_SPECULATION,)
-
-    def check(self, session: SparkSession | None, config: Config) -> None:
-        """See :class:`pipelines.engines.base.Engine`."""
-        assert session is not None
-        framework = config.training.framework
-        check_installed(framework, EXTRAS[framework])
+    @override
+    def check_libraries(self, config: Config) -> None:
+        check_framework(config.training.framework)
         if find_spec("horovod") is None:
             raise EngineUnavailable(
                 "training.engine",
                 "horovod is not installed",
                 "`make horovod` builds it for driver and executors, see docs/environment.md",
             )
-        conf = dict(session.sparkContext.getConf().getAll())
-        refuse_unfit(conf, NAME, self.conf_rules(config))
-        check_elastic(config.training)
-        await_slots(session, NAME, config.training)
 
-    def train(
-        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
+    @override
+    def check_settings(self, config: Config) -> None:
+        check_elastic(config.training)
+
+    @override
+    def train_on(
+        self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
-        """See :class:`pipelines.engines.base.Engine`."""
-        assert session is not None
-        ledger = Ledger(run, run.config.training.workers, on_metrics)
-        recovery = Recovery(run, ledger, lambda: task_slots(session.sparkContext))
+        step_metrics = StepMetrics(run, run.config.training.workers, on_metrics)
+        recovery = Recovery(run, step_metrics, lambda: task_slots(session.sparkContext))
         part = run
         while part.first_step < part.last_step:
             try:
-                return _train_once(session, part, on_metrics, ledger)
+                return self.run_workers(session, part, on_metrics, step_metrics)
             except WorkerLostError as lost:
                 part = recovery.rest(part, lost)
-        return ledger.outcome()
+        return step_metrics.outcome()
 
-
-def _train_once(
-    session: SparkSession, run: TrainingRun, on_metrics: OnMetrics, ledger: Ledger
-) -> TrainingOutcome:
-    """Starts all ranks, and returns when all are done and gone."""
-    context, workers = session.sparkContext, run.config.training.workers
-    host, bind = driver_addresses(context)
-    monitor = monitor_for(NAME, run, on_metrics, host, bind, ledger=ledger)
-    task = WorkerTask(
-        run=run, rank=0, workers=workers, monitor=monitor.address, token=monitor.token
-    )
-    # Entered first: the job ends after the monitor has told the workers to leave.
-    with ExitStack() as afterwards, monitor:
-        store = afterwards.enter_context(Rendezvous(host, bind))
-        maker = RankMaker(task=task, store=store.address, token=store.token)
-        afterwards.enter_context(workers_of_their_own(context, NAME))
-        ranks = context.parallelize(range(workers), workers)
-        job = SparkJob(
-            context,
-            NAME,
-            "the Spark job",
-            f"workers of engine {NAME}",
-            lambda: ranks.foreachPartition(maker.start),
-        )
-        afterwards.enter_context(job)
-        return monitor.wait(job.failure)
+    @override
+    def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
+        rendezvous = driver.resources.enter_context(Rendezvous(driver.host, driver.bind))
+        maker = RankMaker(task=task, rendezvous=rendezvous.address, token=rendezvous.token)
+        ranks = driver.context.parallelize(range(task.workers), task.workers)
+        return partial(ranks.foreachPartition, maker.start)

@@ -1,8 +1,8 @@
-"""The store in which Horovod's ranks find one another, with a door. Runs on the driver.
+"""The store in which Horovod's ranks find one another. Runs on the driver.
 
-Horovod's own server listens at every address, asks nobody who they are, and stays until the
-driver exits. Its ranks speak HTTP to what they are told is the server's address, so that a token
-can be a part of it: a request is for ``/TOKEN:0/SCOPE/KEY``.
+Horovod's own server listens at every address, is unauthenticated, and stays until the driver
+exits. Its ranks speak HTTP to what they are told is the server's address, so that a token can be a
+part of it: a request is for ``/TOKEN:0/SCOPE/KEY``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from pipelines.training.doors import HELLO_SECONDS, TOKEN_BYTES, Door
+from pipelines.training.control.authenticated_server import HELLO_SECONDS, TOKEN_BYTES, TokenServer
 
 MAX_VALUE_BYTES = 2**20
-"""A rank's value is its addresses, of some hundred bytes for each of the others."""
+"""A rank stores its addresses: some hundred bytes for each of the others."""
 
 
-class Rendezvous(Door):
-    """Keeps what ranks put, for one start of them; a context manager.
+class Rendezvous(TokenServer):
+    """The key-value store for one start of the ranks; a context manager.
 
     The token is the store's own, since the library writes addresses to the executors' logs when
     something fails.
@@ -53,17 +53,17 @@ class Rendezvous(Door):
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request, which ends its connection; a stranger's is not answered."""
+    """One request per connection; unauthenticated ones are not answered."""
 
     server: Rendezvous
     raw_requestline: bytes
     timeout = HELLO_SECONDS
 
     def parse_request(self) -> bool:
-        """Reads the header of a request, but no more than the first line of a stranger's."""
+        """Reads the header of a request; only its first line if it is unauthenticated."""
         _, _, target = self.raw_requestline.partition(b" /")
         token, _, _ = target.partition(b":")
-        return self.server.belongs(self.request, token) and super().parse_request()
+        return self.server.authenticate(self.request, token) and super().parse_request()
 
     def do_GET(self) -> None:
         """The value of a key, or 404 as long as it has none; all values of a scope as JSON."""
@@ -76,7 +76,7 @@ class _Request(BaseHTTPRequestHandler):
         return self._reply(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:
-        """Gives a key a value."""
+        """Sets a key."""
         size = int(self.headers.get("Content-Length", "-1"))
         if not 0 <= size <= MAX_VALUE_BYTES:
             return self._reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -88,19 +88,19 @@ class _Request(BaseHTTPRequestHandler):
         return self._reply(HTTPStatus.OK)
 
     def do_DELETE(self) -> None:
-        """Takes a key's value away."""
+        """Removes a key."""
         with self.server.lock:
             self.server.values.pop(self.path, None)
         self._reply(HTTPStatus.OK)
 
     def send_error(self, *_: Any) -> None:
-        """Says nothing: the library's answer names what serves here."""
+        """Sends nothing: the library's answer would tell what serves here."""
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing on the driver's screen."""
+        """Writes nothing to the driver's screen."""
 
     def _values_of(self, scope: str) -> bytes:
-        """The scope's keys, without what makes the path the token's, and their values."""
+        """Keys and values of a scope, the keys without the token."""
         root = "/".join(scope.split("/")[:2]) + "/"
         with self.server.lock:
             values = {

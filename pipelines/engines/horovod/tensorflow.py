@@ -1,4 +1,4 @@
-"""The exchange of TensorFlow's workers: Horovod's collective operations. Runs in ranks.
+"""Collectives for TensorFlow by Horovod. Runs in ranks.
 
 Not by Horovod's optimiser: with Keras 3 it averages nothing, and says nothing.
 """
@@ -11,16 +11,16 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from pipelines.engines.horovod.exchange import HorovodExchange
+from pipelines.engines.horovod.collectives import HorovodCollectives
 
 
-class TensorFlowExchange(HorovodExchange):
-    """See :class:`pipelines.engines.horovod.exchange.HorovodExchange`."""
+class TensorFlowCollectives(HorovodCollectives):
+    """See :class:`pipelines.engines.horovod.collectives.HorovodCollectives`."""
 
     def __init__(self, compression: str) -> None:
         super().__init__(hvd, compression)
 
-    def gather(self, tensor: Any) -> Any:
+    def all_gather(self, tensor: Any) -> Any:
         """The workers' tensors joined along the first axis, in the order of the ranks."""
         return hvd.allgather(tf.convert_to_tensor(tensor), name="gather")
 

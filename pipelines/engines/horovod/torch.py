@@ -1,4 +1,4 @@
-"""The exchange of PyTorch's workers: Horovod's collective operations. Runs in ranks."""
+"""Collectives for PyTorch by Horovod. Runs in ranks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from pipelines.engines.horovod.exchange import HorovodExchange
+from pipelines.engines.horovod.collectives import HorovodCollectives
 from pipelines.training.devices import worker_device
 
 
-class TorchExchange(HorovodExchange):
-    """See :class:`pipelines.engines.horovod.exchange.HorovodExchange`; fp32, on any device."""
+class TorchCollectives(HorovodCollectives):
+    """See :class:`.collectives.HorovodCollectives`; fp32, on any device."""
 
     def __init__(self, compression: str) -> None:
         self._device = worker_device()
@@ -22,7 +22,7 @@ class TorchExchange(HorovodExchange):
             torch.cuda.set_device(self._device)
         super().__init__(hvd, compression)
 
-    def gather(self, tensor: Any) -> Any:
+    def all_gather(self, tensor: Any) -> Any:
         """The workers' tensors joined along the first axis, in the order of the ranks."""
         own = torch.as_tensor(tensor, device=self._device).detach().contiguous()
         joined = hvd.allgather(own, name="gather")

@@ -1,5 +1,6 @@
-"""TensorFlowOnSpark: a TFCluster on the executors, and TensorFlow's own ways between them."""
+"""TensorFlowOnSpark: TensorFlow nodes on the executors.
 
-from pipelines.engines.tensorflowonspark.engine import TensorFlowOnSparkEngine
-
-__all__ = ["TensorFlowOnSparkEngine"]
+What is the library's: the Spark job of the nodes, their queues and the feed through Spark. What is
+ours: the nodes' registration, what the workers exchange, the parameter servers, and the watch over
+the nodes; see :mod:`pipelines.engines.tensorflowonspark.engine` for why.
+"""

@@ -1,4 +1,4 @@
-"""The library's cluster, held to one run and away from the user's session. Runs on the driver."""
+"""The library's cluster, limited to one run and kept from the user's session. On the driver."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipelines.engines.jobs import SparkJob, spark_cause
 from pipelines.engines.tensorflowonspark.feeding import QUEUE_BOUND, feed_partition
 from pipelines.engines.tensorflowonspark.nodes import NodeArguments, run_node
 from pipelines.engines.tensorflowonspark.registration import RegistrationServer, registering_at
 from pipelines.errors import EngineError
 from pipelines.quiet import quiet_import
-from pipelines.training.monitor import Monitor
-from pipelines.training.run import TrainingOutcome, TrainingRun
+from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.spark.errors import spark_cause
+from pipelines.spark.jobs import SparkJob
+from pipelines.training.control.monitor import Monitor
 
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
 with quiet_import():
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 NAME = "tensorflowonspark"
 
 
-class SparedContext:
+class GuardedContext:
     """The SparkContext, but for the calls with which the library would end the user's session.
 
     The nodes' job, which the library starts on a thread of its own, is put into a group, so
@@ -44,7 +45,7 @@ class SparedContext:
         return getattr(self._context, name)
 
     def parallelize(self, values: Sequence[int], partitions: int) -> _GroupedNodes:
-        """The nodes; asked for once by the library, to start them."""
+        """The nodes; called once by the library, to start them."""
         nodes = self._context.parallelize(values, partitions)
         return _GroupedNodes(self._context, nodes, self._group, self.job_ended)
 
@@ -77,7 +78,7 @@ class _GroupedNodes:
 
 
 def start_nodes(
-    context: SparedContext, arguments: NodeArguments, server: RegistrationServer
+    context: GuardedContext, arguments: NodeArguments, server: RegistrationServer
 ) -> TFCluster.TFCluster:
     """Starts the cluster; returns when all nodes have registered at the server.
 
@@ -104,7 +105,7 @@ def start_nodes(
                 release_port=False,
             )
     except SystemExit:
-        cause = spark_cause(TFCluster.tf_status.get("error", "without a word"))
+        cause = spark_cause(TFCluster.tf_status.get("error", "no error was given"))
         raise EngineError(NAME, f"the nodes' Spark job failed ({cause})") from None
     except Exception as error:
         # The library raises nothing more specific.

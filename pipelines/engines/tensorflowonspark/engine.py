@@ -1,34 +1,35 @@
-"""The engine: what it offers, what it asks of the cluster, and a run from first to last. Driver.
+"""The engine: what it offers, what it requires of the cluster, and a run from start to end. Driver.
 
-The cluster is the library's own: its nodes, its queues and its feed. What it leaves open is closed
-here. Nodes register with the token of the run. The driver's monitor replaces the library's waits,
-which are long and poll; a node function that never raises keeps it from stopping the SparkContext
-and the driver; and its manager processes, which it leaves behind, are ended with the run.
+The cluster is the library's own: its nodes, its queues and its feed. Four things differ. Nodes
+register with the token of the run. The driver's monitor replaces the library's waits, which are
+long and poll. The function of a node never raises, since the library would then stop the
+SparkContext and the driver. And its manager processes, which it leaves behind, end with the run.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import override
+
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
-from pipelines.engines.conf import NO_SPECULATION, ConfRule, refuse_unfit
-from pipelines.engines.jobs import driver_addresses, workers_of_their_own
-from pipelines.engines.local import check_installed
+from pipelines.engines.conf import NO_SPECULATION, ConfRule
+from pipelines.engines.spark_engine import SparkEngine
 from pipelines.engines.tensorflowonspark.cluster import (
     NAME,
-    SparedContext,
+    GuardedContext,
     start_nodes,
     wait_feeding,
 )
 from pipelines.engines.tensorflowonspark.nodes import NodeArguments
 from pipelines.engines.tensorflowonspark.registration import RegistrationServer
 from pipelines.errors import EngineUnavailable, InputError
-from pipelines.session import executor_count, in_one_process
+from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.settings import Config
-from pipelines.training.run import TrainingOutcome, TrainingRun
+from pipelines.spark.jobs import await_room, dedicated_python_workers, driver_addresses, if_late
+from pipelines.spark.session import executor_count, in_one_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,27 +41,13 @@ _NEEDS = (
     "An executor per worker with one task at a time (`spark.task.cpus` = `spark.executor.cores`),"
     " `spark.python.worker.reuse` true, `spark.speculation` false."
 )
-_OPEN = (
-    " A network that only the cluster can reach: the servers with which TensorFlow's workers"
-    " exchange gradients ask nobody who they are."
-)
 _SERVED = (
     " `training.parameter_servers` executors more, each with four times the size of its share of"
     " the weights, and twice more for each worker, in `spark.executor.memoryOverhead`."
 )
 
-_RULES = (
-    NO_SPECULATION,
-    ConfRule(
-        key="spark.python.worker.reuse",
-        value="true",
-        default="true",
-        why="finds its nodes again in Python workers that Spark keeps",
-    ),
-)
 
-
-class TensorFlowOnSparkEngine:
+class TensorFlowOnSparkEngine(SparkEngine):
     """Trains on one TensorFlow node per executor."""
 
     name = NAME
@@ -68,7 +55,7 @@ class TensorFlowOnSparkEngine:
         "sync": Mode(
             guarantee="The loss curve of `local`, on any number of workers.",
             choose_when="The result must not depend on the cluster, and executors are alike.",
-            needs=_NEEDS + _OPEN,
+            needs=_NEEDS,
         ),
         "async": Mode(
             guarantee="The updates of `local`, each from gradients at parameters that may lack "
@@ -79,29 +66,29 @@ class TensorFlowOnSparkEngine:
     }
     frameworks = ("tensorflow",)
     feeds = ("lanes", "spark", "memory")
-    shardings = ("none",)
-    options = ()
-    needs_spark = True
+    libraries = ("tensorflow",)
+    rules = (
+        NO_SPECULATION,
+        ConfRule(
+            key="spark.python.worker.reuse",
+            value="true",
+            default="true",
+            why="finds its nodes again in Python workers that Spark keeps",
+        ),
+    )
 
+    @override
     def executors(self, config: Config) -> int:
-        """See :class:`pipelines.engines.base.Engine`."""
         return config.training.workers + _parameter_servers(config)
 
-    def conf_rules(self, config: Config) -> tuple[ConfRule, ...]:
-        """See :class:`pipelines.engines.base.Engine`."""
-        return _RULES
+    @override
+    def check_cluster(self, session: SparkSession, config: Config) -> None:
+        _check_executors(session, config, self.executors(config))
 
-    def check(self, session: SparkSession | None, config: Config) -> None:
-        """See :class:`pipelines.engines.base.Engine`."""
-        assert session is not None
-        check_installed("tensorflow", NAME)
-        _check_cluster(session, config, self.executors(config))
-
-    def train(
-        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
+    @override
+    def train_on(
+        self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
-        """See :class:`pipelines.engines.base.Engine`."""
-        assert session is not None
         context = session.sparkContext
         host, bind = driver_addresses(context)
         servers = _parameter_servers(run.config)
@@ -119,14 +106,14 @@ class TensorFlowOnSparkEngine:
         )
         nodes = run.config.training.workers + servers + spares
         group = f"{NAME}-{uuid.uuid4().hex[:8]}"
-        spared = SparedContext(context, group)
+        guarded = GuardedContext(context, group)
         try:
             with (
-                workers_of_their_own(context, NAME),
+                dedicated_python_workers(context, NAME),
                 RegistrationServer(nodes, host, bind, monitor.token) as registration,
                 monitor,
             ):
-                cluster = start_nodes(spared, arguments, registration)
+                cluster = start_nodes(guarded, arguments, registration)
                 if fed:
                     return wait_feeding(context, cluster, run, monitor)
                 return monitor.wait()
@@ -135,8 +122,8 @@ class TensorFlowOnSparkEngine:
             raise
         finally:
             # The nodes have left; their Spark job ends a moment later, before the session may.
-            if not spared.job_ended.wait(NODE_EXIT_SECONDS):
-                logger.warning("the Spark job of the nodes goes on; it is called off")
+            if not guarded.job_ended.wait(NODE_EXIT_SECONDS):
+                logger.warning("the Spark job of the nodes has not ended; it is cancelled")
                 context.cancelJobGroup(group)
 
 
@@ -144,8 +131,8 @@ def _parameter_servers(config: Config) -> int:
     return config.training.parameter_servers if config.training.mode == "async" else 0
 
 
-def _check_cluster(session: SparkSession, config: Config, executors: int) -> None:
-    """What the library needs of the cluster, said with the conf key."""
+def _check_executors(session: SparkSession, config: Config, executors: int) -> None:
+    """Refuses executors other than the library needs, naming the conf key."""
     context, training = session.sparkContext, config.training
     conf = context.getConf()
     if in_one_process(context.master):
@@ -154,7 +141,6 @@ def _check_cluster(session: SparkSession, config: Config, executors: int) -> Non
             f"engine {NAME} needs {executors} executors and `{context.master}` has none",
             f"for example local-cluster[{executors},{training.threads},1024]",
         )
-    refuse_unfit(dict(conf.getAll()), NAME, _RULES)
     _await_executors(session, config, executors)
     cores = conf.get("spark.executor.cores")
     # Unset, it means all cores of a machine on some clusters, which only the sum then tells.
@@ -170,16 +156,14 @@ def _check_cluster(session: SparkSession, config: Config, executors: int) -> Non
 def _await_executors(session: SparkSession, config: Config, wanted: int) -> None:
     """Waits until enough executors are there, since a cluster may still be starting them."""
     training, servers = config.training, _parameter_servers(config)
-    deadline = time.monotonic() + training.start_seconds
-    while (there := executor_count(session)) < wanted:
-        if time.monotonic() > deadline:
-            nodes = f"{training.workers} workers" + (
-                f" and {servers} parameter servers" if servers else ""
-            )
-            raise EngineUnavailable(
-                "training.workers",
-                f"{nodes} need {wanted} executors and there are {there}",
-                "give the cluster more executors (spark.executor.instances, or the first number "
-                "of local-cluster[...] in spark.master), or ask for fewer",
-            )
-        time.sleep(0.2)
+    there = await_room(session, wanted, lambda: executor_count(session), training.start_seconds)
+    if there < wanted:
+        nodes = f"{training.workers} workers" + (
+            f" and {servers} parameter servers" if servers else ""
+        )
+        raise EngineUnavailable(
+            "training.workers",
+            f"{nodes} need {wanted} executors and there are {there}",
+            "give the cluster more executors (spark.executor.instances, or the first number "
+            f"of local-cluster[...] in spark.master), or ask for fewer; {if_late(training)}",
+        )

@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from pipelines.errors import PipelineError
 from pipelines.lanes.files import SCHEMA, LaneReader, decode
 from pipelines.quiet import quiet_import
+from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.feed import StepWork
-from pipelines.training.run import TrainingRun, WorkerTask
 
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
 with quiet_import():
@@ -59,8 +59,8 @@ def feed_partition(
             while queue.qsize() >= QUEUE_BOUND:
                 time.sleep(0.01)
             try:
-                message = reader.batch(address).serialize().to_pybytes()
-            except (OSError, pa.ArrowInvalid) as error:
+                message = reader.message(address).to_pybytes()
+            except (OSError, PipelineError) as error:
                 # Through the queue, since a task that fails is started again by Spark.
                 yield FAILED, 0, 0, str(error).encode()
                 return
@@ -69,10 +69,6 @@ def feed_partition(
 
 def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
     """A worker's steps, which are those of the partition that it got. Runs on an executor.
-
-    Args:
-        task: The worker's task.
-        queue: The library's DataFeed.
 
     Raises:
         PipelineError: The other end failed, or something else than the next step arrived.

@@ -15,23 +15,23 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.engines.processes import end_with_parent
+from pipelines.engines.tensorflowonspark.collectives import means_peer_lost, ring_collectives
 from pipelines.engines.tensorflowonspark.feeding import spark_feed
-from pipelines.engines.tensorflowonspark.mirrored import mirrored_exchange
 from pipelines.engines.tensorflowonspark.registration import join_run
 from pipelines.engines.tensorflowonspark.servers import parameter_server, sharded_parameters
 from pipelines.quiet import quiet_import
+from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.asynchronous import train_asynchronously
+from pipelines.training.control.reporter import Reporter
 from pipelines.training.loop import train_worker
-from pipelines.training.reporter import Reporter
-from pipelines.training.run import TrainingRun, WorkerTask
 from pipelines.training.worker import run_worker
 
 with quiet_import():
     from tensorflowonspark import TFSparkNode
 
-# The library looks once a second whether its wait for a parameter server may end.
-LET_GO_SECONDS = 5.0
-# For the answer to its last call, without which Spark would start the server once more.
+# The library checks once a second whether its wait for a parameter server may end.
+RELEASE_SECONDS = 5.0
+# For the response to its last call, without which Spark would start the server a second time.
 ANSWER_SECONDS = 1.0
 
 
@@ -39,7 +39,6 @@ class NodeArguments(argparse.Namespace):
     """What every node is given; a namespace, as the library expects.
 
     Attributes:
-        run: The run.
         monitor: Host and port of the driver's monitor.
         token: Shows that a node belongs to the run.
         servers: Nodes that hold parameters.
@@ -100,8 +99,10 @@ def _train(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     feed = (lambda: spark_feed(task, node.get_data_feed())) if fed else None
     if arguments.servers:
         run_worker(task, partial(sharded_parameters, task, node), feed, train_asynchronously)
-    else:
-        run_worker(task, partial(mirrored_exchange, task, node), feed, train_worker)
+        return
+    with ExitStack() as afterwards:
+        join = partial(ring_collectives, task, node, afterwards)
+        run_worker(task, join, feed, train_worker, means_peer_lost=means_peer_lost)
 
 
 def _train_in_child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
@@ -127,12 +128,12 @@ def _child(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
 
 
 def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
-    """Holds parameters, or nothing on a spare node, until the driver lets it go.
+    """Holds parameters, or nothing on a spare node, until the driver ends the run.
 
-    The library has made this process, whose parent waits for a word of the library's driver.
+    The library has started this process, whose parent waits for a message of the library's driver.
     """
     end_with_parent()
-    _after_this_process(partial(_let_go, node))
+    _after_this_process(partial(_release_parent, node))
     with Reporter(_task(arguments, node, node.num_workers + node.task_index)) as reporter:
         try:
             with ExitStack() as serving:
@@ -145,14 +146,14 @@ def _serve(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
             reporter.failed(error)
 
 
-def _let_go(node: TFSparkNode.TFNodeContext) -> None:
+def _release_parent(node: TFSparkNode.TFNodeContext) -> None:
     """Ends the library's wait for a parameter server, and then the manager where it waits."""
     with suppress(OSError, EOFError):
         control = node.mgr.get_queue("control")
         control.put(None)
         waiting = threading.Thread(target=control.join, daemon=True)
         waiting.start()
-        waiting.join(LET_GO_SECONDS)
+        waiting.join(RELEASE_SECONDS)
         time.sleep(ANSWER_SECONDS)
     _end_manager(node)
 

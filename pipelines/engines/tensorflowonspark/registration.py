@@ -1,8 +1,8 @@
 """How the nodes of a run find one another: the library's registration, for this run alone.
 
-The library listens at every address of the driver, unpickles whatever is sent, and tells anybody
-who asks where the nodes are and by what key their queues are reached. Here a connection shows the
-token of the run first, and messages are Python literals.
+The library's server listens at every address of the driver, is unauthenticated, unpickles whatever
+is sent, and tells where the nodes are and with what key their queues are reached. Here a connection
+begins with the token of the run, and messages are Python literals.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipelines.quiet import quiet_import
-from pipelines.training.doors import TOKEN_BYTES, SocketDoor
-from pipelines.training.parameter_server.wire import ReadInto, read_exactly
+from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
+from pipelines.training.parameter_server.messages import ReadInto, read_exactly
 
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
 with quiet_import():
@@ -40,7 +40,7 @@ def registering_at(server: RegistrationServer, seconds: float) -> Iterator[None]
     """Has the cluster that the library starts register at a server. Runs on the driver.
 
     Args:
-        server: The server.
+        server: Where they register.
         seconds: The longest that another run may take to start its cluster.
 
     Raises:
@@ -65,13 +65,12 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
         count: How many nodes there will be.
         host: Address by which the executors reach the driver.
         bind: Address to listen at.
-        token: Of the run.
     """
 
     def __init__(self, count: int, host: str, bind: str, token: str) -> None:
         super().__init__(count)
         self._host = host
-        self._door = SocketDoor((bind, 0), self._attend, token=token)
+        self._server = SocketTokenServer((bind, 0), self._attend, token=token)
         self._answers: dict[str, Callable[[Any], Any]] = {
             "REG": self.reservations.add,
             "QUERY": lambda _: self.reservations.done(),
@@ -86,16 +85,16 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
 
     def start(self) -> tuple[str, int]:
         """Begins to listen; returns where nodes find it."""
-        self._door.open()
-        return self._host, self._door.server_address[1]
+        self._server.open()
+        return self._host, self._server.server_address[1]
 
     def stop(self) -> None:
         """Ends all connections; nothing listens when it returns."""
-        self._door.close()
+        self._server.close()
 
     def _attend(self, connection: socket.socket) -> None:
         with connection.makefile("rb") as lines:
-            if not self._door.belongs(connection, lines.read(TOKEN_BYTES)):
+            if not self._server.authenticate(connection, lines.read(TOKEN_BYTES)):
                 return
             while True:
                 kind, data = _receive(lines.readinto)
@@ -103,11 +102,10 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
 
 
 class RegistrationClient(reservation.Client):  # type: ignore[misc] # the library has no types
-    """A node's line to the registration. Runs on an executor.
+    """A node's connection to the registration. Runs on an executor.
 
     Args:
         server_addr: Host and port of the server.
-        token: Of the run.
     """
 
     def __init__(self, server_addr: tuple[str, int], token: str) -> None:
@@ -131,11 +129,7 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
 
 
 def join_run(token: str) -> None:
-    """Has the library of this process register with a run. Runs on an executor.
-
-    Args:
-        token: Of the run.
-    """
+    """Has the library of this process register with a run. Runs on an executor."""
     reservation.Client = lambda address: RegistrationClient(address, token)
     TFManager.start = _start_local_manager
 

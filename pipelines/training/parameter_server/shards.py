@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pipelines.encoder.spec import EncoderSpec
-from pipelines.encoder.weights import Rows, Weights, weight_shapes
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import Rows, Weights, weight_shapes
 from pipelines.training.asynchronous import Progress
-from pipelines.training.parameter_server.exchanges import ServedParameters
+from pipelines.training.parameter_server.remote_state import ServedParameters
 
 
 def rows_of(server: int, servers: int) -> Rows:
@@ -63,47 +63,47 @@ def join(shards: Sequence[Mapping[str, np.ndarray]]) -> Weights:
 class ShardedParameters:
     """See :class:`pipelines.training.asynchronous.Parameters`.
 
-    All servers are asked at once. Each numbers its own updates, so that a gradient is as old as
-    the oldest rows that it was computed on.
+    Requests go to all servers at once. Each server counts its own updates, so that a gradient is
+    as old as the oldest rows that it was computed on.
 
     Args:
-        parts: The way to each server.
+        parts: Access to each server.
     """
 
     def __init__(self, parts: Sequence[ServedParameters]) -> None:
         self._parts = parts
-        self._asking = ThreadPoolExecutor(len(parts), "parameter-server")
+        self._threads = ThreadPoolExecutor(len(parts), "parameter-server")
         self._pulled = [0] * len(parts)
 
     def pull(self) -> tuple[Weights, int]:
         """The weights as they are now, and how many updates they have had at least."""
-        answers = list(self._asking.map(ServedParameters.pull, self._parts))
-        self._pulled = [updates for _, updates in answers]
-        return join([weights for weights, _ in answers]), min(self._pulled)
+        responses = list(self._threads.map(ServedParameters.pull, self._parts))
+        self._pulled = [updates for _, updates in responses]
+        return join([weights for weights, _ in responses]), min(self._pulled)
 
     def push(self, step: int, gradients: Weights, learning_rate: float) -> int:
-        """Has an update made; returns how many the oldest rows have had with it."""
+        """Requests an update; returns how many the oldest rows have had, this one included."""
 
         def push(server: int) -> int:
             part = shard(gradients, server, len(self._parts))
             return self._parts[server].push(step, part, learning_rate)
 
-        pushed = self._asking.map(push, range(len(self._parts)))
+        pushed = self._threads.map(push, range(len(self._parts)))
         between = max(after - before for after, before in zip(pushed, self._pulled, strict=True))
         return min(self._pulled) + between
 
     def progress(self) -> Progress:
-        """How far the run is on every server."""
-        known = list(self._asking.map(ServedParameters.progress, self._parts))
+        """The progress of the run on all servers."""
+        known = list(self._threads.map(ServedParameters.progress, self._parts))
         return Progress(
             applied=min(one.applied for one in known), saved=min(one.saved for one in known)
         )
 
     def state(self) -> tuple[Weights, Weights]:
         """Weights, and the optimiser's arrays as a checkpoint holds them."""
-        states = list(self._asking.map(ServedParameters.state, self._parts))
+        states = list(self._threads.map(ServedParameters.state, self._parts))
         return join([weights for weights, _ in states]), join([moments for _, moments in states])
 
     def mark_saved(self, step: int) -> None:
         """Lets the others go on from a step whose state has been saved."""
-        list(self._asking.map(lambda part: part.mark_saved(step), self._parts))
+        list(self._threads.map(lambda part: part.mark_saved(step), self._parts))

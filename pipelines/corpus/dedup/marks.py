@@ -1,0 +1,138 @@
+"""Which texts are dropped because of other texts: duplicates, near duplicates, evaluation texts.
+
+Each function takes the rows of :func:`pipelines.corpus.pairs.hashed` and gives them back with
+more reasons. A row that is dropped already is never the one that another is a duplicate of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+from pipelines.corpus.cleaning.rules import clean_batches, text_key
+from pipelines.corpus.dedup.near_duplicates import near_duplicates, near_matches
+from pipelines.corpus.pairs import drops_duplicates
+from pipelines.corpus.units import text_level
+from pipelines.settings import CorpusSettings
+from pipelines.spark.frames import Scratch
+
+DUPLICATE = "duplicate"
+NEAR_DUPLICATE = "near duplicate"
+EXCLUDED = "in corpus.exclude"
+NEARLY_EXCLUDED = "nearly in corpus.exclude"
+
+DEFAULT_THRESHOLD = 0.8
+"""Jaccard similarity from which texts are near duplicates, unless it is set."""
+_SIDES = ("anchor", "positive", "negative")
+
+
+def threshold(settings: CorpusSettings) -> float:
+    """The similarity from which texts count as near duplicates; 0 means that none do."""
+    if settings.near_duplicates is not None:
+        return settings.near_duplicates
+    return DEFAULT_THRESHOLD if drops_duplicates(settings) else 0.0
+
+
+def exclude_threshold(settings: CorpusSettings) -> float:
+    """The similarity from which a text is taken for one of `exclude`; 0: only equal ones are."""
+    return DEFAULT_THRESHOLD if settings.near_duplicates is None else settings.near_duplicates
+
+
+def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
+    """Of texts that are cut out of documents, the first of equal ones stays.
+
+    Equal are texts with the same letters and digits, whatever their case.
+    """
+    if not drops_duplicates(settings):
+        return rows
+    kept = _kept(settings)
+    # Rows that are dropped already are spread: all the blank lines of a lake share one text.
+    alone = F.xxhash64("run", "place", "anchor")
+    key = F.when(kept, text_key(F.col("anchor"))).otherwise(alone)
+    alike = Window.partitionBy(kept, key).orderBy("unit", "run", "place")
+    again = F.when(kept & (F.row_number().over(alike) > 1), DUPLICATE)
+    return _with_reason(rows, again)
+
+
+def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scratch) -> DataFrame:
+    """Of texts that are nearly the same, the first stays.
+
+    The texts of a row count as one. Which is the first follows from their hashes, so that it does
+    not depend on the order of the files.
+    """
+    if not threshold(settings):
+        return rows
+    key = F.xxhash64(*_SIDES)
+    texts = (
+        rows.where(_kept(settings))
+        .select(key.alias("key"), F.concat_ws("\n", *_SIDES).alias("text"))
+        .withColumn("order", F.col("key"))
+    )
+    if not drops_duplicates(settings):
+        texts = texts.dropDuplicates(["key"])
+    near = near_duplicates(texts, threshold(settings), scratch)
+    return _mark_keys(rows, near, key, NEAR_DUPLICATE, settings)
+
+
+def mark_excluded(
+    rows: DataFrame, texts: DataFrame, settings: CorpusSettings, scratch: Scratch
+) -> DataFrame:
+    """Drops what is to be kept out of the training corpus.
+
+    A sentence of a document is dropped alone; a row goes with its whole group, since the other
+    texts of a group say the same. For that, rows that are dropped already count as well.
+
+    Args:
+        texts: One column `text`: what must not be trained on.
+        scratch: For what is computed in between.
+    """
+    cleaned = texts.mapInArrow(partial(clean_batches, columns=["text"]), "text string")
+    reference = scratch.keep(cleaned.where("text != ''").distinct())
+    keys = reference.select(text_key(F.col("text")).alias("_key")).distinct()
+    owner = F.xxhash64("anchor") if drops_duplicates(settings) else F.col("group")
+    own = rows.where(F.col("level") == text_level(settings)).select(
+        owner.alias("_owner"), F.explode(F.array(*map(F.col, _SIDES))).alias("text")
+    )
+    own = own.where("text is not null")
+    exact = own.withColumn("_key", text_key(F.col("text"))).join(keys, "_key", "left_semi")
+    rows = _mark_owners(rows, exact, owner, EXCLUDED, settings)
+    similarity = exclude_threshold(settings)
+    if not similarity:
+        return rows
+    by_key = own.select(F.xxhash64("text").alias("key"), "text", "_owner")
+    distinct = by_key.select("key", "text").dropDuplicates(["key"])
+    near = near_matches(distinct, reference, similarity, scratch)
+    return _mark_owners(
+        rows, by_key.join(near, "key", "left_semi"), owner, NEARLY_EXCLUDED, settings
+    )
+
+
+def _kept(settings: CorpusSettings) -> Column:
+    return (F.col("level") == text_level(settings)) & F.col("reason").isNull()
+
+
+def _mark_keys(
+    rows: DataFrame, keys: DataFrame, key: Column, reason: str, settings: CorpusSettings
+) -> DataFrame:
+    found = keys.select(F.col("key").alias("_found"), F.lit(reason).alias("_reason"))
+    marked = rows.join(found, key == F.col("_found"), "left")
+    return _with_reason(marked, F.when(_kept(settings), F.col("_reason")), rows.columns)
+
+
+def _mark_owners(
+    rows: DataFrame, own: DataFrame, owner: Column, reason: str, settings: CorpusSettings
+) -> DataFrame:
+    keys = own.select(F.col("_owner").alias("key")).distinct()
+    return _mark_keys(rows, keys, owner, reason, settings)
+
+
+def _with_reason(
+    rows: DataFrame, reason: Column, columns: Sequence[str] | None = None
+) -> DataFrame:
+    names = columns or rows.columns
+    return rows.withColumn("_new", reason).select(
+        *(F.coalesce("reason", "_new").alias(name) if name == "reason" else name for name in names)
+    )

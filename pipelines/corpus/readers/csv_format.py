@@ -1,0 +1,130 @@
+"""Comma and tab separated files, with a header. Runs on executors, over lines of any encoding."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.corpus.readers.csv_parser import Line, decoded, quoted_fields
+from pipelines.corpus.readers.encodings import Encoding
+from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Reading, Wanted
+from pipelines.corpus.readers.records import record_of, said_lines
+from pipelines.corpus.readers.rows import Found, Record, quarantined_record
+from pipelines.corpus.readers.streams import UnreadableError, WrongFileError
+from pipelines.files.compression import plain_suffix
+
+WRONG_FIELDS = "not as many fields as the header"
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Where in a record the columns are; a file without a header has no records either."""
+
+    wanted: Wanted
+    header: Sequence[str]
+    places: Mapping[str, int]
+
+    @classmethod
+    def of(cls, reading: Reading) -> _Table:
+        header = reading.probe.header
+        wanted = header if reading.wanted.as_rows else reading.wanted.columns.names
+        places = {name: header.index(name) for name in wanted} if header else {}
+        return cls(reading.wanted, header, places)
+
+    def record(self, line: Line, fields: Sequence[str], encoding: Encoding) -> Record:
+        offset, end, data = line
+        if len(fields) != len(self.header):
+            return quarantined_record(offset, end, data, encoding.codec, WRONG_FIELDS)
+        # As Spark has it, a field without anything is null.
+        values = {name: fields[place] or None for name, place in self.places.items()}
+        if self.wanted.as_rows:
+            return Record(offset, end, (json.dumps(values),))
+        return record_of(offset, end, values, self.wanted.columns)
+
+
+def tab_records(reading: Reading) -> Iterator[Found]:
+    """A record a line, whose fields have no quotes; the first line is the header."""
+    encoding, table = reading.probe.encoding, _Table.of(reading)
+    has_header = reading.start == 0
+    for line in said_lines(reading.own, encoding, blank=b"\r\n"):
+        if not isinstance(line, tuple):
+            yield line
+        elif has_header:
+            has_header = False
+            yield line[1]
+        else:
+            text = decoded(line, encoding)
+            if isinstance(text, Record):
+                yield text
+            elif text.count("\t") + 1 != len(table.header):
+                # Without cutting it: millions of empty fields are many times as large.
+                yield quarantined_record(*line, encoding.codec, WRONG_FIELDS)
+            else:
+                fields = text.rstrip("\r\n").split("\t")
+                yield table.record(line, fields, encoding)
+
+
+def csv_records(reading: Reading) -> Iterator[Found]:
+    """Records of what :func:`.csv_parser.quoted_fields` gives; the first is the header."""
+    encoding, table = reading.probe.encoding, _Table.of(reading)
+    has_header = True
+    most = reading.wanted.limits.record
+    for found in quoted_fields(reading.own, encoding, most, len(table.header)):
+        if not isinstance(found, tuple):
+            yield found
+        elif has_header:
+            has_header = False
+            yield found[0][1]
+        else:
+            yield table.record(*found, encoding)
+
+
+def _tab_header(head: str) -> tuple[str, ...]:
+    lines = (line for line in re.split(r"\r\n|\n|\r", head) if line)
+    return _named(next(lines, "").split("\t")) if head.strip("\r\n") else ()
+
+
+def _csv_header(head: str) -> tuple[str, ...]:
+    lines = re.findall(r"[^\r\n]*(?:\r\n|\n|\r|$)", head)
+    try:
+        return _named(next(filter(None, csv.reader(lines)), ()))
+    except csv.Error as error:
+        raise WrongFileError(f"no header line ({error})") from None
+
+
+def _named(header: Sequence[str]) -> tuple[str, ...]:
+    """The header with the names that Spark gives to columns without one, `_c0` and on."""
+    return tuple(name or f"_c{place}" for place, name in enumerate(header))
+
+
+def _header(probed: Probe) -> tuple[str, ...]:
+    if not probed.header:
+        raise UnreadableError("no header line")
+    return probed.header
+
+
+TABS = Form(tab_records, header=_tab_header, columns=_header)
+COMMAS = Form(csv_records, header=_csv_header, columns=_header)
+_TAB_SUFFIXES = (".tsv", ".tab")
+
+
+def _has_tabs(file: Path) -> bool:
+    return plain_suffix(file) in _TAB_SUFFIXES
+
+
+def _form(file: Path, head: bytes) -> Form:
+    return TABS if _has_tabs(file) else COMMAS
+
+
+DELIMITED = Format(
+    files=FileNames((".csv", *_TAB_SUFFIXES)),
+    form=_form,
+    rows=_form,
+    # Whether a line end is inside of quotes is known only from the beginning of the file on.
+    splits=_has_tabs,
+    columns=True,
+)

@@ -1,0 +1,259 @@
+"""Docstrings of the installed Python packages: real prose that every machine has.
+
+The source files are parsed, never imported, on the executors; these must see the same
+environment as the driver.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import hashlib
+import inspect
+import logging
+import os
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+from pipelines.corpus.funnel import FILES, ROWS
+from pipelines.corpus.readers.formats import Format
+from pipelines.corpus.readers.inputs import INPUTS, stamp_of
+from pipelines.corpus.readers.spark_rows import raw_rows
+from pipelines.errors import InputError
+from pipelines.settings import CorpusSettings
+
+logger = logging.getLogger(__name__)
+
+_TEST_PART = re.compile(r"(tests?|test_.*|.*_tests?|conftest|idle_test)", re.IGNORECASE)
+_VENDOR_PARTS = {"_vendor", "vendor", "vendored", "_vendored", "_distutils", "externals"}
+_TRIPLE_QUOTE = re.compile(rb"\"\"\"|'''")
+_LEADING_LINES = re.compile(r"\A(?:[ \t]*\n)+")
+# Some hundred times as much is taken by the tree.
+_LARGEST_SOURCE = 8 << 20
+_BLOCKS = (ast.If, ast.Try, ast.With)
+_SOURCES_PER_TASK = 250
+_NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A Python source file.
+
+    Attributes:
+        root: The folder that its packages lie in.
+        path: Relative to the root, with forward slashes.
+    """
+
+    root: str
+    path: str
+
+    @property
+    def package(self) -> str:
+        """Top-level name: what is held out as a whole."""
+        return self.path.partition("/")[0].removesuffix(".py")
+
+
+@dataclass(frozen=True)
+class Docstring:
+    """A docstring.
+
+    Attributes:
+        document: Path of its file and its qualified name, `numpy/lib/x.py::function`.
+        text: As :func:`inspect.cleandoc` has it.
+    """
+
+    document: str
+    text: str
+
+
+def installed_roots() -> list[Path]:
+    """The folders of the running interpreter's packages and of its standard library."""
+    paths = sysconfig.get_paths()
+    names = ("purelib", "platlib", "stdlib")
+    return sorted({Path(paths[name]).resolve() for name in names})
+
+
+def source_files(roots: Iterable[Path]) -> list[SourceFile]:
+    """Every Python file below the roots; a package folder inside another root counts once."""
+    known = {str(root) for root in roots}
+    found = []
+    for root in sorted(known):
+        for parent, folders, names in os.walk(root):
+            folders[:] = [
+                name
+                for name in folders
+                if name not in ("__pycache__", "site-packages", "dist-packages")
+                and str(Path(parent, name)) not in known
+            ]
+            below = Path(parent).relative_to(root).as_posix()
+            prefix = "" if below == "." else f"{below}/"
+            found += [SourceFile(root, prefix + name) for name in names if name.endswith(".py")]
+    return sorted(found, key=lambda file: (file.root, file.path))
+
+
+def file_docstrings(file: SourceFile) -> tuple[list[Docstring], str | None]:
+    """The docstrings of a file, or the reason why there is none. Runs on an executor."""
+    parts = file.path.removesuffix(".py").split("/")
+    if any(_TEST_PART.fullmatch(part) for part in parts):
+        return [], "test code"
+    if _VENDOR_PARTS.intersection(parts[1:]):
+        return [], "copy of another package"
+    source, reason = _source(Path(file.root, file.path))
+    if reason is not None:
+        return [], reason
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return [], "does not parse"
+    found = [Docstring(f"{file.path}::{name}", text) for name, text in _texts(tree)]
+    return found, None if found else "no docstring"
+
+
+def _source(path: Path) -> tuple[bytes, str | None]:
+    """What is in a file, or the reason why it is not parsed."""
+    try:
+        with path.open("rb") as stored:
+            source = stored.read(_LARGEST_SOURCE + 1)
+    except OSError:
+        return b"", "not readable"
+    if len(source) > _LARGEST_SOURCE:
+        return b"", f"longer than {_LARGEST_SOURCE >> 20} MB"
+    # A prefilter that costs nothing beside the parser.
+    return source, None if _TRIPLE_QUOTE.search(source) else "no docstring"
+
+
+def docstring_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Source files in, docstrings out. Runs on an executor.
+
+    Each file also gives one row of the level `source files`, whose reason says why it gave no
+    docstring; so files are counted in the same pass.
+
+    Args:
+        batches: Columns `root` and `path`.
+
+    Returns:
+        Batches of columns `level`, `document`, `unit` (the package), `text` and `reason`.
+    """
+    with _fast_parsing():
+        for batch in batches:
+            pairs = zip(batch["root"].to_pylist(), batch["path"].to_pylist(), strict=True)
+            for root, path in pairs:
+                yield _file_batch(SourceFile(root, path))
+
+
+def _file_batch(file: SourceFile) -> pa.RecordBatch:
+    docstrings, reason = file_docstrings(file)
+    count = len(docstrings)
+    return pa.RecordBatch.from_pydict(
+        {
+            "level": [FILES] + [ROWS] * count,
+            "document": [file.path] + [docstring.document for docstring in docstrings],
+            "unit": [file.package] * (count + 1),
+            "text": [None] + [_valid(docstring.text) for docstring in docstrings],
+            "reason": [reason] + [None] * count,
+        },
+        schema=pa.schema(
+            [(name, pa.string()) for name in ("level", "document", "unit", "text", "reason")]
+        ),
+    )
+
+
+def _valid(text: str) -> str:
+    # A docstring may spell half a surrogate pair, which UTF-8 cannot hold.
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def _texts(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Qualified names and docstrings of a module, its classes, methods and functions, in order."""
+    # A stack of its own: a chain of `elif` is a tree that is deeper than Python's.
+    waiting = [(tree, "")]
+    while waiting:
+        node, prefix = waiting.pop()
+        if isinstance(node, (ast.Module, *_NAMED)):
+            text = ast.get_docstring(node, clean=False)
+            if text and text.strip():
+                # Of the blank lines in front `cleandoc` drops one at a time, and moves all others.
+                yield (
+                    prefix.removesuffix(".") or "<module>",
+                    inspect.cleandoc(_LEADING_LINES.sub("\n", text)),
+                )
+        # What is defined inside a function is nobody's interface.
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for child in reversed(list(ast.iter_child_nodes(node))):
+            if isinstance(child, _NAMED):
+                waiting.append((child, f"{prefix}{child.name}."))
+            elif isinstance(child, _BLOCKS):
+                waiting.append((child, prefix))
+
+
+@contextmanager
+def _fast_parsing() -> Iterator[None]:
+    """Without cyclic collection, which otherwise walks every syntax tree over and over."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+    files = source_files(_source_roots(settings.inputs))
+    if not files:
+        raise InputError(INPUTS, "there is no Python file in it", "name source folders")
+    logger.info("reading the docstrings of %d source files", len(files))
+    tasks = max(1, len(files) // _SOURCES_PER_TASK)
+    listed = session.createDataFrame(
+        [(file.root, file.path) for file in files], "root string, path string"
+    )
+    found = listed.repartition(tasks, "path").mapInArrow(
+        docstring_batches,
+        "level string, document string, unit string, text string, reason string",
+    )
+    own = {name: F.col(name) for name in ("level", "document", "unit", "reason")}
+    file = F.substring_index("document", "::", 1)
+    return raw_rows(found, {**own, "file": file, "text_0": F.col("text")})
+
+
+def _source_roots(inputs: Sequence[str]) -> list[Path]:
+    """The folders that are given; those that packages lie in, not the packages themselves."""
+    roots = []
+    for given in inputs:
+        path = Path(given).expanduser()
+        if not path.is_dir():
+            raise InputError(
+                INPUTS, f"there is no folder `{given}`", "name folders of Python packages"
+            )
+        roots.append(path.resolve())
+    return roots or installed_roots()
+
+
+def _docstrings_fingerprint(inputs: Sequence[str]) -> dict[str, Any]:
+    # Some ten thousand files, of which the names alone would be megabytes.
+    files = source_files(_source_roots(inputs))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(repr(stamp_of(Path(file.root, file.path))).encode())
+    return {"files": len(files), "sha256": digest.hexdigest()}
+
+
+DOCSTRINGS = Format(
+    read=_read_docstrings,
+    fingerprint=_docstrings_fingerprint,
+    pairs=("summary", "adjacent", "single"),
+    large_units=True,
+)

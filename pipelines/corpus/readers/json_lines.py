@@ -1,0 +1,111 @@
+"""JSON lines: an object a line. Runs on executors, over lines of any encoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipelines.corpus.readers.csv_parser import Line, decoded
+from pipelines.corpus.readers.encodings import Encoding
+from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Reading, Wanted
+from pipelines.corpus.readers.records import record_of, said_lines
+from pipelines.corpus.readers.rows import Found, Record, quarantined_record
+from pipelines.corpus.readers.streams import UnreadableError, last_line_end
+
+SUFFIXES = (".jsonl", ".ndjson", ".json")
+NOT_JSON = "not JSON"
+NOT_AN_OBJECT = "not a JSON object"
+
+_KINDS: Mapping[type, str] = {list: "a list", dict: "an object"}
+
+
+def json_records(reading: Reading) -> Iterator[Found]:
+    """A record a line; a line that is no object with plain values in its columns is not read."""
+    for line in said_lines(reading.own, reading.probe.encoding):
+        if isinstance(line, tuple):
+            yield _json_record(line, reading.probe.encoding, reading.wanted)
+        else:
+            yield line
+
+
+def _json_record(line: Line, encoding: Encoding, wanted: Wanted) -> Record:
+    text = decoded(line, encoding)
+    if isinstance(text, Record):
+        return text
+    offset, end, data = line
+    try:
+        fields = parse_object(text)
+        if wanted.as_rows:
+            return Record(offset, end, (text,))
+        values = {name: plain_value(fields, name) for name in wanted.columns.names}
+    except ValueError as error:
+        return quarantined_record(offset, end, data, encoding.codec, str(error))
+    return record_of(offset, end, values, wanted.columns)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The object that a line of JSON is.
+
+    Raises:
+        ValueError: Its message is the reason for the quarantine.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(NOT_JSON) from None
+    if not isinstance(value, dict):
+        raise ValueError(NOT_AN_OBJECT)  # noqa: TRY004 - a value of the data, not of the program
+    return value
+
+
+def plain_value(fields: Mapping[str, Any], name: str) -> str | None:
+    """A column as text, null as None.
+
+    Raises:
+        ValueError: It is not there, or holds several values.
+    """
+    if name not in fields:
+        raise ValueError(f"no column `{name}`")
+    value = fields[name]
+    kind = _KINDS.get(type(value))
+    if kind is not None:
+        raise ValueError(f"column `{name}` holds {kind}")
+    if isinstance(value, str):
+        return _valid(value)
+    return None if value is None else json.dumps(value)
+
+
+def _valid(text: str) -> str:
+    """With U+FFFD for half a surrogate pair, which JSON can spell and UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def shown_columns(probed: Probe) -> tuple[str, ...] | None:
+    """The names in the objects of the first bytes."""
+    # Of a longer file the last line is cut off, and perhaps the only one.
+    seen = probed.head if probed.is_whole else probed.head[: max(last_line_end(probed.head), 0)]
+    lines = [line for line in seen.splitlines() if line.strip()]
+    found: dict[str, None] = {}
+    for line in lines:
+        try:
+            found |= dict.fromkeys(parse_object(line.decode(probed.encoding.codec, "replace")))
+        except ValueError:
+            continue
+    if lines and not found:
+        raise UnreadableError("no JSON object in its first lines")
+    return tuple(found) or None
+
+
+_FORM = Form(json_records, columns=shown_columns)
+
+JSON_LINES = Format(
+    files=FileNames(SUFFIXES),
+    form=lambda file, head: _FORM,
+    rows=lambda file, head: _FORM,
+    columns=True,
+)

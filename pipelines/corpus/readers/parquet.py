@@ -1,0 +1,168 @@
+"""Parquet files, which Spark reads where their footers fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkTypeError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructField, StructType
+
+from pipelines.corpus.funnel import ROWS
+from pipelines.corpus.readers.formats import FileNames, Format
+from pipelines.corpus.readers.inputs import find_files, is_hidden
+from pipelines.corpus.readers.rows import ROW_DDL, ROW_SCHEMA
+from pipelines.corpus.readers.spark_rows import (
+    Names,
+    columns_of,
+    named_columns,
+    nothing_readable,
+    rows_of,
+)
+from pipelines.errors import InputError
+from pipelines.settings import CorpusSettings
+from pipelines.spark.frames import read_path
+
+_FOOTERS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """What the footer of a Parquet file says.
+
+    Attributes:
+        path: Absolute.
+        types: Of all columns, by name.
+        nested: Columns that hold lists, maps or structs.
+        rows: How many; 1 where the footer is not readable.
+        problem: Why it cannot be read, if so.
+    """
+
+    path: Path
+    types: Mapping[str, str]
+    nested: tuple[str, ...] = ()
+    rows: int = 1
+    problem: str | None = None
+
+    def problem_with(self, names: Iterable[str]) -> str | None:
+        """Why the columns of these names cannot be read, if so."""
+        if self.problem is not None:
+            return self.problem
+        missing = next((name for name in names if name not in self.types), None)
+        if missing is not None:
+            return f"no column `{missing}`"
+        nested = next((name for name in names if name in self.nested), None)
+        return nested and f"column `{nested}` holds {self.types[nested]}"
+
+
+def read_footers(files: Sequence[Path]) -> list[ParquetFile]:
+    """The footers of Parquet files; runs on the driver."""
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        return list(pool.map(_footer, files))
+
+
+def _footer(file: Path) -> ParquetFile:
+    if is_hidden(file.name):
+        return ParquetFile(file, {}, problem="a name that Spark passes over")
+    try:
+        metadata = pq.read_metadata(file)
+        schema = metadata.schema.to_arrow_schema()
+    except FileNotFoundError:
+        return ParquetFile(file, {}, problem="vanished")
+    except pa.ArrowInvalid:
+        return ParquetFile(file, {}, problem="not Parquet, or without its end")
+    except OSError as error:
+        return ParquetFile(file, {}, problem=f"not readable ({str(error).splitlines()[0][:120]})")
+    nested = tuple(field.name for field in schema if pa.types.is_nested(field.type))
+    types = {field.name: str(field.type) for field in schema}
+    return ParquetFile(file, types, nested, metadata.num_rows)
+
+
+def read_parquet(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+    """Parquet files, read together only where the types of the wanted columns are equal.
+
+    A file that is damaged or has other columns is a row for the quarantine.
+
+    Raises:
+        InputError: No file can be read.
+    """
+    names = named_columns(settings)
+    footers = read_footers(find_files(settings.inputs, "parquet"))
+    wanted = [name for _, name in names]
+    problems = {footer.path: footer.problem_with(wanted) for footer in footers}
+    good = [footer for footer in footers if problems[footer.path] is None]
+    if not good:
+        raise _no_parquet(footers, names)
+    alike: dict[tuple[str, ...], list[Path]] = {}
+    for footer in good:
+        types = tuple(footer.types[name] for name in wanted)
+        alike.setdefault(types, []).append(footer.path)
+    columns = columns_of(settings)
+    frames = [rows_of(parquet_columns(session, paths, wanted), columns) for paths in alike.values()]
+    lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
+    if lost:
+        frames.append(_quarantined(session, lost))
+    return reduce(DataFrame.unionByName, frames)
+
+
+def parquet_columns(
+    session: SparkSession, paths: Sequence[Path], names: Sequence[str]
+) -> DataFrame:
+    """The named columns of Parquet files of one schema.
+
+    Spark does not look at the others, whose types it may not know (nanoseconds, half floats).
+    """
+    schema = pq.read_schema(paths[0])
+    files = [read_path(path) for path in paths]
+    try:
+        fields = [
+            StructField(name, from_arrow_type(schema.field(name).type))
+            for name in dict.fromkeys(names)
+        ]
+    except PySparkTypeError:
+        # Unsigned numbers, say, which Spark's own reader of footers takes for wider ones.
+        return session.read.parquet(*files)
+    return session.read.schema(StructType(fields)).parquet(*files)
+
+
+def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:
+    known = [footer for footer in footers if footer.problem is None]
+    for key, name in names:
+        if known and all(name in footer.nested for footer in known):
+            kind = known[0].types[name]
+            problem = f"column `{name}` of {known[0].path} holds {kind}"
+            return InputError(key, problem, "name a column of plain values")
+    problem = str(footers[0].problem_with(name for _, name in names))
+    there = [(footer.path, tuple(footer.types)) for footer in known]
+    return nothing_readable((footers[0].path, problem), there, names)
+
+
+def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]]) -> DataFrame:
+    rows = [
+        {
+            "file": str(file.path),
+            "quarantined": problem,
+            "rows": file.rows,
+            "bytes": 0,
+            "level": ROWS,
+        }
+        for file, problem in lost
+    ]
+    return session.createDataFrame(
+        [tuple(row.get(field.name) for field in ROW_SCHEMA) for row in rows], ROW_DDL
+    )
+
+
+PARQUET = Format(
+    # What is in the file is compressed already, and Spark reads no other.
+    files=FileNames((".parquet", ".pq"), may_be_packed=False),
+    read=read_parquet,
+    columns=True,
+)

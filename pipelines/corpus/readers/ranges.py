@@ -1,0 +1,184 @@
+"""What a task reads: ranges of files, each of them by its form and encoding, as raw rows.
+
+Runs on executors, but for :func:`probe`, which the driver asks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.readers.encodings import BinaryError, Encoding, find_encoding, stream_of
+from pipelines.corpus.readers.formats import HEAD_BYTES, Form, Probe, Reading, Wanted
+from pipelines.corpus.readers.rows import Found, Record, quarantined_record, row_batches
+from pipelines.corpus.readers.streams import (
+    Item,
+    UnreadableError,
+    WrongFileError,
+    line_end,
+    read_chunks,
+    whole_lines,
+)
+from pipelines.files.compression import is_compressed
+
+SPLIT_DDL = "file string, start bigint, stop bigint"
+"""A split: the records of a file that begin at byte `start` or after, and before `stop` (null:
+to its end)."""
+
+_SAMPLE_BYTES = 1 << 20
+_SAMPLES = 16
+
+
+def probe(file: Path, wanted: Wanted) -> Probe:
+    """Looks at the first bytes of a file, and for its encoding at some more of it.
+
+    Raises:
+        UnreadableError: It cannot be read, or it is no text.
+    """
+    sample = list(_sample(file))
+    try:
+        encoding = find_encoding(sample)
+    except BinaryError:
+        raise WrongFileError("binary") from None
+    head = sample[0][encoding.mark : HEAD_BYTES] if sample else b""
+    if encoding.is_wide:
+        head = b"".join(stream_of([head], encoding))
+    form = _form_of(file, head, wanted)
+    header = form.header(head.decode(encoding.codec, "replace")) if form.header else ()
+    return Probe(form, encoding, head, header)
+
+
+def _sample(file: Path) -> Iterator[bytes]:
+    """The beginning, and of a long plain file that begins as ASCII some stretches of lines."""
+    head = bytearray()
+    try:
+        for chunk in read_chunks(file):
+            head += chunk
+            if len(head) >= _SAMPLE_BYTES or (len(head) >= HEAD_BYTES and not chunk.isascii()):
+                break
+    except UnreadableError:
+        if not head:
+            raise
+    if head:
+        yield bytes(head)
+    if is_compressed(file) or len(head) < _SAMPLE_BYTES or not head.isascii():
+        return
+    size = file.stat().st_size
+    for place in range(1, _SAMPLES):
+        stretch = next(read_chunks(file, size * place // _SAMPLES, HEAD_BYTES), b"")
+        yield stretch[max(line_end(stretch), 0) :]
+
+
+def _form_of(file: Path, head: bytes, wanted: Wanted) -> Form:
+    known = FORMATS.load(wanted.format)
+    form_of = known.rows if wanted.as_rows else known.form
+    assert form_of is not None, f"{wanted.format} is not read by tasks"
+    return form_of(file, head)
+
+
+def read_splits(batches: Iterable[pa.RecordBatch], *, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """Splits in, raw rows out. Runs on an executor.
+
+    Args:
+        batches: Columns as in :data:`SPLIT_DDL`.
+        wanted: The same for all.
+
+    Returns:
+        Batches of :data:`~pipelines.corpus.readers.rows.ROW_SCHEMA`. What cannot be read is a row
+        too.
+    """
+    return row_batches(_rows(batches, wanted))
+
+
+def _rows(batches: Iterable[pa.RecordBatch], wanted: Wanted) -> Iterator[tuple[str, Record, int]]:
+    for batch in batches:
+        columns = (batch[name].to_pylist() for name in ("file", "start", "stop"))
+        for file, start, stop in zip(*columns, strict=True):
+            yield from _with_sizes(file, records_of(Path(file), start, stop, wanted), start)
+
+
+def records_of(file: Path, start: int, stop: int | None, wanted: Wanted) -> Iterator[Found]:
+    """The records of a split. What cannot be read is a record too, never an error.
+
+    Args:
+        file: Of any encoding and compression.
+        start: First byte of the split.
+        stop: Byte after its last one; None for the end of the file.
+        wanted: Of every file.
+    """
+    try:
+        probed = probe(file, wanted)
+    except UnreadableError as error:
+        # What is wrong with the whole file is said once, whatever the number of its splits.
+        if not (start and isinstance(error, WrongFileError)):
+            yield quarantined_record(start, start, b"", "utf-8", error.reason)
+        return
+    missing = _missing_column(probed, wanted)
+    if missing is not None:
+        if not start:
+            yield quarantined_record(
+                0, 0, probed.head, probed.encoding.codec, f"no column `{missing}`"
+            )
+        return
+    if probed.encoding.is_wide:
+        if start:
+            return
+        stop = None
+    if probed.form.is_flat:
+        start = _aligned(start, wanted.limits.document)
+        stop = None if stop is None else _aligned(stop, wanted.limits.document)
+    if start != stop:
+        items = _items(file, probed.encoding, start, wanted.limits.record)
+        yield from probed.form.records(Reading(items, probed, wanted, start, stop))
+
+
+def _missing_column(probed: Probe, wanted: Wanted) -> str | None:
+    if wanted.as_rows or probed.form.header is None or not probed.head:
+        return None
+    return next((name for name in wanted.columns.names if name not in probed.header), None)
+
+
+def _aligned(place: int, unit: int) -> int:
+    return -(-place // unit) * unit
+
+
+def _items(file: Path, encoding: Encoding, start: int, most: int) -> Iterator[Item]:
+    if start:
+        # From the byte before, which may be the end of a line.
+        return whole_lines(read_chunks(file, start - 1), start - 1, most, is_inside=True)
+    chunks = _without(read_chunks(file), encoding.mark)
+    stream = stream_of(chunks, encoding) if encoding.is_wide else chunks
+    return whole_lines(stream, encoding.mark, most, width=encoding.width)
+
+
+def _without(chunks: Iterable[bytes], mark: int) -> Iterator[bytes]:
+    for chunk in chunks:
+        skipped, mark = min(mark, len(chunk)), max(mark - len(chunk), 0)
+        yield chunk[skipped:] if skipped else chunk
+
+
+def _with_sizes(file: str, found: Iterable[Found], start: int) -> Iterator[tuple[str, Record, int]]:
+    """The file and its records, each with the bytes that it stands for.
+
+    These are its own, those since the record before, and behind it those that belong to none.
+    """
+    before = 0 if start == 0 else -1
+    held: Record | None = None
+    size = 0
+    for one in found:
+        if isinstance(one, int):
+            if held is not None and one > before:
+                size, before = size + one - before, one
+            continue
+        if held is not None:
+            yield file, held, size
+        elif before < 0:
+            before = one.offset
+        held, size = one, 0
+        if one.end > before:
+            size, before = one.end - before, one.end
+    if held is not None:
+        yield file, held, size

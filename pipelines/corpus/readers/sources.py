@@ -1,0 +1,243 @@
+"""The inputs of any format as a Spark DataFrame of raw rows of one shape; runs on the driver.
+
+Files of text are read by Python on the executors, a range of a file or several files a task
+(:mod:`pipelines.corpus.readers.ranges`); Parquet and tables by Spark
+(:mod:`pipelines.corpus.readers.parquet`, :mod:`pipelines.corpus.readers.tables`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+from pyspark import RDD
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+from pipelines.corpus.readers import FORMATS, parquet
+from pipelines.corpus.readers.formats import Columns, Limits, Wanted
+from pipelines.corpus.readers.inputs import (
+    COLUMNS,
+    INPUTS,
+    find_files,
+    format_of,
+    stamp_of,
+    suffixes_of,
+)
+from pipelines.corpus.readers.ranges import SPLIT_DDL, probe, read_splits
+from pipelines.corpus.readers.rows import ROW_DDL
+from pipelines.corpus.readers.spark_rows import (
+    Names,
+    columns_of,
+    named_columns,
+    nothing_readable,
+    text_of,
+)
+from pipelines.corpus.readers.streams import UnreadableError
+from pipelines.corpus.readers.tasks import pack, split_file
+from pipelines.errors import InputError
+from pipelines.settings import CorpusSettings
+
+logger = logging.getLogger(__name__)
+
+
+def read_rows(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+    """The raw rows of `corpus.inputs`; see :data:`~pipelines.corpus.readers.rows.ROW_SCHEMA`.
+
+    Only first bytes and footers are read yet. What cannot be read later is a row with its reason
+    in `quarantined`.
+
+    Raises:
+        InputError: An input or a column is not there, no file can be read, or the settings do not
+            fit the format.
+    """
+    _check_settings(settings)
+    read = FORMATS.load(settings.format).read or _read_files
+    return read(session, settings)
+
+
+def _check_settings(settings: CorpusSettings) -> None:
+    if settings.score_column is not None and settings.pairs != "columns":
+        raise InputError(
+            "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "leave it out"
+        )
+    known = FORMATS.load(settings.format)
+    inputs = f"{settings.format} files" if known.files else settings.format
+    if known.pairs is not None and settings.pairs not in known.pairs:
+        *others, last = known.pairs
+        remedy = f"{', '.join(others)} or {last}, or another corpus.format"
+        raise InputError("corpus.pairs", f"{inputs} cannot give `{settings.pairs}`", remedy)
+    if not known.columns and settings.group_column:
+        raise InputError("corpus.group_column", f"{inputs} have no columns", "leave it out")
+
+
+def _read_files(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+    files = find_files(settings.inputs, settings.format)
+    limits = Limits(record=settings.max_record_megabytes << 20)
+    if FORMATS.load(settings.format).columns:
+        names = list(named_columns(settings))
+        wanted = Wanted(settings.format, columns_of(settings), limits)
+    else:
+        wanted, names = Wanted(settings.format, Columns(("text",)), limits), []
+    _check_some_readable(files, wanted, names)
+    return _read(session, files, wanted)
+
+
+def _read(session: SparkSession, files: Sequence[Path], wanted: Wanted) -> DataFrame:
+    return session.createDataFrame(
+        planned_splits(session, files, wanted.format), SPLIT_DDL
+    ).mapInArrow(partial(read_splits, wanted=wanted), ROW_DDL)
+
+
+def planned_splits(
+    session: SparkSession, files: Sequence[Path], kind: str
+) -> RDD[tuple[str, int, int | None]]:
+    """The splits of files of a format, in their order; a partition is what a task reads."""
+    splits = [split for file in files for split in split_file(file, kind)]
+    tasks = pack(splits, session.sparkContext.defaultParallelism)
+    logger.info("reading %d files in %d tasks", len(files), len(tasks))
+    planned = [[(split.file, split.start, split.stop) for split in task] for task in tasks]
+    # Slices of a list of tasks, because a DataFrame has no say in what its partitions hold.
+    return session.sparkContext.parallelize(planned, len(planned)).flatMap(list)
+
+
+def _check_some_readable(
+    files: Iterable[Path], wanted: Wanted, names: Names, key: str = INPUTS
+) -> None:
+    """Looks at first bytes until one file can be read.
+
+    Raises:
+        InputError: None can.
+    """
+    first: tuple[Path, str] | None = None
+    known: list[tuple[Path, Sequence[str]]] = []
+    for file in files:
+        try:
+            columns = shown_columns(file, wanted)
+        except UnreadableError as error:
+            first = first or (file, error.reason)
+            continue
+        missing = [name for _, name in names if columns is not None and name not in columns]
+        if not missing:
+            return
+        first = first or (file, f"no column `{missing[0]}`")
+        known.append((file, columns or ()))
+    if first is not None:
+        raise nothing_readable(first, known, names, key)
+
+
+def shown_columns(file: Path, wanted: Wanted) -> tuple[str, ...] | None:
+    """The columns that the first bytes of a file show; None where they cannot tell.
+
+    Raises:
+        UnreadableError: There should be some, and there are none, or it cannot be read.
+    """
+    probed = probe(file, wanted)
+    return probed.form.columns(probed) if probed.form.columns else None
+
+
+def texts_of(
+    session: SparkSession, inputs: Sequence[str], columns: Sequence[str], key: str
+) -> DataFrame:
+    """The texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
+
+    Args:
+        session: Reads the files that are not Parquet once, to be sure that all of them can be.
+        inputs: Files, folders or globs.
+        columns: Those that a file has are taken; it has one at least.
+        key: The setting of the inputs; that of the columns is `<key>_columns`.
+
+    Raises:
+        InputError: Something of it cannot be read.
+    """
+    texts = [
+        frame
+        for file in find_files(inputs, COLUMNS, key)
+        for frame in _texts_of_file(session, file, columns, key)
+    ]
+    return reduce(DataFrame.unionByName, texts).where("text is not null")
+
+
+def _texts_of_file(
+    session: SparkSession, file: Path, columns: Sequence[str], key: str
+) -> Iterator[DataFrame]:
+    kind, there = columns_in(file, key)
+    wanted = [name for name in columns if name in there]
+    if not wanted:
+        missing = " or ".join(f"`{name}`" for name in columns)
+        remedy = f"it has {', '.join(there)}" if there else "name files that hold text"
+        raise InputError(f"{key}_columns", f"{file} has no column {missing}", remedy)
+    for name in wanted:
+        if FORMATS.load(kind).form is None:
+            frame = parquet.parquet_columns(session, [file], [name])
+            yield frame.select(text_of(name).alias("text"))
+        else:
+            rows = _read(session, [file], Wanted(kind, Columns((name,))))
+            _check_all_read(rows, key)
+            yield rows.select(F.col("text_0").alias("text"))
+
+
+def columns_in(file: Path, key: str) -> tuple[str, tuple[str, ...]]:
+    """The format of a file with columns and their names, in CSV and JSON of its first row.
+
+    Args:
+        file: Its name tells the format.
+        key: The setting that names it.
+
+    Raises:
+        InputError: It says no format, or cannot be read.
+    """
+    kind = format_of(file)
+    if kind is None:
+        remedy = f"its name must end in {suffixes_of(COLUMNS)}"
+        raise InputError(key, f"{file} says no format", remedy)
+    if FORMATS.load(kind).form is None:
+        (footer,) = parquet.read_footers([file])
+        problem, there = footer.problem, tuple(footer.types)
+    else:
+        problem, there = _first_columns_of(file, Wanted(kind, Columns(())))
+    if problem is not None:
+        raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
+    return kind, there
+
+
+def _first_columns_of(file: Path, wanted: Wanted) -> tuple[str | None, tuple[str, ...]]:
+    try:
+        return None, tuple(shown_columns(file, wanted) or ())
+    except UnreadableError as error:
+        return error.reason, ()
+
+
+def _check_all_read(rows: DataFrame, key: str) -> None:
+    first = rows.where("quarantined is not null").orderBy("offset").first()
+    if first is not None:
+        place = f"{first['file']} at byte {first['offset']}"
+        raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "mend it")
+
+
+def input_fingerprint(settings: CorpusSettings) -> dict[str, Any] | None:
+    """What changes when the inputs do, as JSON: sizes and times of files, versions of tables.
+
+    Returns:
+        None where no version can be known, of tables that have a name only.
+
+    Raises:
+        InputError: An input is not there.
+    """
+    fingerprint = FORMATS.load(settings.format).fingerprint
+    told = (
+        {"files": _stamps(find_files(settings.inputs, settings.format))}
+        if fingerprint is None
+        else fingerprint(settings.inputs)
+    )
+    if told is None or not settings.exclude:
+        return told
+    excluded = find_files(settings.exclude, COLUMNS, "corpus.exclude")
+    return {**told, "exclude": _stamps(excluded)}
+
+
+def _stamps(files: Iterable[Path]) -> list[list[str | int]]:
+    return [stamp_of(file) for file in files]

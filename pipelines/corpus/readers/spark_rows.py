@@ -1,0 +1,114 @@
+"""Raw rows out of what Spark reads, and the columns that the settings want. On the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+from pipelines.corpus.funnel import ROWS
+from pipelines.corpus.readers.formats import Columns
+from pipelines.corpus.readers.inputs import INPUTS
+from pipelines.corpus.readers.rows import ROW_SCHEMA
+from pipelines.errors import InputError
+from pipelines.settings import CorpusSettings
+
+Names = Sequence[tuple[str, str]]
+"""Settings that name a column, each with the name."""
+
+
+def columns_of(settings: CorpusSettings) -> Columns:
+    """The columns that the settings want of formats that have some."""
+    texts: Mapping[str, tuple[str, ...]] = {
+        "columns": settings.pair_columns,
+        "triplets": settings.triplet_columns,
+    }
+    return Columns(
+        texts.get(settings.pairs, (settings.text_column,)),
+        settings.title_column if settings.pairs == "title" else None,
+        settings.score_column,
+        settings.group_column,
+    )
+
+
+def named_columns(settings: CorpusSettings) -> Names:
+    """The settings that name a wanted column, and the names."""
+    keys = {"columns": "corpus.pair_columns", "triplets": "corpus.triplet_columns"}
+    columns = columns_of(settings)
+    texts = keys.get(settings.pairs, "corpus.text_column")
+    others = (
+        ("corpus.title_column", columns.title),
+        ("corpus.group_column", columns.group),
+        ("corpus.score_column", columns.score),
+    )
+    return [(texts, name) for name in columns.texts] + [
+        (key, name) for key, name in others if name is not None
+    ]
+
+
+def nothing_readable(
+    first: tuple[Path, str],
+    known: Sequence[tuple[Path, Sequence[str]]],
+    names: Names,
+    key: str = INPUTS,
+) -> InputError:
+    """The error for inputs of which no file can be read.
+
+    Args:
+        first: The first file, and why it cannot be read.
+        known: The files whose columns are known, with these.
+        names: What is wanted.
+        key: The setting of the inputs.
+    """
+    for setting, name in names:
+        if known and not any(name in columns for _, columns in known):
+            file, columns = known[0]
+            return InputError(
+                setting, f"{file} has no column `{name}`", f"it has {listed(columns)}"
+            )
+    return InputError(key, f"{first[0]} cannot be read ({first[1]})", "mend it, or name others")
+
+
+def listed(columns: Iterable[str]) -> str:
+    """Names of columns, for a remedy."""
+    return ", ".join(columns)
+
+
+def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    """Raw rows of :data:`.rows.ROW_SCHEMA`; columns that are not given are null.
+
+    Unless given, `bytes` are those of the texts.
+    """
+    texts = [columns[name] for name in ("text_0", "text_1", "text_2") if name in columns]
+    sizes = (F.coalesce(F.octet_length(text), F.lit(0)) for text in texts)
+    defaults = {"rows": F.lit(1), "level": F.lit(ROWS), "bytes": reduce(Column.__add__, sizes)}
+    given = {**defaults, **columns}
+    return frame.select(
+        *(
+            given.get(field.name, F.lit(None))
+            .cast("bigint" if field.type == pa.int64() else "string")
+            .alias(field.name)
+            for field in ROW_SCHEMA
+        )
+    )
+
+
+def text_of(name: str) -> Column:
+    """A column as text, with U+FFFD for what is no UTF-8: Spark passes such bytes on as they are.
+
+    The name is quoted, because a dot in it would mean a field of a struct.
+    """
+    column = F.col("`" + name.replace("`", "``") + "`")
+    return F.decode(column.cast("string").cast("binary"), "UTF-8")
+
+
+def rows_of(frame: DataFrame, columns: Columns) -> DataFrame:
+    """Raw rows of the wanted columns."""
+    wanted = {f"text_{side}": name for side, name in enumerate(columns.texts)}
+    others = {"title": columns.title, "score": columns.score, "group": columns.group}
+    wanted |= {name: column for name, column in others.items() if column is not None}
+    return raw_rows(frame, {name: text_of(column) for name, column in wanted.items()})

@@ -1,0 +1,116 @@
+"""Units that are whole rows: as they are, a summary and its paragraph, a title and its paragraph.
+
+Runs on executors. A raw row gives one row of :data:`.unit_schema.SCHEMA`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from pipelines.corpus.cleaning.paragraphs import split_paragraphs
+from pipelines.corpus.cleaning.prose import NO_PROSE, summary_pair
+from pipelines.corpus.cleaning.rules import (
+    OTHER_LANGUAGE,
+    TEXT_RULES,
+    TOO_SHORT,
+    clean,
+    clean_lines,
+    single_spaces,
+    text_reasons,
+)
+from pipelines.corpus.unit_schema import SIDES, hash_of, sampled_language, unit_batch
+from pipelines.settings import CorpusSettings
+
+NO_TITLE = "no title"
+NOT_FIRST = "not the beginning of a document"
+
+_RULES_OF_TITLES = {
+    name: rule for name, rule in TEXT_RULES.items() if name not in (OTHER_LANGUAGE, TOO_SHORT)
+}
+_SIDES = {"single": 1, "group": 1, "columns": 2, "triplets": 3}
+
+
+def row_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
+    """A row's texts as they are."""
+    sides = [clean(batch[f"text_{side}"]) for side in range(_SIDES[settings.pairs])]
+    yield _judged(batch, dict(zip(SIDES, sides, strict=False)), settings)
+
+
+def summary_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
+    """A text's first sentence, and the prose that follows it."""
+    # Null and blank texts are left to the rules for texts, which name them.
+    pairs = [
+        (text, text, None) if text is None or not text.strip() else _summary(text)
+        for text in clean_lines(batch["text_0"]).to_pylist()
+    ]
+    yield _judged(batch, _two_sides(pairs), settings)
+
+
+def _summary(text: str) -> tuple[str | None, str | None, str | None]:
+    pair = summary_pair(text)
+    return pair.sentence, pair.paragraph, pair.reason
+
+
+def title_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
+    """A document's title, and its first paragraph of prose."""
+    titles = clean(batch["title"]).to_pylist()
+    texts = clean_lines(batch["text_0"]).to_pylist()
+    places = batch["place"].to_pylist()
+    pairs = [_title(*row) for row in zip(titles, texts, places, strict=True)]
+    columns = _two_sides(pairs)
+    columns["reason"] = text_reasons(
+        columns["reason"], [columns["anchor"]], settings, _RULES_OF_TITLES
+    )
+    yield _judged(batch, columns, settings, judged=("positive",))
+
+
+def _title(
+    title: str | None, text: str | None, place: int | None
+) -> tuple[str | None, str | None, str | None]:
+    if place:
+        return None, None, NOT_FIRST
+    if not title:
+        return None, None, NO_TITLE
+    for paragraph in split_paragraphs(text or "", title):
+        if paragraph.reason is None:
+            return title, paragraph.text, None
+    return title, None, NO_PROSE
+
+
+def _two_sides(pairs: list[tuple[str | None, str | None, str | None]]) -> dict[str, pa.Array]:
+    anchors, positives, reasons = zip(*pairs, strict=True)
+    return {
+        "anchor": single_spaces(pa.array(anchors, pa.string())),
+        "positive": single_spaces(pa.array(positives, pa.string())),
+        "reason": pa.array(reasons, pa.string()),
+    }
+
+
+def _judged(
+    batch: pa.RecordBatch,
+    columns: dict[str, pa.Array],
+    settings: CorpusSettings,
+    judged: Sequence[str] = SIDES,
+) -> pa.RecordBatch:
+    """One text row a raw row, with the first reason that drops it."""
+    sides = [columns[side] for side in judged if side in columns]
+    reasons = columns.pop("reason", batch["reason"])
+    carried = ("level", "score", "group", "rows", "bytes")
+    units = pa.compute.coalesce(batch["unit"], batch["document"]).to_pylist()
+    return unit_batch(
+        batch.num_rows,
+        {
+            **{name: batch[name] for name in carried},
+            **columns,
+            "unit": pa.array([name and hash_of(name) for name in units], pa.int64()),
+            "language": _languages(sides[0]),
+            "reason": text_reasons(reasons, sides, settings),
+        },
+    )
+
+
+def _languages(texts: pa.Array) -> pa.Array:
+    found = [sampled_language(text) if text else None for text in texts.to_pylist()]
+    return pa.array(found, pa.string())

@@ -1,0 +1,58 @@
+"""The rows that units are, and what both kinds of units have in common. Runs on executors."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from pipelines.corpus.cleaning.languages import identify, is_installed
+
+SIDES = ("anchor", "positive", "negative")
+SCHEMA = pa.schema(
+    [
+        ("level", pa.string()),
+        ("file", pa.string()),
+        ("offset", pa.int64()),
+        ("anchor", pa.string()),
+        ("positive", pa.string()),
+        ("negative", pa.string()),
+        ("score", pa.string()),
+        ("group", pa.string()),
+        ("unit", pa.int64()),
+        ("run", pa.int64()),
+        ("place", pa.int64()),
+        ("language", pa.string()),
+        ("reason", pa.string()),
+        ("quarantined", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
+"""`file` and `offset` only of what is quarantined; a text has its `place` in its `run`. `unit` and
+`run` are hashes, since names as long as paths would cost more than the texts."""
+
+# One paragraph in so many is asked for its language where only the report wants to know.
+_SAMPLED = 16
+_SPARK_SEED = 42
+
+
+def hash_of(name: str) -> int:
+    """The signed 64-bit hash that Spark's `xxhash64` gives for a string."""
+    digest: int = xxhash.xxh64_intdigest(name.encode(), seed=_SPARK_SEED)
+    return digest - (1 << 64) if digest >= 1 << 63 else digest
+
+
+def unit_batch(rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """A batch of :data:`SCHEMA`; columns that are not given are null."""
+    arrays = [columns.get(name, pa.nulls(rows, SCHEMA.field(name).type)) for name in SCHEMA.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def sampled_language(text: str) -> str | None:
+    """The language of a text, of one text in so many; for the report."""
+    asked = zlib.crc32(text.encode()) % _SAMPLED == 0 and is_installed()
+    return identify(text) if asked else None

@@ -1,0 +1,109 @@
+"""dllib as an engine: what it requires before it starts. Runs on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from pipelines.engines.base import Mode, OnMetrics
+from pipelines.engines.bigdl.jars import check_class_paths, class_paths, jars
+from pipelines.engines.bigdl.memory import check_memory, needed_memory
+from pipelines.engines.conf import LASTING_WORKERS
+from pipelines.engines.spark_engine import SparkEngine
+from pipelines.errors import InputError
+from pipelines.losses.loss import spans_steps
+from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.settings import Config
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipelines.engines.bigdl.step_recorder import OnStep
+
+
+class DllibEngine(SparkEngine):
+    """Engine `bigdl` where dllib computes; see :class:`pipelines.engines.bigdl.engine`.
+
+    Args:
+        on_step: Called with dllib's times of each step.
+    """
+
+    name = "bigdl"
+    modes: ClassVar = {
+        "sync": Mode(
+            guarantee="The loss curve of `local` on any number of workers; with dllib and"
+            " `training.compression: fp16` to about 2 %.",
+            choose_when="No Python training process may run on the executors, or no port but"
+            " Spark's own may be opened (dllib).",
+            needs="`training.framework: bigdl` (dllib): BigDL's jars on"
+            " `spark.driver.extraClassPath` and `spark.executor.extraClassPath`, which a session"
+            " that is started here has; and for the weights, the gradients and the activations"
+            " `spark.executor.memory`, of which too little is refused with what is needed;"
+            " `spark.speculation` and `spark.dynamicAllocation.enabled` false. No ports but"
+            " Spark's own.",
+        )
+    }
+    frameworks = ("bigdl",)
+    options = ("compression",)
+    rules = LASTING_WORKERS
+
+    def __init__(self, on_step: OnStep = lambda times: None) -> None:
+        self._on_step = on_step
+
+    @override
+    def session_conf(self, config: Config, conf: Mapping[str, str]) -> Mapping[str, str]:
+        return class_paths(conf)
+
+    @override
+    def extra_submit_conf(self, config: Config) -> Mapping[str, str]:
+        # Spark carries them to the executors; a class path would have to be there already.
+        return {"spark.jars": ",".join(map(str, jars())), **needed_memory(config)}
+
+    @override
+    def check_settings(self, config: Config) -> None:
+        training = config.training
+        refused: tuple[tuple[bool, str, str, str], ...] = (
+            (
+                training.precision == "bf16",
+                "training.precision",
+                "dllib computes in fp32",
+                "set fp32",
+            ),
+            (training.dropout > 0, "training.dropout", "framework bigdl has none", "set it to 0"),
+            (
+                spans_steps(config.objective),
+                "objective.negatives",
+                "framework bigdl sees one granule at a time",
+                "set it to granule",
+            ),
+        )
+        for is_asked, key, problem, remedy in refused:
+            if is_asked:
+                raise InputError(key, problem, remedy)
+
+    @override
+    def check_cluster(self, session: SparkSession, config: Config) -> None:
+        conf = dict(session.sparkContext.getConf().getAll())
+        check_class_paths(conf, on_driver=_finds_dllib(session))
+        super().check_cluster(session, config)
+        check_memory(session, config)
+
+    @override
+    def train_on(
+        self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
+    ) -> TrainingOutcome:
+        # Imports BigDL's Python package.
+        from pipelines.engines.bigdl.dllib import train_with_dllib
+
+        return train_with_dllib(session, run, on_metrics, self._on_step)
+
+
+def _finds_dllib(session: SparkSession) -> bool:
+    """Whether the driver's JVM has dllib on its class path."""
+    from py4j.java_gateway import JavaClass
+
+    jvm: Any = session.sparkContext._jvm
+    dllib = jvm.com.intel.analytics.bigdl.dllib
+    return isinstance(dllib.optim.DistriOptimizer, JavaClass)

@@ -1,0 +1,104 @@
+"""What the driver sees of dllib: the progress of its steps, and where its workers are."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import EngineError, WorkerLostError
+from pipelines.lanes.plan import first_lane
+from pipelines.settings import TrainingSettings
+from pipelines.spark.errors import spark_cause
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+# Where dllib keeps each worker's copy of the model.
+_MODELS = "Thread Model RDD"
+CHECK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A step as dllib reports it.
+
+    Attributes:
+        steps: Made in this part, with this one.
+        loss: Of this step.
+        seconds: Since the part's optimiser was made, at the end of the step.
+        computing: Seconds of forward and backward passes, on average over the workers.
+    """
+
+    steps: int
+    loss: float
+    seconds: float
+    computing: float
+
+
+def parse_progress(lines: str) -> list[StepTimes]:
+    """Reads the report of the class `Progress` of :mod:`pipelines.jvm`."""
+    rows = (line.split() for line in lines.splitlines())
+    return [StepTimes(int(steps), *map(float, rest)) for steps, *rest in rows]
+
+
+@dataclass
+class WorkerLocations:
+    """Which executor each worker is on, and whether it is still there.
+
+    Attributes:
+        classes: The package of :mod:`pipelines.jvm`.
+        known: Host and port of each worker's executor; empty until all are known.
+    """
+
+    context: SparkContext
+    classes: Any
+    training: TrainingSettings
+    known: Sequence[str] = field(default=())
+    _checked: float = 0.0
+
+    def find(self) -> None:
+        """Asks Spark where the workers are; they have begun."""
+        locations = self.classes.Runs.locations(self.context._jsc, _MODELS, self.training.workers)
+        self.known = locations.split("\n")[: self.training.workers]
+
+    def check(self) -> None:
+        """Checks, at most once a second, that the workers' executors are there.
+
+        Raises:
+            WorkerLostError: One is not.
+        """
+        now = time.monotonic()
+        if not self.known or now - self._checked < CHECK_SECONDS:
+            return
+        self._checked = now
+        if not all(self.known):
+            self.find()
+        there = self.context._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ").split()
+        for rank, place in enumerate(self.known):
+            if place and place not in there:
+                raise WorkerLostError(
+                    "bigdl", "its executor is gone", began=True, **self.place(rank)
+                )
+
+    def place(self, rank: int) -> dict[str, Any]:
+        """Rank, host and lane of a worker, for errors."""
+        host = self.known[rank].partition(":")[0] if rank < len(self.known) else None
+        lane = first_lane(rank, self.training.workers, self.training.granules_per_step)
+        return {"rank": rank, "host": host or None, "lane": lane}
+
+    def error(self, error: Exception) -> EngineError:
+        """What an error of a Spark job means."""
+        text = str(error)
+        # An error of reading lanes names its worker itself.
+        if said := re.search(r"engine bigdl, rank (\d+), host (\S+), lane (\d+): (.*)", text):
+            rank, host, lane, cause = said.groups()
+            return EngineError("bigdl", cause, rank=int(rank), host=host, lane=int(lane))
+        cause = f"the Spark job failed ({spark_cause(error)})"
+        # Tasks have the numbers of the workers.
+        if lost := re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) exec", text):
+            place = self.place(int(lost[1])) | {"host": lost[2]}
+            return EngineError("bigdl", cause, **place)
+        return EngineError("bigdl", cause)

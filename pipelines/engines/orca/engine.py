@@ -1,0 +1,63 @@
+"""Orca's Estimator as an engine: PyTorch on executors. Runs on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pipelines.engines.base import Mode
+from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
+from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
+from pipelines.errors import InputError
+from pipelines.quiet import quiet_import
+from pipelines.runs.run import WorkerTask
+from pipelines.settings import Config
+
+NO_GPUS = ConfRule(
+    key=GPU_AMOUNT,
+    value="0",
+    most=0,
+    why="computes on CPUs, and would keep GPUs from others (engine torch uses them)",
+)
+
+
+class OrcaEngine(SparkJobEngine):
+    """Engine `bigdl` where PyTorch computes; see :class:`pipelines.engines.bigdl.engine`."""
+
+    # Orca is a part of BigDL, and is chosen by the framework.
+    name = "bigdl"
+    modes: ClassVar = {
+        "sync": Mode(
+            guarantee="The loss curve of `local` on any number of workers.",
+            choose_when="The cluster runs BigDL, and PyTorch is to compute on its CPUs (Orca).",
+            needs="`training.framework: torch` (Orca): as many task slots at once as workers (cores"
+            " of the executors / `spark.task.cpus`), `spark.speculation` and"
+            " `spark.dynamicAllocation.enabled` false; no jars and no GPUs. A network that only"
+            " the cluster can reach: the store on the driver at which the workers meet, and the"
+            " connections by which they exchange gradients, are unauthenticated.",
+        )
+    }
+    frameworks = ("torch",)
+    libraries = ("torch", "bigdl", "bigdl.orca")
+    rules = (*LASTING_WORKERS, NO_GPUS)
+    job_name = "Orca's fit"
+
+    @override
+    def check_settings(self, config: Config) -> None:
+        if config.training.compression != "none":
+            raise InputError(
+                "training.compression", "PyTorch's gradients travel as they are", "leave it none"
+            )
+
+    @override
+    def python_worker_role(self, config: Config) -> str:
+        return f"{self.name}-orca"
+
+    @override
+    def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
+        with quiet_import():
+            from pipelines.engines.orca.estimator import MonitoredEstimator
+
+        return MonitoredEstimator(task, driver.host, driver.bind).fit

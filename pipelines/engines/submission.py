@@ -1,0 +1,47 @@
+"""The Spark conf that spark-submit is to be given for a run, ready to paste."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from pipelines.engines.base import Engine
+from pipelines.settings import Config
+
+
+def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
+    """What spark-submit is to be given for a run; empty for an engine that needs no Spark.
+
+    What the configuration itself sets of Spark's conf wins.
+    """
+    if not engine.needs_spark:
+        return {}
+    threads, executors = config.training.threads, engine.executors(config)
+    conf = {
+        # YARN and Kubernetes count executors, a standalone cluster their cores.
+        "spark.executor.instances": str(executors),
+        "spark.cores.max": str(executors * threads),
+        "spark.executor.cores": str(threads),
+        # So that an executor runs one task at a time, which all its cores are for.
+        "spark.task.cpus": str(threads),
+    }
+    # Amounts, and rules that the user may switch off, depend on the cluster.
+    strict = (rule for rule in engine.conf_rules(config) if rule.most is None and not rule.unless)
+    conf |= {rule.key: rule.value for rule in strict}
+    conf |= engine.extra_submit_conf(config)
+    return conf | {f"spark.{key}": value for key, value in config.spark.items() if key != "master"}
+
+
+def conf_lines(conf: Mapping[str, str], *, as_file: bool) -> Iterator[str]:
+    """A Spark conf, ready to paste.
+
+    Args:
+        conf: By whole key.
+        as_file: For ``spark-defaults.conf``; otherwise as arguments of spark-submit.
+    """
+    width = max(map(len, conf), default=0)
+    for key, value in conf.items():
+        if as_file:
+            yield f"{key.ljust(width)}  {value}"
+        else:
+            yield f"--conf {shlex.quote(f'{key}={value}')} \\"

@@ -1,0 +1,108 @@
+"""What an evaluation is, and what is known of the figures that it gives.
+
+An evaluation is measured twice: by Spark, for start and trained model, and by one process without
+Spark, for checkpoints while executors are busy with training. Everything that lists, names, checks,
+measures, compares or shows evaluations goes through the registry of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import pyarrow as pa
+
+from pipelines.evaluation import EVALUATIONS
+from pipelines.evaluation.embedder import EmbedderLoader
+from pipelines.settings import Config
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pipelines.evaluation.retrieval import Retrieved
+
+BATCH_ROWS = 1024
+"""Rows of a snapshot that are read at a time."""
+
+Tables: TypeAlias = "Mapping[str, DataFrame]"
+"""What an evaluation measures on, by the names that it gives its tables."""
+
+SnapshotTables: TypeAlias = Callable[[str], Iterator[pa.RecordBatch]]
+"""The rows of a table that was written for a process without Spark, by its name."""
+
+OnRetrieved: TypeAlias = "Callable[[Retrieved], None]"
+"""Takes what was found, which says more than the figures: margins and samples follow from it."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of an evaluation.
+
+    Attributes:
+        name: In ``metrics.json``.
+        label: For people.
+        better: Where a better model has it; None for what says nothing of quality.
+        is_count: It says on how much was measured.
+    """
+
+    name: str
+    label: str
+    better: Literal["higher", "lower"] | None = "higher"
+    is_count: bool = False
+
+    @classmethod
+    def count(cls, name: str) -> Figure:
+        """On how much was measured, such as the number of pairs."""
+        return cls(name, name, better=None, is_count=True)
+
+
+def _unchanged(tables: Tables) -> Tables:
+    return tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A way to measure a model.
+
+    Attributes:
+        name: In the registry.
+        part: What the progress bar shows while it goes on.
+        figures: What it gives, in the order in which they are shown.
+        sets: The files or folders to measure on that the settings name; none where it is off.
+        short_name: What a set is called in ``metrics.json``, unless another has that name too. A
+            set of held-out pairs has the name of the evaluation.
+        check: Looks at a set as far as that can be done without Spark; raises InputError.
+        read: Reads and checks a set; raises InputError.
+        measure: Measures on the tables that `read` gives, by Spark.
+        snapshot: Makes of these tables the smaller ones that `measure_snapshot` needs.
+        measure_snapshot: The same figures on a snapshot, in this process.
+        held_out: It measures on the pairs that the preparation holds out, which are not there
+            before.
+    """
+
+    name: str
+    part: str
+    figures: Sequence[Figure]
+    sets: Callable[[Config], Sequence[str]]
+    short_name: Callable[[str], str] = str
+    check: Callable[[Config, str], None] = lambda config, given: None
+    read: Callable[[SparkSession, Config, str], Tables]
+    measure: Callable[[Tables, EmbedderLoader, OnRetrieved], dict[str, float]]
+    snapshot: Callable[[Tables], Tables] = _unchanged
+    measure_snapshot: Callable[[SnapshotTables, EmbedderLoader], dict[str, float]]
+    held_out: bool = False
+
+
+def figure_named(name: str) -> Figure:
+    """What is known of a figure by its name in ``metrics.json``.
+
+    A run folder may hold figures that no evaluation of this release gives; of those more is taken
+    for better.
+    """
+    for evaluation in map(EVALUATIONS.load, EVALUATIONS):
+        for figure in evaluation.figures:
+            if figure.name == name:
+                return figure
+    words = name.replace("_", " ")
+    return Figure(name, words[:1].upper() + words[1:])

@@ -1,0 +1,195 @@
+"""Measures checkpoints while training goes on, without taking part in it.
+
+The workers write checkpoints to the run folder anyway. A thread of the driver sees them there, and
+has one after the other measured by a process of its own, which runs
+:mod:`pipelines.evaluation.measure_checkpoint`. Executors, engine and workers have no part in it:
+the loss curve is the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.evaluation.snapshot import Snapshot, write_snapshots
+from pipelines.files.run_folder import RunFolder
+from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
+from pipelines.runs.evaluations import add_evaluations, forget_evaluations
+from pipelines.runs.run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+MEASURE_SECONDS = 1800.0
+"""Deadline for the evaluation of one checkpoint."""
+KILL_SECONDS = 5.0
+"""How long a process that was killed may take to end."""
+FINISH_SECONDS = 300.0
+"""How long the end of a training waits for checkpoints that are not measured yet."""
+
+Figures = dict[str, dict[str, float]]
+OnFigures = Callable[[int, Figures], None]
+
+
+class CheckpointEvaluation:
+    """Measures every so many-th checkpoint of a run; a context manager on the driver.
+
+    The last checkpoint is left to the `evaluate` job. A checkpoint that is deleted before its turn
+    is left out.
+
+    Args:
+        snapshots: What is measured on; nothing is measured if there are none.
+        run: The run, with ``evaluation.every_checkpoints`` above 0 if there are some.
+        tokenizer: Folder of the tokenizer.
+        on_figures: Called with the step and the figures, on a thread.
+    """
+
+    def __init__(
+        self,
+        snapshots: Sequence[Snapshot],
+        run: TrainingRun,
+        tokenizer: Path,
+        on_figures: OnFigures = lambda step, figures: None,
+    ) -> None:
+        self._measured_on = snapshots
+        self._run = run
+        self._tokenizer = tokenizer
+        self._on_figures = on_figures
+        self._folder = RunFolder(run.run_folder).snapshots
+        self._seen = run.first_step
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ending = threading.Event()
+        self._aborted = threading.Event()
+        self._starting = threading.Lock()
+        self._has_warned = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> CheckpointEvaluation:
+        forget_evaluations(self._run.run_folder, self._run.first_step)
+        if self._measured_on:
+            write_snapshots(self._measured_on, self._folder)
+            self._thread = threading.Thread(
+                target=self._work, name="evaluation of checkpoints", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._thread is None:
+            return
+        self._ending.set()
+        if kind is None and (left := len(self._waiting()) + (self._process is not None)):
+            logger.info("waiting for the evaluation of %d checkpoints", left)
+            self._thread.join(FINISH_SECONDS)
+        with self._starting:
+            self._aborted.set()
+            if self._process is not None:
+                self._process.kill()
+        self._thread.join(2 * KILL_SECONDS)
+
+    def _waiting(self) -> list[int]:
+        """The checkpoints that are still to be measured, the oldest first."""
+        training = self._run.config.training
+        apart = training.checkpoint_every * self._run.config.evaluation.every_checkpoints
+        return [
+            step
+            for step in checkpoint_steps(self._run.run_folder)
+            if self._seen < step < self._run.last_step and step % apart == 0
+        ]
+
+    def _work(self) -> None:
+        """The thread: one checkpoint after the other, until the training has ended."""
+        while not self._aborted.is_set():
+            # Read before looking for checkpoints, so that none that was there at the end is missed.
+            is_last_look = self._ending.is_set()
+            waiting = self._waiting()
+            if not waiting:
+                if is_last_look:
+                    return
+                self._ending.wait(POLL_SECONDS)
+                continue
+            self._seen = waiting[0]
+            try:
+                figures = self._measure(waiting[0])
+                add_evaluations(self._run.run_folder, waiting[0], figures)
+                self._on_figures(waiting[0], figures)
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                self._warn(waiting[0], error)
+
+    def _measure(self, step: int) -> Figures:
+        """The figures of a checkpoint, by a process.
+
+        Raises:
+            SubprocessError: It failed, or took too long.
+        """
+        began = time.monotonic()
+        # Made and removed by the driver, so that a process that is killed leaves nothing behind.
+        with tempfile.TemporaryDirectory(
+            prefix="sentence-pipelines-", ignore_cleanup_errors=True
+        ) as folder:
+            job: Mapping[str, Any] = {
+                "run_folder": str(self._run.run_folder),
+                "step": step,
+                "tokenizer": str(self._tokenizer),
+                "snapshots": str(self._folder),
+                "folder": folder,
+                "driver": os.getpid(),
+                "seconds": MEASURE_SECONDS,
+            }
+            answer = self._ask(json.dumps(job).encode())
+        figures: Figures = json.loads(answer)
+        logger.info("step %d was measured in %.0f s", step, time.monotonic() - began)
+        return figures
+
+    def _ask(self, job: bytes) -> bytes:
+        """What a process answers to a job; the process is gone afterwards."""
+        command = [sys.executable, "-m", "pipelines.evaluation.measure_checkpoint"]
+        with (self._folder / "log.txt").open("ab") as log, self._starting:
+            if self._aborted.is_set():
+                raise subprocess.SubprocessError("the training has ended")
+            process = self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                # An interrupt from the keyboard is for the driver, which ends this process.
+                start_new_session=True,
+            )
+        try:
+            answer, _ = process.communicate(job, MEASURE_SECONDS)
+        finally:
+            process.kill()
+            with self._starting:
+                self._process = None
+            process.wait(KILL_SECONDS)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        return answer
+
+    def _warn(self, step: int, error: Exception) -> None:
+        if self._aborted.is_set():
+            return
+        if not checkpoint_path(self._run.run_folder, step).exists():
+            logger.info(
+                "step %d was not measured: its checkpoint was deleted before its turn "
+                "(training.keep_checkpoints)",
+                step,
+            )
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "step %d was not measured, and training goes on (%s); see %s",
+                step,
+                error,
+                self._folder / "log.txt",
+            )

@@ -1,0 +1,113 @@
+"""The steps of the job `evaluate`; :func:`pipelines.workflow.evaluate` puts them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import InputError, PipelineError
+from pipelines.evaluation import retrieval
+from pipelines.evaluation.intervals import retrieval_margins
+from pipelines.evaluation.retrieval import Retrieved
+from pipelines.evaluation.samples import write_samples
+from pipelines.evaluation.sets import check_sets, digest_sets
+from pipelines.evaluation.stage import evaluate
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
+from pipelines.progress import activity
+from pipelines.runs.checkpoint import checkpoint_steps
+from pipelines.runs.evaluations import add_evaluations
+from pipelines.settings import Config
+from pipelines.spark.session import running_tasks
+from pipelines.tracking import check_trackers
+from pipelines.tracking.names import evaluation_values
+from pipelines.tracking.run_tracking import RunTracking
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BEFORE, AFTER = "before", "after"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a run's start and of its model.
+
+    Attributes:
+        figures: Under `before` and `after` by set and metric, and the margins under `margin`.
+        retrieved: Under `before` and `after` what was found, by set.
+    """
+
+    figures: dict[str, dict[str, dict[str, float]]]
+    retrieved: Mapping[str, Mapping[str, Retrieved]]
+
+
+def check_settings(config: Config, run: RunFolder) -> None:
+    """Refuses what can be refused before Spark starts."""
+    if not run.model.is_dir():
+        raise InputError("run.folder", f"there is no model in {run.path}", "run `train` first")
+    check_trackers(config.tracking)
+    check_sets(config)
+
+
+def digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:
+    """Digests of the run's model and of what it is measured on."""
+    # What cannot be read is refused here, before anything is measured.
+    with activity("evaluating", "looking at what is measured on", running_tasks):
+        return _digests(session, config, run)
+
+
+def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Measured:
+    """Measures start and model, and how much a difference between them says."""
+    retrieved: dict[str, dict[str, Retrieved]] = {BEFORE: {}, AFTER: {}}
+    figures = {}
+    for name, model in _models(run).items():
+        with activity(f"evaluating the {model.name}", detail=running_tasks):
+            figures[name] = evaluate(session, config, model, retrieved[name].__setitem__)
+    figures["margin"] = retrieval_margins(**retrieved)
+    return Measured(figures, retrieved)
+
+
+def check_unchanged(
+    session: SparkSession, config: Config, run: RunFolder, measured: Mapping[str, Any]
+) -> None:
+    """Makes sure that figures belong to the model that is there now, which promotion relies on.
+
+    Raises:
+        PipelineError: A training, or a preparation, has ended meanwhile.
+    """
+    if _digests(session, config, run) != measured:
+        problem = "the model, or what it is measured on, changed meanwhile"
+        raise PipelineError(f"{run.path}: {problem}; evaluate it again")
+
+
+def sample_held_out(
+    session: SparkSession, config: Config, run: RunFolder, measured: Measured
+) -> None:
+    """Writes the held-out pairs that the report shows."""
+    held_out = retrieval.EVALUATION.name
+    found = {
+        name: by_set[held_out] for name, by_set in measured.retrieved.items() if held_out in by_set
+    }
+    with activity("evaluating", "samples and a map of them", running_tasks):
+        write_samples(session, config, _models(run), found)
+
+
+def log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> None:
+    """Adds the figures to the curves over the steps: the start is step 0."""
+    made = max(checkpoint_steps(run.path), default=0)
+    for name, step in ((BEFORE, 0), (AFTER, made)):
+        figures = measured.figures[name]
+        add_evaluations(run.path, step, figures)
+        tracking.log(step, evaluation_values("evaluation", figures))
+        tracking.log(made, evaluation_values(name, figures))
+
+
+def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:
+    return {"model": storage.digest_folder(run.model), "sets": digest_sets(session, config)}
+
+
+def _models(run: RunFolder) -> dict[str, Path]:
+    return {BEFORE: run.start, AFTER: run.model}

@@ -1,0 +1,327 @@
+"""Locks on folders: one job at a time, on whichever host it runs.
+
+The holder of a lock has a file, and rewrites it every few seconds as a heartbeat. A holder of the
+same machine and namespace is looked up among the processes; one from elsewhere is alive as long as
+its file changes, and its lock is taken over when the file has not changed for some minutes. The
+file system only has to create a file exclusively and rename files, which shared folders of all
+kinds can, unlike the locks of a kernel.
+
+The package ``filelock`` does not do: it uses kernel locks, which shared file systems have not or
+keep to one machine, or a bare file without an owner, which stays when a job is killed.
+
+A lock may be shared: each holder that shares it has a file of its own beside that of the lock. A
+process makes its own file first and then looks for those of others, so that of two that exclude
+one another at most one gets the lock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+
+from pipelines.errors import PipelineError
+from pipelines.files import storage
+from pipelines.files.owners import Owner
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = ".lock"
+"""Name of the file of a lock in the folder that it is for."""
+BEAT_SECONDS = 2.0
+SILENT_SECONDS = 150.0
+"""The lock of a holder elsewhere that has not changed its file for so long is taken over.
+
+By then the workers of a run whose driver is gone have ended too: they wait for it for
+:data:`pipelines.training.control.authenticated_server.UNHEARD_SECONDS`."""
+_POLL_SECONDS = 0.1
+_LOG_SECONDS = 5.0
+
+_held: ContextVar[Mapping[Path, Lock]] = ContextVar("held", default=MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The content of the file.
+
+    Attributes:
+        job: What it does, such as `train`.
+        host: Name of its machine.
+        owner: Its process, as :class:`~pipelines.files.owners.Owner` writes it.
+        since: UTC, in ISO 8601.
+        key: Of this lock alone.
+        beat: Counts up.
+    """
+
+    job: str
+    host: str
+    owner: str
+    since: str
+    key: str
+    beat: int = 0
+
+    @classmethod
+    def here(cls, job: str) -> Holder:
+        """This process."""
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(job, socket.gethostname(), str(Owner.here()), since, uuid.uuid4().hex)
+
+    @property
+    def process(self) -> Owner | None:
+        """The process, unless another release has written it."""
+        return Owner.parse(str(self.owner))
+
+    def __str__(self) -> str:
+        number = self.process.process if self.process else "?"
+        return f"`{self.job}`, process {number} on {self.host}, since {self.since}"
+
+
+class LockedError(PipelineError):
+    """Another process holds the lock.
+
+    Args:
+        path: The file of the lock.
+        holder: The process; None where the file does not say.
+    """
+
+    def __init__(self, path: Path, holder: Holder | None) -> None:
+        self.holder = holder or "a job that cannot be told"
+        super().__init__(f"{path.parent} is in use by {self.holder}")
+
+
+class Lock:
+    """A lock that is held, kept up by a thread.
+
+    Args:
+        path: The holder's file, which is there.
+        holder: What stands in it.
+        shared: Whether others may hold it too.
+    """
+
+    def __init__(self, path: Path, holder: Holder, *, shared: bool) -> None:
+        self.shared = shared
+        self._path = path
+        self._holder = holder
+        self._lost = False
+        self._turn = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep_up, name="lock", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Makes sure that no other process has taken the lock over; reads the file.
+
+        Raises:
+            PipelineError: One has, as this one was suspended for too long, or the file is gone.
+        """
+        with self._turn, suppress(OSError):
+            # A network file system that is unreachable for a moment decides nothing.
+            self._lost = self._lost or not self._is_ours()
+        if self._lost:
+            raise PipelineError(
+                f"{self._path} was taken over or removed by another process, "
+                "so that this job cannot go on beside it"
+            )
+
+    def release(self) -> None:
+        """Releases the lock."""
+        self._ended.set()
+        self._thread.join(timeout=SILENT_SECONDS)
+        if not self._lost:
+            _remove(self._path, _line(self._holder))
+
+    def _is_ours(self) -> bool:
+        content = _content(self._path)
+        found = None if content is None else _parsed(content)
+        return content is not None and (found is None or found.key == self._holder.key)
+
+    def _keep_up(self) -> None:
+        holder = self._holder
+        while not self._ended.wait(BEAT_SECONDS) and not self._lost:
+            holder = replace(holder, beat=holder.beat + 1)
+            # A network file system that is away for a moment: the next beat may get through.
+            with self._turn, suppress(OSError):
+                if self._is_ours():
+                    _replace(self._path, _line(holder))
+                else:
+                    self._lost = True
+
+
+@contextmanager
+def held(
+    path: Path, job: str, *, shared: bool = False, wait_seconds: float = 0.0
+) -> Iterator[Lock]:
+    """Holds a lock while the block runs.
+
+    A block inside of one that holds the lock already, in the same thread, has it too, unless it
+    wants alone what the other shares.
+
+    Args:
+        path: The file, in a folder that is there.
+        job: What is done, shown to others.
+        shared: Whether others may hold it at the same time, if they share it as well.
+        wait_seconds: For a holder to end.
+
+    Yields:
+        The lock.
+
+    Raises:
+        LockedError: Another process holds it.
+        PipelineError: Another process took it over while the block ran.
+        OSError: The folder cannot be written.
+    """
+    path = path.parent.resolve() / path.name
+    around = _held.get().get(path)
+    if around is not None and around.shared <= shared:
+        yield around
+        return
+    lock = _acquired(path, Holder.here(job), shared=shared, wait_seconds=wait_seconds)
+    token = _held.set({**_held.get(), path: lock})
+    try:
+        yield lock
+        lock.check()
+    finally:
+        _held.reset(token)
+        lock.release()
+
+
+def held_here() -> tuple[Lock, ...]:
+    """The locks that are held by the blocks around the caller."""
+    return tuple(_held.get().values())
+
+
+def check_held() -> None:
+    """Makes sure that the blocks around the caller still hold their locks; see :class:`Lock`."""
+    for lock in held_here():
+        lock.check()
+
+
+def _acquired(path: Path, holder: Holder, *, shared: bool, wait_seconds: float) -> Lock:
+    deadline = time.monotonic() + wait_seconds
+    own = path.with_name(f"{path.name}.{holder.key}") if shared else path
+    while True:
+        try:
+            return _tried(path, own, holder)
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+def _tried(path: Path, own: Path, holder: Holder) -> Lock:
+    while not _made(own, holder):
+        _refuse_if_alive(path, own)
+    lock = Lock(own, holder, shared=own != path)
+    # A shared holder excludes exclusive ones only.
+    others = [path] if lock.shared else sorted(path.parent.glob(f"{path.name}.*"))
+    try:
+        for other in others:
+            _refuse_if_alive(path, other)
+        if not lock.shared:
+            # Of processes that were killed while they changed or removed their own.
+            for suffix in ("gone", "part"):
+                for left in path.parent.glob(f".{path.name}.*.{suffix}"):
+                    left.unlink(missing_ok=True)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _made(path: Path, holder: Holder) -> bool:
+    try:
+        file = path.open("xb")
+    except FileExistsError:
+        return False
+    try:
+        with file:
+            file.write(_line(holder))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """As a whole: on a full disk the file stays as it is."""
+    aside = storage.aside_name(path, ".part")
+    try:
+        aside.write_bytes(content)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _refuse_if_alive(path: Path, file: Path) -> None:
+    """Removes the file of a holder that is gone; returns too when the file is gone by itself.
+
+    Raises:
+        LockedError: The holder is alive.
+    """
+    first, began = _content(file), time.monotonic()
+    logged = False
+    while (content := _content(file)) is not None:
+        found = _parsed(content)
+        silent = time.monotonic() - began
+        process = found.process if found else None
+        is_gone = process.is_gone() if process else None
+        # A file that changes has a live holder, whatever its content.
+        if is_gone is False or (content != first and not is_gone):
+            raise LockedError(path, found)
+        if is_gone or silent > SILENT_SECONDS:
+            _remove(file, content)
+            return
+        if silent > _LOG_SECONDS and not logged:
+            logged = True
+            logger.info("waiting for a sign of life of who holds %s: %s", file, found or "unknown")
+        time.sleep(_POLL_SECONDS)
+
+
+def _remove(path: Path, known: bytes) -> None:
+    """Removes the file if its content is of the known holder; of several processes one succeeds."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.gone")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return
+    with suppress(FileNotFoundError):
+        if _is_same(aside.read_bytes(), known):
+            aside.unlink()
+        else:
+            aside.rename(path)
+
+
+def _is_same(content: bytes, known: bytes) -> bool:
+    found, holder = _parsed(content), _parsed(known)
+    return content == known or bool(found and holder and found.key == holder.key)
+
+
+def _line(holder: Holder) -> bytes:
+    return f"{json.dumps(asdict(holder))}\n".encode()
+
+
+def _content(path: Path) -> bytes | None:
+    """None of a file that is not there."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes()
+    return None
+
+
+def _parsed(content: bytes) -> Holder | None:
+    """None of what no release has written, or not whole; another one may say more."""
+    with suppress(ValueError, TypeError):
+        known = json.loads(content)
+        return Holder(
+            **{part.name: known[part.name] for part in fields(Holder) if part.name in known}
+        )
+    return None

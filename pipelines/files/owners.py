@@ -1,0 +1,104 @@
+"""Which process owns something on a shared file system, and whether that process is gone.
+
+The number of a process is ambiguous: each container counts its own, and numbers are used
+again. With the boot of the machine, the namespace of processes and the time of the start it names
+one process for ever. Of a process elsewhere nothing is known; what it owns is judged by signs of
+life.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_WRITTEN = re.compile(r"([0-9a-f]{12})-(\d+)-(\d+)")
+_START_FIELD = 18
+"""Of `starttime` in /proc/PID/stat, counted from behind the state; see proc(5)."""
+_ENDED = "ZXx"
+"""States of processes that have ended; the parent has not asked for how."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process.
+
+    Attributes:
+        realm: Digest of the boot and the namespace in which its number means something.
+        process: Its number there.
+        started: Clock ticks from the boot to its start; 0 where the system does not say.
+    """
+
+    realm: str
+    process: int
+    started: int
+
+    @classmethod
+    def here(cls) -> Owner:
+        """This process."""
+        return cls(_realm(), os.getpid(), _started("self") or 0)
+
+    @classmethod
+    def parse(cls, text: str) -> Owner | None:
+        """What :meth:`__str__` wrote; None of anything else."""
+        found = _WRITTEN.fullmatch(text)
+        return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+    def __str__(self) -> str:
+        return f"{self.realm}-{self.process}-{self.started}"
+
+    def is_gone(self) -> bool | None:
+        """Whether the process has ended; None where that cannot be known from here."""
+        if self.realm != _realm():
+            return None
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # It is there, of another user.
+        # A /proc that was mounted for another namespace lists other processes.
+        if not self.started or _link("/proc/self") != str(os.getpid()):
+            return False
+        started = _started(str(self.process))
+        # A /proc that hides the processes of other users (`hidepid`) decides nothing.
+        return None if started is None else started != self.started
+
+
+@cache
+def _realm() -> str:
+    """Twelve hexadecimal digits; where the system does not say, all processes of a host share one.
+
+    A namespace never changes under a process that has been started, nor under those it forks, but
+    for `unshare`, which changes the one of its children: they are started anew.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        parts = [boot.read_text(encoding="ascii").strip(), _link("/proc/self/ns/pid")]
+    except OSError:
+        parts = [socket.gethostname()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _link(path: str) -> str:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return ""
+
+
+def _started(process: str) -> int | None:
+    """When a process was started; 0 of one that has ended and left its number.
+
+    None of one that is not shown, be it that it is gone.
+    """
+    try:
+        status = Path("/proc", process, "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *fields = status.rpartition(")")[2].split()
+    return 0 if state in _ENDED else int(fields[_START_FIELD])

@@ -1,0 +1,111 @@
+"""Ctrl-C and SIGTERM: the job ends in order, and prints the command that continues it."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import FrameType
+
+_ANEW = "run.overwrite=true"
+_RESUMING = ("--set", "training.resume=true")
+_GO_ON_BY: Mapping[str, tuple[str, ...]] = {
+    "prepare": (),
+    "train": _RESUMING,
+    "run": _RESUMING,
+    "embed": (),
+}
+"""The commands that can continue, and the arguments that they need for it."""
+
+
+@dataclass
+class Interruption:
+    """The signal that has ended a job.
+
+    Attributes:
+        number: Of the signal; 0 while there was none.
+        run_begun: Whether the job had begun or resumed its run; see :func:`run_begun`.
+    """
+
+    number: int = 0
+    run_begun: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """As in shells; 130 for Ctrl-C."""
+        return 128 + (self.number or signal.SIGINT)
+
+
+_current: ContextVar[Interruption | None] = ContextVar("current", default=None)
+
+
+def run_begun() -> None:
+    """Notes that the run folder holds the run of this job from now on."""
+    current = _current.get()
+    if current is not None:
+        current.run_begun = True
+
+
+@contextmanager
+def terminated_in_order() -> Iterator[Interruption]:
+    """Makes SIGTERM raise KeyboardInterrupt while a block runs, so that the job ends in order.
+
+    Without it Python would exit at once, and its Java process would notice later, with hundreds of
+    lines on the terminal. Only the main thread can set signal handlers: elsewhere it does nothing.
+    """
+    found = Interruption()
+    token = _current.set(found)
+    try:
+        with _terminated(found):
+            yield found
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def _terminated(found: Interruption) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # Only once: a second signal must not interrupt the orderly end.
+        signal.signal(number, signal.SIG_IGN)
+        found.number = number
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def how_to_go_on(arguments: Sequence[str], *, submitted: bool, run_begun: bool) -> str:
+    """The message to the user of an interrupted job.
+
+    Args:
+        arguments: Of the command line, the name of the command first.
+        submitted: Whether it ran under spark-submit, whose own arguments are not known.
+        run_begun: Whether the job had begun its run. Otherwise the run folder may hold an older
+            run, which the job was not asked to resume.
+    """
+    command = arguments[0] if arguments else ""
+    if command not in _GO_ON_BY:
+        return "interrupted"
+    further = _GO_ON_BY[command] if run_begun else ()
+    if further and further[-1] in arguments:
+        further = ()
+    given = list(arguments)
+    if run_begun and _ANEW in given and given[(place := given.index(_ANEW)) - 1] == "--set":
+        # It was meant for the older run, and would now delete the one to be continued.
+        del given[place - 1 : place + 1]
+    if submitted:
+        again = f"submit it again with {shlex.join(further)}" if further else "submit it again"
+    else:
+        again = shlex.join(["sentence-pipelines", *given, *further])
+    return f"interrupted; to go on: {again}"

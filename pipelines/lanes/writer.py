@@ -1,0 +1,162 @@
+"""Executors write the lanes: granules into part files, and the index of each lane."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import PipelineError
+from pipelines.lanes.files import SCHEMA, SIDES, index_path, padded_width, part_path, ragged
+from pipelines.lanes.index import IndexEntry, checksum, encode_index
+
+# What an example may be without, and the setting that names where it comes from.
+OPTIONAL = {
+    "positive": "corpus.pair_columns",
+    "negative": "corpus.triplet_columns",
+    "score": "corpus.score_column",
+}
+# Counted in every lane; a column's name counts the examples that have it.
+COUNTED = ("granules", "tokens", "slots", *OPTIONAL)
+WRITTEN = ", ".join(("lane int", "checksum string", *(f"{name} long" for name in COUNTED)))
+
+
+def write_lanes(
+    batches: Iterator[pa.RecordBatch],
+    *,
+    folder: str,
+    granule: int,
+    rows_per_part: int,
+    vocabulary: int,
+) -> Iterator[pa.RecordBatch]:
+    """Writes the lanes of one partition. Runs on an executor.
+
+    Args:
+        batches: Rows sorted by lane, row and slot; each lane whole, so that every ``granule``
+            rows are one granule.
+        rows_per_part: Granules in a part file.
+        vocabulary: Token ids are from 0 to one less than this.
+
+    Yields:
+        A row per lane with the checksum of its index and what is ``COUNTED``: its granules,
+        tokens, tokens with padding, and the examples that have each of the optional columns.
+
+    Raises:
+        PipelineError: A text has ids that the vocabulary does not have.
+    """
+    writer = _LaneWriter(Path(folder), rows_per_part, vocabulary)
+    for rows in _regroup(batches, granule):
+        yield from writer.add(rows)
+    yield from writer.finish()
+
+
+def _regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    """Cuts a stream of rows into batches of ``size`` rows."""
+    pending: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        pending.append(batch)
+        count += batch.num_rows
+        if count < size:
+            continue
+        table = pa.Table.from_batches(pending).combine_chunks()
+        whole = table.to_batches()[0]
+        for start in range(0, count - size + 1, size):
+            yield whole.slice(start, size)
+        rest = count % size
+        pending = [whole.slice(count - rest)] if rest else []
+        count = rest
+    if count:
+        raise PipelineError(f"{count} rows are not a whole granule of {size}")
+
+
+class _LaneWriter:
+    """Writes granules to the part files of one lane after the other, and the lane's index."""
+
+    def __init__(self, folder: Path, rows_per_part: int, vocabulary: int) -> None:
+        self._folder = folder
+        self._rows_per_part = rows_per_part
+        self._vocabulary = vocabulary
+        self._lane = -1
+        self._counts: Counter[str] = Counter()
+        self._index: list[IndexEntry] = []
+        self._file: tuple[pa.OSFile, pa.RecordBatchFileWriter] | None = None
+        self._path = folder
+        self._attempt = uuid.uuid4().hex
+
+    def add(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Writes a granule; yields the summary of the lane before when a new one begins."""
+        lane = rows.column("lane")[0].as_py()
+        if lane != self._lane:
+            yield from self.finish()
+            self._lane, self._counts, self._index = lane, Counter(), []
+        granules = self._counts["granules"]
+        if granules % self._rows_per_part == 0:
+            self._close_part()
+            self._path = part_path(self._folder, lane, granules // self._rows_per_part)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            sink = pa.OSFile(str(self._aside(self._path)), "wb")
+            self._file = (sink, pa.ipc.new_file(sink, SCHEMA))
+        batch = rows.select(SCHEMA.names).cast(SCHEMA)
+        self._count(batch)
+        self._write(batch)
+
+    def _count(self, batch: pa.RecordBatch) -> None:
+        for name in OPTIONAL:
+            self._counts[name] += batch.num_rows - batch.column(name).null_count
+        for name in SIDES:
+            column = batch.column(name)
+            if not column.null_count:
+                ids, lengths = ragged(column)
+                self._check_range(ids)
+                self._counts["tokens"] += int(lengths.sum())
+                self._counts["slots"] += len(lengths) * padded_width(lengths)
+
+    def _check_range(self, ids: np.ndarray) -> None:
+        least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
+        if least < 0 or most >= self._vocabulary:
+            granule = self._counts["granules"] % self._rows_per_part
+            raise PipelineError(
+                f"{self._path}: granule {granule} would have the token id "
+                f"{least if least < 0 else most}, and the vocabulary has "
+                f"{self._vocabulary} entries; the tokens are damaged, and "
+                "`sentence-pipelines prepare` with prepared.reuse=false writes them anew"
+            )
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        assert self._file is not None
+        sink, file = self._file
+        # The very bytes that the file gets, which end where it ends now.
+        message = batch.serialize()
+        file.write_batch(batch)
+        offset = sink.tell() - message.size
+        self._index.append(IndexEntry(offset, message.size, checksum(message)))
+        self._counts["granules"] += 1
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Closes the lane, writes its index, and yields its summary."""
+        self._close_part()
+        if self._lane >= 0:
+            content, digest = encode_index(self._index)
+            path = index_path(self._folder, self._lane)
+            self._aside(path).write_bytes(content)
+            self._aside(path).replace(path)
+            lane = {"lane": pa.array([self._lane], pa.int32()), "checksum": [digest]}
+            counts = {name: [self._counts[name]] for name in COUNTED}
+            yield pa.RecordBatch.from_pydict(lane | counts)
+
+    def _close_part(self) -> None:
+        if self._file is not None:
+            sink, file = self._file
+            file.close()
+            sink.close()
+            self._file = None
+            self._aside(self._path).replace(self._path)
+
+    def _aside(self, path: Path) -> Path:
+        # A name of its own: another attempt at the same task must not write into this file.
+        return path.with_name(f".{path.name}.{self._attempt}")

@@ -1,0 +1,28 @@
+"""The losses by name: a module each, and a line below.
+
+To add one, write a module with its settings (a subclass of
+:class:`pipelines.settings.objective.ObjectiveSettings`), a function per framework, and a
+:class:`pipelines.losses.loss.Loss` that declares them and what it needs. The page of settings,
+refusals before Spark starts and the rules of resuming follow from these;
+``tests/losses/test_adding_a_loss.py`` does it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipelines.registry import Registry
+
+if TYPE_CHECKING:
+    from pipelines.losses.loss import Loss
+
+LOSSES: Registry[Loss] = Registry(
+    kind="loss",
+    key="objective.name",
+    entries={
+        "in_batch_negatives": "pipelines.losses.in_batch_negatives:LOSS",
+        "cosine_regression": "pipelines.losses.cosine_regression:LOSS",
+        "simcse": "pipelines.losses.simcse:LOSS",
+    },
+    renamed={"twins": "simcse"},
+)

@@ -1,0 +1,114 @@
+"""Which texts an anchor picks its own from, and which of them would be false negatives.
+
+A text that is as right as the anchor's own must not be pushed away: one of an example of the same
+group, or one that says the same as the anchor or as its own positive, token by token. Leaving
+such candidates out is the elimination of false negatives of Huynh et al., "Boosting Contrastive
+Self-Supervised Learning with False Negative Cancellation", WACV 2022, arXiv:2011.11765, with what
+the corpus knows in place of what a model supposes.
+
+Plain numpy, the same for all frameworks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipelines.lanes.files import Granule, SideName
+
+
+class Picks(NamedTuple):
+    """What some anchors pick from; arrays, or tensors of a framework.
+
+    Candidates are numbered: the positives of all examples, then their hard negatives.
+
+    Attributes:
+        own: int64 [anchors], the candidate that is right.
+        excluded: int64 [pairs, 2], anchor and candidate, in ascending order: what an anchor does
+            not see. The anchors are counted from 0; its own candidate is not among them.
+    """
+
+    own: Any
+    excluded: Any
+
+
+def identities(granules: Iterable[Granule], sides: Sequence[SideName]) -> np.ndarray:
+    """What tells examples and their texts apart.
+
+    Args:
+        granules: The examples, in this order.
+        sides: Those that the loss embeds.
+
+    Returns:
+        int64 [examples, 1 + sides]: the group, and the key of the text on each side.
+    """
+    return np.concatenate(
+        [
+            np.stack([granule.groups, *(granule.sides[name].keys for name in sides)], axis=1)
+            for granule in granules
+        ]
+    )
+
+
+class Candidates:
+    """The candidates that some examples bring.
+
+    Args:
+        identities: Of the examples, see :func:`identities`: anchors, positives, and if there
+            are some, hard negatives.
+    """
+
+    def __init__(self, identities: np.ndarray) -> None:
+        self._identities = identities
+        self._examples, columns = identities.shape
+        self._sides = columns - 2
+        self._groups = _Lookup(identities[:, 0])
+        self._texts = _Lookup(identities[:, 2:].T.reshape(-1))
+
+    @property
+    def count(self) -> int:
+        """How many candidates there are."""
+        return self._examples * self._sides
+
+    def picks(self, first: int, last: int) -> Picks:
+        """What the anchors of examples ``first`` to ``last - 1`` pick from.
+
+        Left out are all texts of other examples of the anchor's group, and all texts that equal
+        the anchor or its positive, its own hard negative too; never its positive itself. A
+        group is no reason to leave out the example's own hard negative.
+
+        Takes memory and time by the pairs that are left out, which are few, and not by all.
+        """
+        own = np.arange(first, last)
+        groups, anchor, positive = self._identities[first:last, :3].T
+        anchors, others = self._groups.matches(groups)
+        others_only = others != own[anchors]
+        anchors, others = anchors[others_only], others[others_only]
+        pairs = [(anchors, side * self._examples + others) for side in range(self._sides)]
+        for keys in (anchor, positive):
+            anchors, candidates = self._texts.matches(keys)
+            others_only = candidates != own[anchors]
+            pairs.append((anchors[others_only], candidates[others_only]))
+        numbers = np.unique(
+            np.concatenate([anchors * self.count + candidates for anchors, candidates in pairs])
+        )
+        return Picks(own, np.stack(np.divmod(numbers, self.count), axis=1))
+
+
+class _Lookup:
+    """Finds the places of values in an array that holds them more than once."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._order = np.argsort(values, kind="stable")
+        self._sorted = values[self._order]
+
+    def matches(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All pairs of a wanted value's number and a place where it stands."""
+        starts = np.searchsorted(self._sorted, wanted, "left")
+        counts = np.searchsorted(self._sorted, wanted, "right") - starts
+        numbers = np.repeat(np.arange(len(wanted)), counts)
+        before = np.cumsum(counts) - counts
+        places = np.arange(len(numbers)) + np.repeat(starts - before, counts)
+        return numbers, self._order[places]

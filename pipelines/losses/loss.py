@@ -1,0 +1,111 @@
+"""What a loss is: what it needs, its settings, and its forms in the frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipelines.errors import InputError
+from pipelines.losses import LOSSES
+from pipelines.settings.objective import ObjectiveSettings
+
+if TYPE_CHECKING:
+    from pipelines.lanes.files import SideName
+    from pipelines.settings import Config
+
+Form = Callable[[Any, Any, Any], Any]
+"""A loss in a framework, which it imports when it is called.
+
+The forms of TensorFlow and PyTorch take the embeddings of the sides as a list, [examples, width]
+each, of length 1, in the order of the loss's ``sides``; what they are compared with, see
+:data:`pipelines.losses.targets.Targets`; and the loss's own settings. They return the mean loss of
+the texts of the first side, the anchors, which may be fewer than those that they pick from.
+
+BigDL's takes the same sides as nodes of a graph, [granules, examples, width] each; the examples of
+a granule; and the settings. It returns a node, and the criterion of dllib that compares it with
+the targets.
+"""
+
+
+def _no_further_check(config: Config) -> None:
+    """For a loss that needs nothing but what it declares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What a loss needs, and its forms.
+
+    Attributes:
+        name: As in the registry.
+        needs: Of the corpus: `pairs`, `scores` (scored pairs), or `singles`. Scores are then what
+            embeddings are compared with, and otherwise
+            :class:`~pipelines.losses.candidates.Picks`.
+        sides: The texts of an example that it embeds, each under noise of its own; those that
+            the lanes do not have are left out.
+        uses_negatives: Whether examples see one another. Its settings may then have a key
+            `negatives`, of which `step` asks for the examples of a whole step.
+        settings: Its keys of the section `objective`.
+        forms: By framework; see :data:`Form`.
+        check: Refuses, with an `InputError`, settings that the loss cannot work with, beyond those
+            that follow from ``needs`` and ``forms``.
+    """
+
+    name: str
+    needs: Literal["pairs", "scores", "singles"]
+    sides: tuple[SideName, ...]
+    uses_negatives: bool
+    settings: type[ObjectiveSettings]
+    forms: Mapping[str, Form]
+    check: Callable[[Config], None] = _no_further_check
+
+    def form(self, framework: str) -> Form:
+        """The form of a framework.
+
+        Raises:
+            InputError: It has none.
+        """
+        if framework not in self.forms:
+            raise InputError(
+                "training.framework",
+                f"loss {self.name} has no form for {framework}",
+                f"one of {', '.join(self.forms)}",
+            )
+        return self.forms[framework]
+
+    def check_with(self, config: Config) -> None:
+        """Refuses settings that the loss cannot work with, before Spark starts.
+
+        Raises:
+            InputError: Of the corpus, of the framework, or what ``check`` raises.
+        """
+        self.check(config)
+        corpus = config.corpus
+        if self.needs == "scores" and corpus.score_column is None:
+            raise InputError("corpus.score_column", f"`{self.name}` needs it", "name the column")
+        if self.needs == "singles" and corpus.pairs != "single":
+            raise InputError(
+                "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to single"
+            )
+        if self.needs != "singles" and corpus.pairs == "single":
+            raise InputError("objective.name", "single texts have no partner", "set it to simcse")
+        self.form(config.training.framework)
+
+
+def configured_loss(
+    settings: ObjectiveSettings, framework: str
+) -> Callable[[Sequence[Any], Any], Any]:
+    """The loss that is configured, of the sides and the targets.
+
+    Raises:
+        InputError: It has no form in the framework.
+    """
+    form = LOSSES.load(settings.name).form(framework)
+    return lambda sides, targets: form(sides, targets, settings)
+
+
+def spans_steps(settings: ObjectiveSettings) -> bool:
+    """Whether negatives come from all granules of a step, on whatever worker they are."""
+    # Of a loss without the key they are those of the granule.
+    step = getattr(settings, "negatives", "granule") == "step"
+    return step and LOSSES.load(settings.name).uses_negatives

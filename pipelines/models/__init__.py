@@ -1,0 +1,21 @@
+"""The architectures of encoders, by name. A new one is a folder here, and a line below."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipelines.registry import Registry
+
+if TYPE_CHECKING:
+    from pipelines.models.architecture import Architecture
+
+ARCHITECTURES: Registry[Architecture] = Registry(
+    kind="architecture",
+    key="encoder.kind",
+    entries={
+        "bert": "pipelines.models.bert.architecture:BERT",
+        "static": "pipelines.models.static.architecture:STATIC",
+    },
+    renamed={"transformer": "bert", "bag": "static"},
+)
+"""The first one reads the folders that no other recognises, and refuses them if it must."""

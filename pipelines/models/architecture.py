@@ -1,0 +1,136 @@
+"""What an architecture is made of, and which frameworks can compute it.
+
+Each has a folder with a module `architecture` that declares one :class:`Architecture`. Its forms
+are named only, so a framework is imported when a form of it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.models import ARCHITECTURES
+from pipelines.models.spec import EncoderSpec
+from pipelines.settings import Config, EncoderSettings
+
+Modules: TypeAlias = Mapping[str, str]
+"""The folder of each module of a sentence-transformers folder by its class, in their order; none
+for a plain checkpoint."""
+NORMALISING = "Normalize"
+"""The module that scales embeddings to length 1, which any architecture may be followed by."""
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+
+TRAINING_FRAMEWORKS = ("tensorflow", "torch", "bigdl")
+"""What ``training.framework`` can be."""
+
+
+class Lengths(NamedTuple):
+    """How many tokens of a text a model reads, [CLS] and [SEP] included.
+
+    Attributes:
+        own: As it is.
+        most: What it can be set to.
+    """
+
+    own: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderFormat:
+    """How an architecture stands in a sentence-transformers folder.
+
+    Attributes:
+        recognises: Whether a folder, with its modules, is of this architecture.
+        read: The spec and the weights in it. Raises InputError with the key ``encoder.start``.
+        write: Writes spec and weights into an existing folder, with the tokenizer of another;
+            returns the modules that it wrote. Normalising, prompts and the card are not its part.
+        lengths: Tokens that the model in a folder reads; read without its weights.
+    """
+
+    recognises: Callable[[Path, Modules], bool]
+    read: Callable[[Path, Modules], tuple[Any, dict[str, np.ndarray]]]
+    write: Callable[[Path, Any, Mapping[str, np.ndarray], Path], dict[str, str]]
+    lengths: Callable[[Path, Modules], Lengths]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One kind of encoder.
+
+    Attributes:
+        spec: Its spec, which knows its name.
+        check_settings: Refuses settings of a random start that do not go together.
+        shape: The fields of a random start's spec that not all architectures have.
+        random_lengths: Tokens that a random start reads, given ``tokens.max_length``.
+        weight_shapes: Shape of every weight, in canonical order; matrices are [out, in]. The word
+            embedding, :data:`pipelines.models.weights.WORDS`, is among them.
+        random_weights: Fresh weights from a seed, the same on every machine.
+        folder: How it is read and written.
+        described: The spec for people, as an addition to "a sentence encoder".
+        described_settings: The settings of a random start for people.
+        forms: `module:attribute` by framework, for those that can compute it. `torch`,
+            `tensorflow`, `bigdl` and `openvino`: see the module of that name (`dllib` for `bigdl`)
+            in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
+            sharded training, which else takes the encoder as one unit; `bigdl_memory` says what
+            BigDL needs.
+    """
+
+    spec: type[EncoderSpec]
+    check_settings: Callable[[EncoderSettings], None]
+    shape: Callable[[EncoderSettings], dict[str, Any]]
+    random_lengths: Callable[[int | None], Lengths]
+    weight_shapes: Callable[[Any], Shapes]
+    random_weights: Callable[[Any, int], dict[str, np.ndarray]]
+    folder: FolderFormat
+    described: Callable[[Any], str]
+    described_settings: Callable[[EncoderSettings], str]
+    forms: Mapping[str, str]
+
+    def form(self, name: str) -> Any:
+        """The form of a framework; imports that framework."""
+        module, _, attribute = self.forms[name].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def check_form(self, name: str, key: str, choices: Iterable[str]) -> None:
+        """Makes sure that the architecture has a form.
+
+        Args:
+            name: Of the framework.
+            key: The setting that chose it.
+            choices: The other values that the setting takes.
+
+        Raises:
+            InputError: With the values that would do.
+        """
+        if name not in self.forms:
+            known = ", ".join(choice for choice in choices if choice in self.forms)
+            raise InputError(
+                key, f"architecture {self.spec.kind} has no form in {name}", f"one of {known}"
+            )
+
+
+def architecture_of(spec: EncoderSpec) -> Architecture:
+    """The architecture of a spec."""
+    return ARCHITECTURES.load(spec.kind)
+
+
+def form_of(spec: EncoderSpec, name: str) -> Any:
+    """The form of a spec's architecture in a framework; see :attr:`Architecture.forms`."""
+    return architecture_of(spec).form(name)
+
+
+def check_framework(architecture: Architecture, config: Config) -> None:
+    """Makes sure that the framework that is to train an architecture has a form of it.
+
+    Raises:
+        InputError: With the key ``training.framework``.
+    """
+    framework = config.training.framework
+    architecture.check_form(framework, "training.framework", TRAINING_FRAMEWORKS)

@@ -1,0 +1,99 @@
+"""BERT in BigDL's dllib; see :class:`pipelines.models.frameworks.dllib.Form`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.bert.weights import POSITIONS, SEGMENTS, layer_prefix
+from pipelines.models.frameworks.dllib import Builder
+from pipelines.models.weights import WORDS
+from pipelines.quiet import quiet_import
+
+with quiet_import():
+    from bigdl.dllib.nn import layer as dllib
+
+_POOLED = {"mean": "all", "cls": "first"}
+
+
+def encode(spec: BertSpec, builder: Builder, ids: Any) -> Any:
+    """The hidden state of each text's [CLS], or the mean of all of them."""
+    return _Graph(spec, builder).embeddings(ids)
+
+
+class _Graph:
+    """BERT's part of a graph, and the arrays that its layers share for their gradients."""
+
+    def __init__(self, spec: BertSpec, builder: Builder) -> None:
+        self._spec = spec
+        self._builder = builder
+        # Two sets in turn: a layer's gradients are needed until the layer below has its own. So two
+        # are enough for any number of layers, while dllib gives every layer its own.
+        self._gradients = (builder.classes.Gradients(), builder.classes.Gradients())
+
+    def embeddings(self, ids: Any) -> Any:
+        """[texts, hidden]."""
+        hidden_states = self._embedding_output(ids)
+        for number in range(self._spec.layers):
+            hidden_states = self._layer(hidden_states, number)
+        return self._builder.pool(hidden_states, _POOLED[self._spec.pooling], self._spec.hidden)
+
+    def _embedding_output(self, ids: Any) -> Any:
+        """[tokens, hidden]: words, positions and segment, normalised."""
+        spec = self._spec
+        tables = {
+            WORDS: spec.vocabulary,
+            POSITIONS: spec.positions,
+            SEGMENTS: spec.type_vocabulary,
+        }
+        vectors = self._builder.token_vectors(ids, tables, spec.hidden)
+        own = self._builder.classes.Gradients()
+        return self._norm(vectors, "embeddings.", own.norm(0, 0), own.norm(0, 1))
+
+    def _layer(self, hidden_states: Any, number: int) -> Any:
+        """Attention, then the feed-forward block, each added to what it came from."""
+        spec, builder, prefix = self._spec, self._builder, layer_prefix(number)
+        gradients = self._gradients[number % 2]
+        products = [dllib.Linear(*sizes) for sizes in _product_sizes(spec)]
+        for place, product in enumerate(products):
+            gradients.give(product.value, place)
+        qkv, attention_output, intermediate, output = products
+
+        parts = [f"{prefix}attention.self.{name}" for name in ("query", "key", "value")]
+        joined = self._dense(qkv, hidden_states, parts)
+        attention = builder.classes.Attention(spec.hidden, spec.heads, gradients.attention())
+        context = builder.add_own(attention, [joined, builder.lengths])
+        update = self._dense(attention_output, context, [f"{prefix}attention.output.dense"])
+        hidden_states = self._norm(
+            [hidden_states, update],
+            f"{prefix}attention.output.",
+            gradients.norm(0, 0),
+            gradients.norm(0, 1),
+        )
+
+        wide = self._dense(intermediate, hidden_states, [f"{prefix}intermediate.dense"])
+        activated = builder.add_own(builder.classes.Gelu(gradients.gelu()), wide)
+        update = self._dense(output, activated, [f"{prefix}output.dense"])
+        return self._norm(
+            [hidden_states, update], f"{prefix}output.", gradients.norm(1, 0), gradients.norm(1, 1)
+        )
+
+    def _dense(self, product: Any, inputs: Any, names: Sequence[str]) -> Any:
+        """A matrix product with the weights of those names, one below another, as one matrix."""
+        groups = tuple(tuple(f"{name}.{part}" for name in names) for part in ("weight", "bias"))
+        return self._builder.add(product, inputs, groups)
+
+    def _norm(self, inputs: Any, prefix: str, gradient: Any, residual_gradient: Any) -> Any:
+        """The layer norm of an input, or of the sum of two."""
+        layer = self._builder.classes.ResidualNorm(
+            self._spec.hidden, self._spec.layer_norm_epsilon, gradient, residual_gradient
+        )
+        groups = ((f"{prefix}LayerNorm.weight",), (f"{prefix}LayerNorm.bias",))
+        return self._builder.add_own(layer, inputs, groups)
+
+
+def _product_sizes(spec: BertSpec) -> list[tuple[int, int]]:
+    """In and out of a layer's matrix products."""
+    hidden, inner = spec.hidden, spec.intermediate
+    return [(hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden)]

@@ -1,0 +1,144 @@
+"""BERT in TensorFlow; see :class:`pipelines.models.frameworks.tensorflow.Form`.
+
+It keeps to tokens x width matrices, so that every product with a weight is one plain ``matmul``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.bert.tensorflow_kernels import add_and_normalise, add_bias, bias_gelu
+from pipelines.models.bert.weights import POSITIONS, SEGMENTS, layer_prefix
+from pipelines.models.frameworks.tensorflow import Dropout, mean
+from pipelines.models.weights import WORDS
+
+_ATTENTION_MASK = -1e9
+"""Added to the score of padding, whose probability then is exactly zero."""
+
+
+def encode(
+    spec: BertSpec,
+    weights: Mapping[str, tf.Tensor],
+    token_ids: tf.Tensor,
+    lengths: tf.Tensor,
+    *,
+    dtype: tf.DType,
+    dropout: Dropout,
+) -> tf.Tensor:
+    """One forward pass; fp32 [batch, hidden]."""
+    return _Pass(spec, weights, dtype, dropout, token_ids, lengths).embeddings()
+
+
+class _Pass:
+    """One forward pass, and what its parts share.
+
+    Args:
+        spec: The shape.
+        weights: In canonical names.
+        dtype: Of the matrix products.
+        dropout: Drops at each place in turn.
+        token_ids: int32 [batch, width].
+        lengths: int32 [batch].
+    """
+
+    def __init__(
+        self,
+        spec: BertSpec,
+        weights: Mapping[str, tf.Tensor],
+        dtype: tf.DType,
+        dropout: Dropout,
+        token_ids: tf.Tensor,
+        lengths: tf.Tensor,
+    ) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._dtype = dtype
+        self._dropout = dropout
+        self._token_ids = token_ids
+        self._lengths = lengths
+        # Neither is known when a graph is traced: batches of a run differ in both.
+        self._batch, self._width = tf.unstack(tf.shape(token_ids))
+        self._is_token = tf.sequence_mask(lengths, self._width, dtype=tf.float32)
+        # [batch, 1, 1, width]: the same for every head and every query.
+        self._attention_bias = ((1.0 - self._is_token) * _ATTENTION_MASK)[:, None, None, :]
+
+    def embeddings(self) -> tf.Tensor:
+        """fp32 [batch, hidden]."""
+        hidden_states = self._dropout(self._embedding_output())
+        for number in range(self._spec.layers):
+            hidden_states = self._layer(layer_prefix(number), hidden_states)
+        vectors = tf.reshape(hidden_states, [self._batch, self._width, self._spec.hidden])
+        if self._spec.pooling == "cls":
+            return vectors[:, 0]
+        return mean(vectors, self._is_token, self._lengths)
+
+    def _embedding_output(self) -> tf.Tensor:
+        """[batch * width, hidden]: words, positions and segment, normalised."""
+        words = tf.gather(self._weights[WORDS], tf.reshape(self._token_ids, [-1]))
+        positions = tf.gather(self._weights[POSITIONS], tf.range(self._width))
+        # A single sentence is all of the first segment: its one vector is added to the few
+        # positions, and not to every token.
+        positions += tf.gather(self._weights[SEGMENTS], 0)
+        everywhere = tf.broadcast_to(positions, [self._batch, self._width, self._spec.hidden])
+        return self._add_and_normalise(
+            "embeddings.", words, tf.reshape(everywhere, [-1, self._spec.hidden])
+        )
+
+    def _layer(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
+        """Attention, then the feed-forward block, each added to what it came from.
+
+        Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would
+        add up over the layers, and a norm's mean and variance are sums over the whole width.
+        """
+        context = self._attention(prefix, tf.cast(hidden_states, self._dtype))
+        attention_output = self._dropout(self._dense(f"{prefix}attention.output.dense", context))
+        # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
+        hidden_states = self._add_and_normalise(
+            f"{prefix}attention.output.", hidden_states, attention_output
+        )
+        # The bias goes with the activation, which saves a walk over the widest matrix of all.
+        name = f"{prefix}intermediate.dense"
+        intermediate = bias_gelu(
+            self._multiply(name, tf.cast(hidden_states, self._dtype)), self._weights[f"{name}.bias"]
+        )
+        output = self._dropout(self._dense(f"{prefix}output.dense", intermediate))
+        return self._add_and_normalise(f"{prefix}output.", hidden_states, output)
+
+    def _attention(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
+        """The values mixed by softmax of query times key, [batch * width, hidden]."""
+        spec = self._spec
+        size = spec.hidden // spec.heads
+        split = [self._batch, self._width, spec.heads, size]
+        query, key, value = (
+            tf.transpose(
+                tf.reshape(self._dense(f"{prefix}attention.self.{name}", hidden_states), split),
+                [0, 2, 1, 3],
+            )
+            for name in ("query", "key", "value")
+        )
+        # Softmax is fp32: bf16 has too few digits for a sum over many tokens.
+        scores = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32)
+        probs = tf.nn.softmax(scores * (1 / math.sqrt(size)) + self._attention_bias)
+        # BERT drops probabilities and not scores: a text then misses a token.
+        context = tf.matmul(tf.cast(self._dropout(probs), self._dtype), value)
+        return tf.reshape(tf.transpose(context, [0, 2, 1, 3]), [-1, spec.hidden])
+
+    def _multiply(self, name: str, values: tf.Tensor) -> tf.Tensor:
+        matrix = tf.cast(self._weights[f"{name}.weight"], self._dtype)
+        return tf.matmul(values, matrix, transpose_b=True)
+
+    def _dense(self, name: str, values: tf.Tensor) -> tf.Tensor:
+        return add_bias(self._multiply(name, values), self._weights[f"{name}.bias"])
+
+    def _add_and_normalise(self, prefix: str, residual: tf.Tensor, branch: tf.Tensor) -> tf.Tensor:
+        return add_and_normalise(
+            residual,
+            branch,
+            self._weights[f"{prefix}LayerNorm.weight"],
+            self._weights[f"{prefix}LayerNorm.bias"],
+            self._spec.layer_norm_epsilon,
+        )

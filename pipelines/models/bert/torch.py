@@ -1,0 +1,203 @@
+"""BERT in PyTorch; see :class:`pipelines.models.frameworks.torch.Form`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.bert.torch_attention import attention_form
+from pipelines.models.bert.weights import POSITIONS, SEGMENTS, layer_prefix
+from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
+from pipelines.models.weights import WORDS
+
+_SITES_PER_LAYER = 3
+"""Where a layer drops: attention's probabilities, and what is added to either residual."""
+
+
+class Dense(NamedTuple):
+    """A matrix [out, in] and its bias [out], or the scale and shift of a layer norm."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+class Layer(NamedTuple):
+    """The weights of a layer, as its matrix products take them; the norms are fp32.
+
+    Attributes:
+        qkv: Query, scaled by the root of the head's width, key and value as one.
+        attention_output: Of the context.
+        attention_norm: Behind the first residual.
+        intermediate: Into the wide part of the feed-forward block.
+        output: And back.
+        output_norm: Behind the second residual.
+    """
+
+    qkv: Dense
+    attention_output: Dense
+    attention_norm: Dense
+    intermediate: Dense
+    output: Dense
+    output_norm: Dense
+
+
+class BertEncoder:
+    """Forward passes of BERT; see :class:`pipelines.models.frameworks.torch.Encode`.
+
+    The casts are written out, since ``torch.autocast`` looks at the type of every operation, casts
+    activations that need no cast, and on a CPU also changes which operations are fp32.
+
+    Args:
+        spec: The shape.
+        weights: fp32 on one device, in canonical names.
+        dtype: Of the matrix products.
+    """
+
+    def __init__(
+        self, spec: BertSpec, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._layers = [layer_weights(spec, weights, n, dtype) for n in range(spec.layers)]
+
+    def __call__(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [texts, hidden]."""
+        hidden_states = embedding_output(
+            self._spec, self._weights, batch, masks, sparse_words=sparse_words
+        )
+        for number, layer in enumerate(self._layers):
+            inputs = (self._spec, layer, hidden_states, batch, masks, first_dropout_site(number))
+            if activation_checkpointing:
+                # The masks come from seeds of their own, so torch's generators need not be kept.
+                hidden_states = checkpoint(
+                    run_layer, *inputs, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                hidden_states = run_layer(*inputs)
+        return pool(self._spec, hidden_states, batch)
+
+
+def layer_weights(
+    spec: BertSpec, weights: Mapping[str, torch.Tensor], number: int, dtype: torch.dtype
+) -> Layer:
+    """The weights of a layer, cast, with query, key and value as one matrix.
+
+    One product of three times the width is faster than three, and reads the hidden states once.
+    """
+    prefix = layer_prefix(number)
+    # Scores are divided by the root of the head's width. Scaling the query's weights gives the
+    # same, and costs nothing for each token.
+    scale = 1 / math.sqrt(spec.hidden // spec.heads)
+
+    def qkv(part: str) -> torch.Tensor:
+        query, key, value = (
+            weights[f"{prefix}attention.self.{name}.{part}"] for name in ("query", "key", "value")
+        )
+        return torch.cat([query * scale, key, value]).to(dtype)
+
+    def dense(name: str) -> Dense:
+        weight, bias = weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"]
+        return Dense(weight.to(dtype), bias.to(dtype))
+
+    return Layer(
+        qkv=Dense(qkv("weight"), qkv("bias")),
+        attention_output=dense("attention.output.dense"),
+        attention_norm=_norm_weights(weights, f"{prefix}attention.output."),
+        intermediate=dense("intermediate.dense"),
+        output=dense("output.dense"),
+        output_norm=_norm_weights(weights, f"{prefix}output."),
+    )
+
+
+def embedding_output(
+    spec: BertSpec,
+    weights: Mapping[str, torch.Tensor],
+    batch: Batch,
+    masks: DropoutMasks | None,
+    *,
+    sparse_words: bool = False,
+) -> torch.Tensor:
+    """fp32 [tokens, hidden], as layers take them: words, positions and segment, normalised."""
+    words = functional.embedding(batch.token_ids, weights[WORDS], sparse=sparse_words)
+    # A single sentence is all of the first segment: its one vector is added to the few positions,
+    # and not to every token.
+    positions = weights[POSITIONS][: batch.width] + weights[SEGMENTS][0]
+    total = words + functional.embedding(batch.positions, positions)
+    return dropped(masks, 0, _layer_norm(spec, total, _norm_weights(weights, "embeddings.")))
+
+
+def first_dropout_site(layer: int) -> int:
+    """Number of the first place of dropout in a layer; place 0 is before the first layer."""
+    return 1 + _SITES_PER_LAYER * layer
+
+
+def run_layer(
+    spec: BertSpec,
+    layer: Layer,
+    hidden_states: torch.Tensor,
+    batch: Batch,
+    masks: DropoutMasks | None,
+    site: int,
+) -> torch.Tensor:
+    """One layer: attention, then the feed-forward block, each added to what it came from.
+
+    Hidden states and layer norms are fp32 also where matrix products are bf16: rounding would add
+    up over the layers, and a norm's mean and variance are sums over the whole width.
+
+    Args:
+        spec: The encoder's shape.
+        layer: The layer's weights.
+        hidden_states: fp32 [tokens, hidden].
+        batch: The texts.
+        masks: Of dropout; None without.
+        site: Number of the layer's first place of dropout.
+
+    Returns:
+        fp32 [tokens, hidden].
+    """
+    dtype = layer.qkv.weight.dtype
+    qkv = functional.linear(hidden_states.to(dtype), *layer.qkv)
+    # BERT drops probabilities and not scores: a text then misses a token, as with a word left out.
+    shape = (batch.texts, spec.heads, batch.width, batch.width)
+    probs_mask = None if masks is None else masks.mask(site, shape)
+    attend = attention_form(batch.width, hidden_states.device, noisy=masks is not None)
+    context = attend(qkv, batch, spec.heads, probs_mask)
+    attention_output = functional.linear(context, *layer.attention_output)
+    attention_output = dropped(masks, site + 1, attention_output)
+    # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
+    hidden_states = _layer_norm(spec, hidden_states + attention_output, layer.attention_norm)
+
+    # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to 5e-4.
+    intermediate = functional.gelu(functional.linear(hidden_states.to(dtype), *layer.intermediate))
+    output = dropped(masks, site + 2, functional.linear(intermediate, *layer.output))
+    return _layer_norm(spec, hidden_states + output, layer.output_norm)
+
+
+def pool(spec: BertSpec, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """fp32 [texts, hidden]: the hidden state of each text's [CLS], or the mean of all of them."""
+    if spec.pooling == "cls":
+        return hidden_states.index_select(0, batch.firsts)
+    # Padding is zero in the rectangle, and the mean is over the tokens that are there.
+    return batch.rectangle(hidden_states).sum(1) / batch.lengths[:, None]
+
+
+def _norm_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> Dense:
+    return Dense(weights[f"{prefix}LayerNorm.weight"], weights[f"{prefix}LayerNorm.bias"])
+
+
+def _layer_norm(spec: BertSpec, values: torch.Tensor, norm: Dense) -> torch.Tensor:
+    return functional.layer_norm(values, (spec.hidden,), *norm, spec.layer_norm_epsilon)

@@ -1,0 +1,185 @@
+"""Encoders as folders: sentence-transformers folders in and out, plain checkpoints in.
+
+What is shared is here: modules.json, normalising, prompts, the card, and what the settings add to
+a start. What an architecture has of its own is in the `folder.py` of its package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from safetensors import SafetensorError
+
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.models import ARCHITECTURES
+from pipelines.models.architecture import NORMALISING, architecture_of, check_framework
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import WEIGHT_FILE, Weights, check_weights, random_weights
+from pipelines.settings import Config, EncoderSettings
+from pipelines.tokens.lengths import model_length
+from pipelines.tokens.prompts import PROMPTS_FILE, configured_prompts
+from pipelines.tokens.start import (
+    MODULES_FILE,
+    check_vocabulary,
+    default_start,
+    folder_architecture,
+    folder_modules,
+    start_folder,
+)
+
+__all__ = ["check_start", "default_start", "read_encoder", "start_encoder", "write_encoder"]
+
+KEY = "encoder.start"
+
+_SENTENCE_MODULES = "sentence_transformers.models"
+_HEAD = ("pooling", "normalise")
+"""What a plain checkpoint does not say, and the settings do."""
+# What reading JSON leads to that is cut off, or holds something else than it should.
+_DAMAGED = (ValueError, TypeError, AttributeError, LookupError)
+
+
+def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, Weights]:
+    """The encoder that training starts from.
+
+    A checkpoint folder brings its shape, and a sentence-transformers folder its pooling too;
+    ``encoder.pooling`` and ``encoder.normalise`` decide for the others. Its length and its prompts
+    are its own unless the settings say otherwise; see
+    :func:`~pipelines.tokens.lengths.model_length` and
+    :func:`~pipelines.tokens.prompts.configured_prompts`.
+
+    Args:
+        config: The configuration.
+        vocabulary_size: Entries of the vocabulary that the corpus was prepared with.
+
+    Raises:
+        InputError: The checkpoint cannot be read, or does not fit the vocabulary.
+    """
+    encoder, folder = config.encoder, start_folder(config)
+    if folder is None:
+        spec = _random_start(config, vocabulary_size)
+        return spec, random_weights(spec, config.training.seed)
+    check_vocabulary(config)
+    spec, weights = read_encoder(folder)
+    # The setting's default says nothing of a checkpoint, which knows what it is.
+    if encoder.kind not in (EncoderSettings.model_fields["kind"].default, spec.kind):
+        raise InputError(
+            "encoder.kind",
+            f"{folder} is no `{encoder.kind}`",
+            "leave it out, or encoder.start: random",
+        )
+    # Some checkpoints have more rows than words, to make a round number.
+    if vocabulary_size > spec.vocabulary:
+        raise InputError(
+            "tokens.vocabulary",
+            f"it has {vocabulary_size} entries and the start checkpoint {spec.vocabulary}",
+            "`start`, or encoder.start: random",
+        )
+    own: dict[str, Any] = {}
+    if not (folder / MODULES_FILE).is_file():
+        own = {name: getattr(encoder, name) for name in _HEAD if hasattr(spec, name)}
+    length, prompts = model_length(config), configured_prompts(config)
+    return replace(spec, max_length=length, prompts=prompts, **own), weights
+
+
+def check_start(config: Config) -> None:
+    """Looks at the start, as far as that can be done before there is a vocabulary.
+
+    Raises:
+        InputError: It cannot be read, or the framework does not know its architecture.
+    """
+    folder = start_folder(config)
+    kind = config.encoder.kind if folder is None else read_encoder(folder)[0].kind
+    check_framework(ARCHITECTURES.load(kind), config)
+
+
+def read_encoder(folder: str | Path) -> tuple[EncoderSpec, Weights]:
+    """Reads a sentence-transformers folder or a plain Hugging Face checkpoint.
+
+    A plain checkpoint is given mean pooling and normalised embeddings.
+
+    Raises:
+        InputError: With the key ``encoder.start``, for what is of no registered architecture, or
+            is damaged, or holds numbers that are not finite.
+    """
+    folder = Path(folder)
+    try:
+        modules = folder_modules(folder)
+        spec, weights = folder_architecture(folder, modules).folder.read(folder, modules)
+    except SafetensorError as error:
+        _refuse(folder, f"has a damaged {WEIGHT_FILE} ({error})")
+    except (OSError, *_DAMAGED) as error:
+        _refuse(folder, f"cannot be read ({' '.join(str(error).split())})")
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            _refuse(folder, f"has numbers in {name} that are not finite")
+    return spec, weights
+
+
+def write_encoder(
+    folder: Path,
+    spec: EncoderSpec,
+    weights: Mapping[str, np.ndarray],
+    tokenizer_folder: Path,
+    card: str,
+) -> None:
+    """Writes a sentence-transformers folder, whole or not at all.
+
+    It has the older key names, which every release since 3 reads, and those of a StaticEmbedding
+    every one since 3.2.
+
+    Args:
+        folder: Replaced if it exists.
+        spec: The shape.
+        weights: fp32, in canonical names.
+        tokenizer_folder: Holds the tokenizer's files.
+        card: The model card, Markdown.
+    """
+    check_weights(spec, weights)
+    write = architecture_of(spec).folder.write
+    with storage.new_folder(folder) as aside:
+        modules = write(aside, spec, weights, tokenizer_folder)
+        if spec.normalise:
+            modules[NORMALISING] = f"{len(modules)}_{NORMALISING}"
+            (aside / modules[NORMALISING]).mkdir()
+        storage.write_json(aside / MODULES_FILE, list(_listed(modules)))
+        storage.write_json(
+            aside / PROMPTS_FILE, spec.prompts.to_json() | {"similarity_fn_name": "cosine"}
+        )
+        storage.write_text(aside / "README.md", card)
+
+
+def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
+    encoder = config.encoder
+    architecture = ARCHITECTURES.load(encoder.kind)
+    return architecture.spec(
+        vocabulary=vocabulary_size,
+        hidden=encoder.hidden,
+        normalise=encoder.normalise,
+        max_length=model_length(config),
+        prompts=configured_prompts(config),
+        **architecture.shape(encoder),
+    )
+
+
+def _refuse(folder: Path, problem: str) -> NoReturn:
+    raise InputError(
+        KEY,
+        f"{folder} {problem}",
+        "a BERT checkpoint with absolute positions and GELU, in safetensors",
+    )
+
+
+def _listed(modules: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The entries of modules.json."""
+    for index, (kind, path) in enumerate(modules.items()):
+        yield {
+            "idx": index,
+            "name": str(index),
+            "path": path,
+            "type": f"{_SENTENCE_MODULES}.{kind}",
+        }

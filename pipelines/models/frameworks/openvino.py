@@ -1,0 +1,69 @@
+"""What the architectures share in OpenVINO: the ends of the graph, and a few nodes.
+
+The graph is written in OpenVINO's operations, and nothing is converted, so neither PyTorch nor an
+exporter is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as op
+
+from pipelines.models.architecture import form_of
+from pipelines.models.spec import EncoderSpec
+
+_NORM_FLOOR = 1e-12
+"""The least length that embeddings are divided by, as in PyTorch."""
+
+
+class Form(Protocol):
+    """What an architecture registers for `openvino`: its part of the graph."""
+
+    def __call__(
+        self, spec: Any, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any
+    ) -> Any:
+        """The node of the embeddings [batch, hidden], of any length."""
+        ...
+
+
+def encoder_graph(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> ov.Model:
+    """The encoder over token ids int32 [batch, tokens] and lengths int32 [batch].
+
+    Args:
+        spec: The shape.
+        weights: fp32, in canonical names.
+    """
+    token_ids = op.parameter([-1, -1], np.int32, name="token_ids")
+    lengths = op.parameter([-1], np.int32, name="lengths")
+    encode: Form = form_of(spec, "openvino")
+    embeddings = encode(spec, weights, token_ids, lengths)
+    if spec.normalise:
+        embeddings = op.normalize_l2(embeddings, integer(1), _NORM_FLOOR, "max")
+    return ov.Model([embeddings], [token_ids, lengths], "encoder")
+
+
+def positions_of(token_ids: Any) -> Any:
+    """The numbers of the columns, int32 [tokens]; how many there are is known when it runs."""
+    width = op.gather(op.shape_of(token_ids, output_type="i32"), integer(1), integer(0))
+    return op.range(integer(0), width, integer(1), output_type="i32")
+
+
+def mean(vectors: Any, is_token: Any, counts: Any) -> Any:
+    """The mean of each text's vectors without its padding, [batch, hidden].
+
+    Args:
+        vectors: fp32 [batch, tokens, hidden].
+        is_token: fp32 [batch, tokens], 0 for padding.
+        counts: int32 [batch, 1], what is divided by.
+    """
+    total = op.reduce_sum(op.multiply(vectors, op.unsqueeze(is_token, integer(2))), integer(1))
+    return op.divide(total, op.convert(counts, "f32"))
+
+
+def integer(value: int) -> Any:
+    """A constant."""
+    return op.constant(np.int32(value))

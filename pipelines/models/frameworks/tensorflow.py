@@ -1,0 +1,137 @@
+"""What the architectures share in TensorFlow: a pure function over weights in canonical names.
+
+It works the same under a gradient tape, in a distribution strategy and in a version 1 graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from pipelines.models.architecture import form_of
+from pipelines.models.spec import EncoderSpec
+
+logger = logging.getLogger(__name__)
+
+PRECISIONS = {"fp32": tf.float32, "bf16": tf.bfloat16}
+
+
+class Dropout:
+    """Dropout in one forward pass, which counts its places.
+
+    The masks follow from the seed and the number of the place alone, so a pass that is computed
+    once more has the same.
+
+    Args:
+        share: Of the values that is dropped.
+        seed: int32 [2]; needed if the share is not 0.
+    """
+
+    def __init__(self, share: float, seed: tf.Tensor | None) -> None:
+        if share and seed is None:
+            raise ValueError("dropout needs a seed")
+        self._share = share
+        self._seed = seed
+        self._sites = 0
+
+    def __call__(self, values: tf.Tensor) -> tf.Tensor:
+        """The values at the next place."""
+        if not self._share:
+            return values
+        self._sites += 1
+        # A named algorithm, since the automatic choice depends on the device.
+        seed = tf.random.fold_in(self._seed, self._sites, alg="philox")
+        return tf.nn.experimental.stateless_dropout(
+            values, self._share, seed=seed, rng_alg="philox"
+        )
+
+
+class Form(Protocol):
+    """What an architecture registers for `tensorflow`: its forward pass."""
+
+    def __call__(
+        self,
+        spec: Any,
+        weights: Mapping[str, tf.Tensor],
+        token_ids: tf.Tensor,
+        lengths: tf.Tensor,
+        *,
+        dtype: tf.DType,
+        dropout: Dropout,
+    ) -> tf.Tensor:
+        """fp32 [batch, hidden], of any length; matrix products are of ``dtype``."""
+        ...
+
+
+def configure_threads(threads: int) -> None:
+    """Gives TensorFlow so many threads in this process.
+
+    To be called before TensorFlow computes: after that the number stays what it is, which is
+    logged if it is another.
+    """
+    threading = tf.config.threading
+    numbers = (
+        threading.get_intra_op_parallelism_threads(),
+        threading.get_inter_op_parallelism_threads(),
+    )
+    if numbers == (threads, threads):
+        return
+    try:
+        threading.set_intra_op_parallelism_threads(threads)
+        threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError:
+        logger.warning("TensorFlow has begun with %s threads, not %d", numbers, threads)
+
+
+def forward(
+    spec: EncoderSpec,
+    weights: Mapping[str, tf.Tensor],
+    token_ids: tf.Tensor,
+    lengths: tf.Tensor,
+    *,
+    precision: str = "fp32",
+    dropout: float = 0.0,
+    seed: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Embeds sentences. To be called inside a ``tf.function``; runs on an executor.
+
+    Matrix products are in ``precision``; all else is fp32 in both, hidden states, norms and pooling
+    among it. What stands in the padding has no influence on the result.
+
+    Args:
+        spec: The shape.
+        weights: Variables or tensors, fp32, in canonical names.
+        token_ids: int32 [batch, tokens], padded with any valid id.
+        lengths: int32 [batch], tokens of each sentence, at least 1.
+        precision: ``fp32`` or ``bf16``.
+        dropout: Share of activations that is dropped, at the architecture's places.
+        seed: int32 [2]; the masks follow from it alone. Needed with dropout.
+
+    Returns:
+        fp32 [batch, hidden].
+    """
+    encode: Form = form_of(spec, "tensorflow")
+    embeddings = encode(
+        spec,
+        weights,
+        token_ids,
+        lengths,
+        dtype=PRECISIONS[precision],
+        dropout=Dropout(dropout, seed),
+    )
+    return tf.math.l2_normalize(embeddings, axis=-1) if spec.normalise else embeddings
+
+
+def mean(vectors: tf.Tensor, is_token: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """The mean of each text's vectors without its padding, [batch, hidden].
+
+    Args:
+        vectors: fp32 [batch, tokens, hidden].
+        is_token: fp32 [batch, tokens], 0 for padding.
+        counts: int32 [batch], what is divided by.
+    """
+    total = tf.reduce_sum(vectors * is_token[:, :, None], axis=1)
+    return total / tf.cast(counts, tf.float32)[:, None]

@@ -1,0 +1,169 @@
+"""What the architectures share in PyTorch: a pure function over weights in canonical names.
+
+Any engine can put its own leaves in: plain tensors, a module's parameters, gathered shards. All
+that it does is seen by autograd, so their gradients come as those of any module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from pipelines.models.architecture import form_of
+from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import WORDS
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Encode(Protocol):
+    """The forward pass of an architecture, over weights that are ready for it."""
+
+    def __call__(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [texts, hidden], of any length; see :func:`embed` for the arguments."""
+        ...
+
+
+class Form(Protocol):
+    """What an architecture registers for `torch`."""
+
+    def __call__(
+        self, spec: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Encode:
+        """Makes weights ready, once for the several forward passes of a granule.
+
+        Args:
+            spec: Of the architecture.
+            weights: fp32 on one device, in canonical names.
+            dtype: Of the matrix products.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Weights that are ready for forward passes; see :func:`prepare`.
+
+    Attributes:
+        spec: The shape.
+        device: Where the weights are.
+        encode: The architecture's forward pass.
+    """
+
+    spec: EncoderSpec
+    device: torch.device
+    encode: Encode
+
+
+def configure_threads(threads: int) -> None:
+    """Gives PyTorch so many threads in this process.
+
+    Numbers that are too small for fp32's full precision become zero: the moments of words that
+    have not been seen for long pass through them, and CPUs are slow there.
+    """
+    # Threads take this over from the one that starts them, so it comes first.
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(threads)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a device has instructions for matrix products in bf16, and need not emulate them."""
+    if device.type == "cuda":
+        return bool(torch.cuda.get_device_capability(device) >= BF16_CAPABILITY)
+    return computes_in_bf16()
+
+
+def prepare(
+    spec: EncoderSpec, weights: Mapping[str, torch.Tensor], precision: str = "fp32"
+) -> Encoder:
+    """Casts and joins weights, once for the several forward passes of a granule.
+
+    Args:
+        spec: The shape.
+        weights: fp32 on one device, in canonical names.
+        precision: ``fp32`` or ``bf16``, of the matrix products.
+    """
+    form: Form = form_of(spec, "torch")
+    return Encoder(spec, weights[WORDS].device, form(spec, weights, PRECISIONS[precision]))
+
+
+def forward(
+    spec: EncoderSpec,
+    weights: Mapping[str, torch.Tensor],
+    token_ids: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    precision: str = "fp32",
+    dropout: float = 0.0,
+    seed: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Embeds sentences; :func:`prepare`, then :func:`embed`. Runs on an executor.
+
+    Matrix products are in ``precision``; all else is fp32 in both, hidden states, norms and pooling
+    among it. What stands in the padding has no influence on the result.
+
+    Args:
+        spec: The shape.
+        weights: fp32 on one device, in canonical names.
+        token_ids: int32 [batch, tokens], padded with any valid id.
+        lengths: int32 [batch], tokens of each sentence, at least 1.
+        precision: ``fp32`` or ``bf16``.
+        dropout: Share of activations that is dropped.
+        seed: Two numbers; the masks follow from them alone. Needed with dropout.
+
+    Returns:
+        fp32 [batch, hidden], on the device of the weights.
+    """
+    return embed(prepare(spec, weights, precision), token_ids, lengths, dropout=dropout, seed=seed)
+
+
+def embed(
+    encoder: Encoder,
+    token_ids: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    dropout: float = 0.0,
+    seed: Sequence[int] | None = None,
+    activation_checkpointing: bool = False,
+    sparse_words: bool = False,
+) -> torch.Tensor:
+    """Embeds sentences; see :func:`forward`.
+
+    Args:
+        encoder: The weights.
+        token_ids: int32 [batch, tokens], padded with any valid id.
+        lengths: int32 [batch], tokens of each sentence, at least 1.
+        dropout: Share of activations that is dropped, at the architecture's places.
+        seed: Two numbers that the masks follow from.
+        activation_checkpointing: Keeps the input of each layer only, and computes the layer once
+            more for its gradient; with the same masks, as those follow from the seed.
+        sparse_words: Makes the gradient of the word embeddings a sparse tensor.
+    """
+    if dropout and seed is None:
+        raise ValueError("dropout needs a seed")
+    batch = Batch.of(token_ids, lengths, encoder.device)
+    masks = DropoutMasks(dropout, seed, encoder.device) if dropout and seed is not None else None
+    embeddings = encoder.encode(
+        batch, masks, activation_checkpointing=activation_checkpointing, sparse_words=sparse_words
+    )
+    return scaled(encoder.spec, embeddings)
+
+
+def scaled(spec: EncoderSpec, embeddings: torch.Tensor) -> torch.Tensor:
+    """Embeddings of length 1, if the spec says so."""
+    return functional.normalize(embeddings, dim=-1) if spec.normalise else embeddings

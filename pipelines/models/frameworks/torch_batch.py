@@ -1,0 +1,108 @@
+"""A batch of texts on the device, without padding.
+
+Most of an encoder works on one token at a time, so tokens stand in a matrix of their own, one text
+after the other, and no matrix product sees padding. Attention and means need a rectangle of texts
+x width; where all texts are equally long, that is the same memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_ATTENTION_MASK = -1e9
+"""Added to the score of padding, whose probability then is exactly zero in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """Where the padding of a batch is.
+
+    Attributes:
+        places: int64 [tokens], where each token stands in the rectangle of texts x width.
+        sources: int64 [texts x width], the token of each place, and any for padding.
+        attention_bias: fp32 [texts, 1, 1, width], added to attention's scores.
+    """
+
+    places: torch.Tensor
+    sources: torch.Tensor
+    attention_bias: torch.Tensor
+
+    @classmethod
+    def of(cls, is_token: np.ndarray, device: torch.device) -> Padding:
+        """From bool [texts, width], true for tokens."""
+        places = np.flatnonzero(is_token)
+        sources = np.zeros(is_token.size, np.int64)
+        sources[places] = np.arange(len(places))
+        bias = np.where(is_token, 0.0, _ATTENTION_MASK).astype(np.float32)
+        return cls(
+            places=to_device(places, device),
+            sources=to_device(sources, device),
+            attention_bias=to_device(bias[:, None, None, :], device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Texts as the encoder takes them.
+
+    Attributes:
+        texts: How many.
+        width: Tokens of the longest.
+        token_ids: int64 [tokens], of all texts without padding.
+        positions: int64 [tokens], of each token in its text.
+        lengths: fp32 [texts], tokens of each.
+        firsts: int64 [texts], where each text begins.
+        padding: None if all texts are equally long.
+    """
+
+    texts: int
+    width: int
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    lengths: torch.Tensor
+    firsts: torch.Tensor
+    padding: Padding | None
+
+    @classmethod
+    def of(cls, token_ids: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
+        """Takes the padding away, on the host.
+
+        Args:
+            token_ids: int32 [texts, any width], padded with any valid id.
+            lengths: int32 [texts], tokens of each text, at least 1.
+            device: Where the encoder's weights are.
+        """
+        texts, width = len(lengths), int(lengths.max())
+        is_token = np.arange(width) < lengths[:, None]
+        return cls(
+            texts=texts,
+            width=width,
+            token_ids=to_device(token_ids[:, :width][is_token].astype(np.int64), device),
+            positions=to_device(np.nonzero(is_token)[1], device),
+            lengths=to_device(lengths.astype(np.float32), device),
+            firsts=to_device(np.cumsum(lengths, dtype=np.int64) - lengths, device),
+            padding=None if is_token.all() else Padding.of(is_token, device),
+        )
+
+    def rectangle(self, rows: torch.Tensor) -> torch.Tensor:
+        """[tokens, any width] as [texts, width, any width], zero where there is padding."""
+        if self.padding is not None:
+            empty = rows.new_zeros(self.texts * self.width, rows.shape[1])
+            rows = empty.index_copy_(0, self.padding.places, rows)
+        return rows.view(self.texts, self.width, -1)
+
+    def tokens(self, rectangle: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`rectangle`, for [texts, width, ...]."""
+        rows = rectangle.reshape(self.texts * self.width, -1)
+        return rows if self.padding is None else rows.index_select(0, self.padding.places)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """An array as a tensor, which on a CPU shares its memory; a GPU is not waited for."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

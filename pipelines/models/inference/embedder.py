@@ -1,0 +1,235 @@
+"""Embeds texts in this process. Runs on an executor.
+
+A backend computes; its module is imported when it is chosen. All that comes before it
+is shared: token ids, equal texts once, and batches of similar length.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import InputError
+from pipelines.models import ARCHITECTURES
+from pipelines.models.folder import read_encoder
+from pipelines.models.inference import BACKENDS
+from pipelines.models.inference.batches import (
+    BATCH_TOKENS,
+    TokenEmbedder,
+    TokenRows,
+    embed_rows,
+    embed_token_ids,
+    text_column,
+)
+from pipelines.models.inference.processor import computes_in_bf16
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import Weights
+from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
+from pipelines.tokens.prompts import NO_PROMPTS, Prompts
+from pipelines.tokens.vocabulary import load_tokenizer
+
+__all__ = [
+    "BACKENDS",
+    "TextEmbedder",
+    "TokenEmbedder",
+    "choose_backend",
+    "choose_precision",
+    "embed_token_ids",
+    "load_embedder",
+    "token_embedder",
+]
+
+Precision = Literal["auto", "fp32", "bf16"]
+"""``auto``: bf16 on a GPU or CPU with the instructions for it, otherwise fp32."""
+
+GPU_BACKEND = "torch"
+"""The backend that can compute on a GPU."""
+GPU_BATCH_TOKENS = 65536
+
+TEXTS_AT_ONCE = 8192
+"""Texts that are tokenised and sorted together, which bounds the memory for their ids."""
+
+
+class OpenBackend(Protocol):
+    """Makes the function that embeds batches of token ids."""
+
+    def __call__(
+        self, spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
+    ) -> TokenEmbedder:
+        """See :func:`token_embedder`."""
+
+
+class TextEmbedder:
+    """Texts to embeddings.
+
+    Args:
+        encoder: Makes token ids.
+        embed_tokens: Embeds batches of them.
+        hidden: Width of an embedding.
+        batch_tokens: Tokens of one forward pass.
+        prompts: The model's.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        embed_tokens: TokenEmbedder,
+        hidden: int,
+        batch_tokens: int,
+        prompts: Prompts = NO_PROMPTS,
+    ) -> None:
+        self.hidden = hidden
+        self.prompts = prompts
+        self._encoder = encoder
+        self._embed_tokens = embed_tokens
+        self._batch_tokens = batch_tokens
+
+    def __call__(
+        self, texts: Sequence[str] | pa.StringArray, prompt_name: str | None = None
+    ) -> np.ndarray:
+        """Embeds texts, those of equal tokens once.
+
+        Args:
+            texts: Strings, or a column without nulls.
+            prompt_name: Which prompt stands before each of them; see
+                :meth:`~pipelines.tokens.prompts.Prompts.before`.
+
+        Returns:
+            fp32 [texts, hidden], in the order of the texts.
+
+        Raises:
+            InputError: The model has no such prompt.
+        """
+        column = text_column(texts)
+        encoder = PromptedEncoder(self._encoder, self.prompts.before(prompt_name))
+        embeddings = np.empty((len(column), self.hidden), np.float32)
+        for start in range(0, len(column), TEXTS_AT_ONCE):
+            some = column.slice(start, TEXTS_AT_ONCE)
+            rows, numbers = TokenRows.distinct(encoder.encode(some))
+            found = embed_rows(
+                self._embed_tokens, rows, hidden=self.hidden, batch_tokens=self._batch_tokens
+            )
+            embeddings[start : start + len(some)] = found[numbers]
+        return embeddings
+
+    def queries(self, texts: Sequence[str] | pa.StringArray) -> np.ndarray:
+        """Embeds texts that are to find others, by the model's prompt for queries."""
+        return self(texts, self.prompts.sides[0])
+
+    def documents(self, texts: Sequence[str] | pa.StringArray) -> np.ndarray:
+        """Embeds texts that are to be found, by the model's prompt for documents."""
+        return self(texts, self.prompts.sides[1])
+
+
+def load_embedder(
+    folder: str | Path,
+    *,
+    backend: str = "auto",
+    threads: int = 1,
+    precision: str = "fp32",
+    device: str = "cpu",
+    batch_tokens: int | None = None,
+) -> TextEmbedder:
+    """Loads an encoder folder. Runs on an executor.
+
+    Args:
+        folder: A folder that :func:`~pipelines.models.folder.read_encoder` reads, with a
+            tokenizer.
+        backend: A name of :data:`BACKENDS`, or ``auto``.
+        threads: CPU threads, if the backend has not begun in this process.
+        precision: Of the matrix products; see :data:`Precision`.
+        device: ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
+        batch_tokens: Tokens of one forward pass; what suits the device unless given.
+
+    Raises:
+        InputError: The folder holds no encoder that can be read, or the backend is not there.
+    """
+    spec, weights = read_encoder(folder)
+    # The library would otherwise start a thread for every core of the machine.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if threads == 1 else "true")
+    embed_tokens = token_embedder(
+        spec, weights, backend=backend, threads=threads, precision=precision, device=device
+    )
+    encoder = open_encoder(load_tokenizer(Path(folder)), spec.max_length)
+    suited = BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS
+    return TextEmbedder(encoder, embed_tokens, spec.hidden, batch_tokens or suited, spec.prompts)
+
+
+def token_embedder(
+    spec: EncoderSpec,
+    weights: Weights,
+    *,
+    backend: str = "auto",
+    threads: int = 1,
+    precision: str = "fp32",
+    device: str = "cpu",
+) -> TokenEmbedder:
+    """A function over padded batches of token ids. Runs on an executor.
+
+    Args:
+        spec: The shape.
+        weights: fp32, in canonical names.
+        backend: See :func:`load_embedder`, as for the other arguments.
+        threads: CPU threads.
+        precision: Of the matrix products.
+        device: Where it computes.
+    """
+    open_backend = BACKENDS.load(choose_backend(backend, spec.kind))
+    return open_backend(
+        spec,
+        weights,
+        threads=threads,
+        precision=choose_precision(precision, device),
+        device=device,
+    )
+
+
+def choose_backend(name: str, kind: str | None = None) -> str:
+    """The backend of a name, or for ``auto`` the first that is installed and has a form.
+
+    Args:
+        name: Of the backend, or ``auto``.
+        kind: The model's architecture; None if its fit is known.
+
+    Raises:
+        InputError: There is no such backend, it has no form of the architecture, or its package is
+            not installed.
+    """
+    wanted = [*BACKENDS] if name == "auto" else [BACKENDS.check(name)]
+    if kind is not None:
+        architecture = ARCHITECTURES.load(kind)
+        if name != "auto":
+            architecture.check_form(name, BACKENDS.key, BACKENDS)
+        wanted = [backend for backend in wanted if backend in architecture.forms]
+        if not wanted:
+            raise InputError(
+                BACKENDS.key,
+                f"architecture {kind} has no form in any backend",
+                f"write one, in {' or '.join(BACKENDS)}",
+            )
+    for package in wanted:
+        if find_spec(package) is not None:
+            return package
+    raise InputError(
+        BACKENDS.key, f"{' or '.join(wanted)} is not installed", f"pip install {wanted[0]}"
+    )
+
+
+def choose_precision(name: str, device: str = "cpu") -> str:
+    """The precision of a name on this machine; see :data:`Precision`."""
+    if name != "auto":
+        return name
+    if device == "cpu":
+        return "bf16" if computes_in_bf16() else "fp32"
+    # Only PyTorch computes on GPUs.
+    import torch
+
+    from pipelines.models.frameworks.torch import has_bf16
+
+    return "bf16" if has_bf16(torch.device(device)) else "fp32"

@@ -1,0 +1,99 @@
+"""Static encoders as the StaticEmbedding module of sentence-transformers.
+
+The module tokenises without special tokens, and embeds a text as the mean of all its tokens'
+vectors. How many tokens of a text are read stands in its tokenizer, which the module uses as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.models.architecture import NORMALISING, Lengths, Modules
+from pipelines.models.static.spec import StaticSpec
+from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, save_weights
+from pipelines.tokens.lengths import UNLIMITED
+from pipelines.tokens.prompts import read_prompts
+from pipelines.tokens.vocabulary import TOKENIZER_FILE, copy_tokenizer, load_tokenizer
+
+STATIC_MODULE = "StaticEmbedding"
+ENDS = 2
+"""The special tokens around a text: a length counts them, and the tokenizer of a StaticEmbedding,
+which adds none, does not."""
+
+_FOLDER = "0_StaticEmbedding"
+"""Releases before 5 take what stands in the root for a transformer."""
+_NAMES = ("embedding.weight", "embeddings")
+"""Of the matrix, as sentence-transformers writes it, and as model2vec does."""
+
+
+def recognises(folder: Path, modules: Modules) -> bool:
+    """Whether the first module is a StaticEmbedding."""
+    return next(iter(modules), None) == STATIC_MODULE
+
+
+def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
+    """Reads a folder whose first module is a StaticEmbedding.
+
+    Raises:
+        InputError: With the key ``encoder.start``, for further modules than Normalize, weights
+            other than one matrix, and a tokenizer without a special token at either end.
+    """
+    if list(modules)[1:] not in ([], [NORMALISING]):
+        raise _refusal(folder, f"has the modules {', '.join(modules)}")
+    home = folder / modules[STATIC_MODULE]
+    for file in (WEIGHT_FILE, TOKENIZER_FILE):
+        if not (home / file).is_file():
+            raise _refusal(folder, f"has no {file} for its {STATIC_MODULE}")
+    weights = load_weights(home / WEIGHT_FILE)
+    name, *others = sorted(weights)
+    if name not in _NAMES or others:
+        raise _refusal(folder, f"holds {', '.join(sorted(weights))}, not {_NAMES[0]} alone")
+    if load_tokenizer(folder).num_special_tokens_to_add(is_pair=False) != ENDS:
+        raise _refusal(folder, "has a tokenizer that adds no [CLS] or [SEP]")
+    words = np.ascontiguousarray(weights[name], dtype=np.float32)
+    spec = StaticSpec(
+        vocabulary=words.shape[0],
+        hidden=words.shape[1],
+        normalise=NORMALISING in modules,
+        max_length=_length(home),
+        prompts=read_prompts(folder),
+    )
+    return spec, {WORDS: words}
+
+
+def write(
+    folder: Path, spec: StaticSpec, weights: Mapping[str, np.ndarray], tokenizer_folder: Path
+) -> dict[str, str]:
+    """Writes the module; returns its path, by its class."""
+    home = folder / _FOLDER
+    home.mkdir()
+    copy_tokenizer(tokenizer_folder, home, spec.max_length)
+    tokenizer = load_tokenizer(home)
+    if spec.max_length < UNLIMITED:
+        tokenizer.enable_truncation(spec.max_length - ENDS)
+    tokenizer.save(str(home / TOKENIZER_FILE))
+    save_weights(home / WEIGHT_FILE, {_NAMES[0]: weights[WORDS]})
+    return {STATIC_MODULE: _FOLDER}
+
+
+def lengths(folder: Path, modules: Modules) -> Lengths:
+    """Tokens of a text that the model in a folder reads, and that it may read them all."""
+    return Lengths(_length(folder / modules[STATIC_MODULE]), UNLIMITED)
+
+
+def _length(home: Path) -> int:
+    """Tokens of a text that the tokenizer in the module's folder leaves, special ones included."""
+    path = home / TOKENIZER_FILE
+    truncation = storage.read_json(path).get("truncation") if path.is_file() else None
+    return truncation["max_length"] + ENDS if truncation else UNLIMITED
+
+
+def _refusal(folder: Path, problem: str) -> InputError:
+    return InputError(
+        "encoder.start", f"{folder} {problem}", "a StaticEmbedding that sentence-transformers saved"
+    )

@@ -1,0 +1,236 @@
+"""The page of a prepared corpus: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipelines.corpus.cleaning.languages import UNKNOWN
+from pipelines.corpus.funnel import FILES, PAIRS, ROWS
+from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.lanes.files import LaneManifest
+from pipelines.report.funnel import LOST
+from pipelines.report.page_parts import (
+    Bar,
+    Chart,
+    bar,
+    byte_size,
+    duration,
+    funnel_levels,
+    per_cent,
+    read_if_there,
+    render,
+    whole,
+)
+from pipelines.report.text import shown
+from pipelines.tokens.lengths import told_cuts
+
+TEMPLATE = "corpus.html"
+_MAX_REASONS = 10
+_MAX_LANGUAGES = 20
+
+FunnelLines = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why texts are lost.
+
+    Attributes:
+        name: In words.
+        rows: How many are lost, for people.
+        share: Of the level, for people.
+        examples: A few of them, as they can be shown.
+    """
+
+    name: str
+    rows: str
+    share: str
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """How long a stage took, for people; a rate is empty where it is not known."""
+
+    name: str
+    kept: bool
+    seconds: str
+    megabyte_rate: str
+    text_rate: str
+
+
+def write_corpus_report(prepared_folder: Path) -> Path:
+    """Writes ``report.html`` of a prepared folder; what is not there leaves its section out.
+
+    Args:
+        prepared_folder: Holds ``corpus/funnel.json``, ``corpus/statistics.json``,
+            ``tokens/lengths.json``, ``tokens/manifest.json``, ``lanes/manifest.json`` and
+            ``stages.json``.
+
+    Returns:
+        The path of the page.
+    """
+    folder = PreparedFolder(prepared_folder.absolute())
+
+    def read(path: Path) -> Any:
+        return read_if_there(path, storage.read_json) or {}
+
+    funnel: FunnelLines = read(folder.corpus.funnel) or []
+    statistics: Mapping[str, Any] = read(folder.corpus.statistics)
+    lengths = dict(map(tuple, read(folder.tokens.lengths).get("lengths", [])))
+    manifest = read_if_there(folder.lanes.manifest, _manifest)
+    page = render(
+        TEMPLATE,
+        {
+            "name": folder.path.name,
+            "kind": "corpus report",
+            "sentence": "Corpus report",
+            "scores": [],
+            "tiles": _tiles(funnel, statistics, manifest),
+            "funnel": funnel_levels(funnel),
+            "reasons": _reasons(funnel, statistics.get("examples", {})),
+            "quarantine": [
+                dict(place, file=shown(place["file"]), reason=shown(place["reason"]))
+                for place in statistics.get("quarantine", [])
+            ],
+            "languages": _languages(statistics.get("languages", {})),
+            "lengths": _length_chart(lengths, manifest),
+            "lanes": _lanes(manifest) | _texts(read(folder.tokens.manifest)),
+            "times": _times(read(folder.stages) or [], funnel, statistics.get("bytes", 0)),
+            "texts": text_level(funnel),
+        },
+    )
+    storage.write_text(folder.report, page)
+    return folder.report
+
+
+def text_level(funnel: FunnelLines) -> str:
+    """The level whose units are made into pairs: the last one before them; `rows` without any."""
+    levels = [line["level"] for line in funnel if line["level"] not in (FILES, PAIRS)]
+    return str(levels[-1]) if levels else ROWS
+
+
+def _manifest(path: Path) -> LaneManifest:
+    return LaneManifest.load(path.parent)
+
+
+def _rows(funnel: FunnelLines, level: str, kind: str) -> int | None:
+    found = [line["rows"] for line in funnel if (line["level"], line["kind"]) == (level, kind)]
+    return sum(found) if found else None
+
+
+def _tiles(
+    funnel: FunnelLines, statistics: Mapping[str, Any], manifest: LaneManifest | None
+) -> dict[str, str]:
+    """The figures at the top of the page."""
+    texts = text_level(funnel)
+    counts = {
+        "rows read": _rows(funnel, ROWS, "in"),
+        f"{texts} kept": _rows(funnel, texts, "kept"),
+        "pairs kept": _rows(funnel, PAIRS, "kept"),
+        "examples in granules": manifest.placed if manifest else None,
+        "tokens in granules": manifest.tokens if manifest else None,
+    }
+    read = {"text read": byte_size(statistics["bytes"])} if "bytes" in statistics else {}
+    return read | {title: f"{n:,}" for title, n in counts.items() if n is not None}
+
+
+def _reasons(
+    funnel: FunnelLines, examples: Mapping[str, Mapping[str, Sequence[str]]]
+) -> dict[str, list[Reason]]:
+    """The most frequent reasons of each level of which there are examples."""
+    levels: dict[str, list[Reason]] = {}
+    for level in dict.fromkeys(line["level"] for line in funnel):
+        entered = _rows(funnel, level, "in") or 1
+        lost = [line for line in funnel if line["level"] == level and line["kind"] in LOST]
+        texts = examples.get(level, {})
+        known = [line for line in lost if texts.get(line["reason"])]
+        most = sorted(known, key=lambda line: -line["rows"])[:_MAX_REASONS]
+        if most:
+            levels[level] = [
+                Reason(
+                    line["reason"],
+                    f"{line['rows']:,}",
+                    per_cent(line["rows"] / entered),
+                    tuple(map(shown, texts[line["reason"]])),
+                )
+                for line in most
+            ]
+    return levels
+
+
+def _languages(counts: Mapping[str, int]) -> list[Bar]:
+    """A bar for each of the most frequent languages, and one for the others."""
+    total = sum(counts.values())
+    ordered = iter(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    bars = dict(islice(ordered, _MAX_LANGUAGES))
+    others = list(ordered)
+    if others:
+        bars[f"{len(others)} others"] = sum(count for _, count in others)
+    names = {UNKNOWN: "not determined"}
+    return [
+        bar(names.get(name, name), count, count / total, kind="share")
+        for name, count in bars.items()
+        if count
+    ]
+
+
+def _length_chart(lengths: Mapping[int, int], manifest: LaneManifest | None) -> Chart | None:
+    if not lengths:
+        return None
+    from pipelines.report.svg_charts import histogram
+
+    title = "Lengths"
+    edges = [segment.length for segment in manifest.segments] if manifest else []
+    svg = histogram(
+        title,
+        lengths,
+        edges,
+        labels=("tokens of an example's longest text", "examples"),
+        edge_label="longest text of a bucket's granules",
+    )
+    return Chart(title, svg, wide=True)
+
+
+def _lanes(manifest: LaneManifest | None) -> dict[str, str]:
+    """How the lengths were arranged in lanes."""
+    if manifest is None:
+        return {}
+    padding = 1 - manifest.tokens / manifest.slots
+    left_over = [f"{rows:,} ({reason})" for reason, rows in manifest.left_over.items() if rows]
+    return {
+        "Lanes": f"{manifest.lanes:,} of {manifest.rows:,} granules of {manifest.granule}",
+        "Padding": f"{per_cent(padding)} of the slots",
+        "Left over": ", ".join(left_over) or "no example",
+        "In a step with one of their group": f"{manifest.same_group_in_step:,} examples",
+    }
+
+
+def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
+    """What was read of the texts."""
+    return {"Read": told_cuts(tokens)} if "max_length" in tokens else {}
+
+
+def _times(
+    stages: Sequence[Mapping[str, Any]], funnel: FunnelLines, read_bytes: int
+) -> list[StageTime]:
+    """A line for each stage, and one for all of them; rates are of the text that came in."""
+    texts = _rows(funnel, text_level(funnel), "in") or 0
+    named = [(stage["stage"], stage["seconds"], stage["kept"]) for stage in stages]
+    if len(named) > 1:
+        named.append(("all", sum(seconds for _, seconds, _ in named), False))
+    return [
+        StageTime(
+            name,
+            kept,
+            duration(seconds) if seconds >= 10 else f"{seconds:.1f}s",
+            whole(read_bytes / 1e6 / seconds) if read_bytes and seconds else "",
+            whole(texts / seconds) if texts and seconds else "",
+        )
+        for name, seconds, kept in named
+    ]

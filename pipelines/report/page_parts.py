@@ -1,0 +1,139 @@
+"""What the pages of a run and of a corpus have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipelines.report.funnel import funnel_bars
+from pipelines.report.tables import points, with_margin
+from pipelines.report.text import shown
+
+_PREFIXES = {"dropped": "dropped: ", "quarantined": "quarantined: "}
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A titled picture.
+
+    Attributes:
+        title: For people.
+        svg: Markup.
+        wide: Whether it takes the whole width.
+        narrow: The same picture for a narrow screen, on which a wide one's text is too small.
+        note: How to read it.
+    """
+
+    title: str
+    svg: str
+    wide: bool = False
+    narrow: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar in the units of a style sheet.
+
+    Attributes:
+        kind: Decides its colour: `in`, `dropped`, `quarantined` or `kept`.
+        name: What it shows, for people.
+        rows: How many, for people.
+        share: Of what is compared, for people.
+        left: Where it begins, in per cent of the track.
+        width: How long it is, in per cent of the track.
+    """
+
+    kind: str
+    name: str
+    rows: str
+    share: str
+    left: str
+    width: str
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Fills a template of this folder; all text is escaped.
+
+    Args:
+        template: Its file name.
+        values: All that it asks for.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {
+        "points": points,
+        "with_margin": with_margin,
+        "markup": Markup,
+        "shown": shown,
+    }
+    return templates.get_template(template).render(values)
+
+
+def read_if_there(path: Path, reader: Callable[[Path], Value]) -> Value | None:
+    """What a file holds; None where there is no such file."""
+    return reader(path) if path.is_file() else None
+
+
+def funnel_levels(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Bar]]:
+    """The bars of each level of a funnel; see :func:`~pipelines.report.funnel.funnel_bars`."""
+    return {
+        level: [
+            bar(_PREFIXES.get(one.kind, "") + one.name, one.rows, one.share, one.start, one.kind)
+            for one in bars
+        ]
+        for level, bars in funnel_bars(lines).items()
+    }
+
+
+def bar(name: str, rows: int, share: float, start: float = 0.0, kind: str = "in") -> Bar:
+    """A bar of a share of the track, from a place on it."""
+    return Bar(
+        kind=kind,
+        name=name,
+        rows=f"{rows:,}",
+        share=per_cent(share),
+        left=f"{100 * start:.3f}%",
+        width=f"{100 * share:.3f}%",
+    )
+
+
+def per_cent(share: float) -> str:
+    """A share for people; a share above 0 is never shown as 0."""
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
+def whole(value: float) -> str:
+    """A number for people: three figures, or all those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds; from an hour on without seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,}h {minutes:02}m"
+    return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
+
+
+def byte_size(count: float) -> str:
+    """Bytes in the decimal unit that leaves one to three figures before the point."""
+    unit = 0
+    while count >= 999.5 and unit < len(_UNITS) - 1:
+        count /= 1000
+        unit += 1
+    return f"{count:.3g} {_UNITS[unit]}"

@@ -1,0 +1,172 @@
+"""The page of a run: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.run_folder import RunFolder
+from pipelines.models import ARCHITECTURES
+from pipelines.report.comparison import Comparison, compare
+from pipelines.report.page_parts import duration, funnel_levels, read_if_there, render, whole
+from pipelines.report.run_charts import evaluation_charts, time_spent, training_charts
+from pipelines.report.samples import MAP_SIZE, changes, maps, queries, similarity_charts
+from pipelines.report.series import is_number, read_lines
+from pipelines.settings import Config
+from pipelines.settings import load as configuration
+from pipelines.settings.redaction import without_secrets
+from pipelines.tokens.lengths import told_cuts
+
+TEMPLATE = "page.html"
+_MAX_SCORES = 2
+
+
+def write_report(run_folder: Path, prepared_folder: Path) -> Path:
+    """Writes ``report.html`` of a run; what is not there yet leaves its section out.
+
+    Args:
+        run_folder: Holds ``config.yaml``, ``environment.json``, ``tokens.json``,
+            ``metrics.jsonl``, ``metrics.json``, ``samples.json`` and ``evaluations.jsonl``.
+        prepared_folder: Holds ``corpus/funnel.json``.
+
+    Returns:
+        The path of the page.
+    """
+    run = RunFolder(run_folder)
+    config = read_if_there(run.config, partial(configuration.load, recorded=True))
+    figures: Mapping[str, Any] = read_if_there(run.metrics, storage.read_json) or {}
+    lines = read_if_there(run.step_metrics, read_lines) or []
+    funnel = read_if_there(PreparedFolder(prepared_folder).corpus.funnel, storage.read_json) or []
+    samples = read_if_there(run.samples, storage.read_json) or {}
+    tokens = read_if_there(run.tokens, storage.read_json) or {}
+    has_finished = "training" in figures and run.model.is_dir()
+    comparisons = compare(
+        figures.get("before", {}), figures.get("after", {}), figures.get("margin", {})
+    )
+    page = render(
+        TEMPLATE,
+        {
+            "name": run_folder.absolute().name,
+            "kind": "training report",
+            "sentence": _sentence(config) if config else "Training report",
+            "settings": _settings(config) | _texts(tokens) if config else {},
+            "whole_config": _whole(config) if config else "",
+            "notice": _notice(has_finished, lines, comparisons),
+            "scores": _scores(comparisons),
+            "tiles": _tiles(figures.get("training", {})),
+            "evaluations": _by_evaluation(comparisons),
+            "evaluation_charts": evaluation_charts(
+                read_if_there(run.evaluations, read_lines) or []
+            ),
+            "maps": maps(samples),
+            "map_size": MAP_SIZE,
+            "depth": samples.get("depth", 0),
+            "similarity_charts": similarity_charts(samples),
+            "neighbours": queries(samples),
+            "changes": changes(samples),
+            "charts": training_charts(lines),
+            "time": time_spent(lines),
+            "times_known": bool(lines),
+            "funnel": funnel_levels(funnel),
+            "environment": read_if_there(run.environment, storage.read_json) or {},
+        },
+    )
+    storage.write_text(run.report, page)
+    return run.report
+
+
+def _sentence(config: Config) -> str:
+    training = config.training
+    workers = "1 worker" if training.processes == 1 else f"{training.workers} workers"
+    return f"Trained by {training.engine} ({training.mode}, {training.framework}) on {workers}"
+
+
+def _whole(config: Config) -> str:
+    """All settings as YAML, without secrets."""
+    return configuration.dump(without_secrets(config))
+
+
+def _settings(config: Config) -> dict[str, str]:
+    """The settings in which runs differ most; all settings are further down the page."""
+    corpus, encoder, training = config.corpus, config.encoder, config.training
+    inputs = "installed packages" if corpus.format == "docstrings" else ", ".join(corpus.inputs)
+    packaged = "all-MiniLM-L6-v2, as packaged" if encoder.start == "default" else encoder.start
+    shape = ARCHITECTURES.load(encoder.kind).described_settings(encoder)
+    examples = training.granules_per_step * config.lanes.granule
+    return {
+        "Corpus": f"{corpus.format} of {inputs}",
+        "Pairs": corpus.pairs,
+        "Start": f"random, {shape}" if encoder.start == "random" else packaged,
+        "Objective": _objective(config),
+        "Step": f"{examples} examples ({training.granules_per_step} granules of "
+        f"{config.lanes.granule})",
+        "Learning rate": f"{training.learning_rate:g}, {training.schedule}, "
+        f"{training.warmup:.0%} warm-up",
+        "Precision": training.precision,
+        "Seed": str(training.seed),
+    }
+
+
+def _objective(config: Config) -> str:
+    """The loss and all keys that it has."""
+    keys = config.objective.model_dump(exclude={"name"})
+    return ", ".join([config.objective.name, *(f"{key} {value}" for key, value in keys.items())])
+
+
+def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
+    """What was read of the texts, and what stood before them."""
+    if "max_length" not in tokens:
+        return {}
+    prompts = [f"`{prompt}` ({side})" for side, prompt in tokens["prompts"].items()]
+    return {"Read": told_cuts(tokens)} | ({"Prompts": ", ".join(prompts)} if prompts else {})
+
+
+def _tiles(training: Mapping[str, float]) -> dict[str, str]:
+    """The figures at the top of the page."""
+    forms: dict[str, tuple[str, Callable[[float], str]]] = {
+        "steps": ("steps", whole),
+        "examples": ("examples", whole),
+        "seconds": ("training time", duration),
+        "examples_per_second": ("examples/s", whole),
+        "final_loss": ("final loss", lambda value: f"{value:.4f}"),
+        "staleness_mean": ("mean staleness", lambda value: f"{value:.2f}"),
+    }
+    return {
+        title: form(training[key])
+        for key, (title, form) in forms.items()
+        if is_number(training.get(key))
+    }
+
+
+def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The first figure of the first evaluations, of those that are better the higher they are."""
+    first: dict[str, Comparison] = {}
+    for line in comparisons:
+        if line.after is not None and line.better == "higher":
+            first.setdefault(line.evaluation, line)
+    return list(first.values())[:_MAX_SCORES]
+
+
+def _notice(
+    has_finished: bool, lines: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]
+) -> str:
+    """What a reader should know first: that the run has not finished, or was not measured."""
+    if lines and not has_finished:
+        return (
+            f"This run has not finished: its last logged step is {lines[-1]['step']:,}. "
+            "With training.resume=true it goes on from its last checkpoint."
+        )
+    if lines and not comparisons:
+        return "Nothing has been measured of this model: see `evaluate` and evaluation.retrieval."
+    return ""
+
+
+def _by_evaluation(lines: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+    groups: dict[str, list[Comparison]] = {}
+    for line in lines:
+        groups.setdefault(line.evaluation, []).append(line)
+    return groups

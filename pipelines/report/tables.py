@@ -1,0 +1,107 @@
+"""What jobs show in a terminal: the figures of an evaluation, and what a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipelines.report.comparison import Comparison, Figures, compare
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from pipelines.search.text_search import Hit
+
+NOT_MEASURED = "–"  # noqa: RUF001 - a dash, as tables have it
+_COLOURS = {"better": "green", "worse": "red", "": ""}
+
+
+def metrics_table(before: Figures, after: Figures, margins: Figures | None = None) -> Table:
+    """A line for each figure, before and after training, with the difference.
+
+    Green and red are differences that are more than chance; behind a difference stands its margin.
+
+    Args:
+        before: Figures by evaluation and metric of the start, times 100.
+        after: The same of the trained model.
+        margins: How far a difference is to be from 0 to be more than chance, where that is known.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    caption = None if before or after else "nothing was measured"
+    if margins:
+        caption = "±: half the 95 % interval of a difference; coloured where 0 is outside it"
+    table = Table(caption=caption)
+    table.add_column("evaluation", overflow="fold")
+    table.add_column("measured on")
+    table.add_column("metric", no_wrap=True)
+    for name in ("before", "after", "difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    last = None
+    for line in compare(before, after, margins):
+        is_new = line.evaluation != last
+        if is_new and last is not None:
+            table.add_section()
+        last = line.evaluation
+        table.add_row(
+            # The name of a file may have brackets, which are markup in a plain string.
+            Text(line.evaluation if is_new else ""),
+            line.basis if is_new else "",
+            Text(line.metric),
+            points(line.before),
+            points(line.after),
+            _coloured(line),
+        )
+    return table
+
+
+def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
+    """A line for each row that was found; the query stands before its first one.
+
+    Args:
+        queries: What was asked.
+        hits: Query by query, the best first.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    several = len(queries) > 1
+    if several:
+        table.add_column("query")
+    table.add_column("cosine", justify="right")
+    table.add_column("row", justify="right")
+    table.add_column("text", overflow="fold")
+    for hit, following in zip(hits, [*hits[1:], None], strict=True):
+        # Not as markup: a text may hold brackets.
+        asked = [Text(queries[hit.query] if hit.rank == 1 else "")] if several else []
+        text = Text("" if hit.text is None else hit.text)
+        is_last = following is None or following.query != hit.query
+        table.add_row(
+            *asked, f"{hit.cosine:.4f}", f"{hit.position:,}", text, end_section=several and is_last
+        )
+    return table
+
+
+def points(value: float | None) -> str:
+    """A figure to two decimals; a dash where it was not measured."""
+    return NOT_MEASURED if value is None else f"{value:.2f}"
+
+
+def signed_points(value: float | None) -> str:
+    """A difference to two decimals, with its sign."""
+    return NOT_MEASURED if value is None else f"{value:+.2f}"
+
+
+def with_margin(line: Comparison) -> str:
+    """A difference with the margin of it, where that is known."""
+    difference = signed_points(line.difference)
+    return difference if line.margin is None else f"{difference} ±{line.margin:.2f}"
+
+
+def _coloured(line: Comparison) -> Text:
+    from rich.text import Text
+
+    return Text(with_margin(line), _COLOURS[line.verdict])

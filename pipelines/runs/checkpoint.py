@@ -1,0 +1,253 @@
+"""Checkpoints: folders ``checkpoints/step-00001200``, each whole or not there.
+
+A checkpoint is taken *before* the step that it is named after: step 0 holds the weights that
+training starts from, so that starting and resuming are one thing.
+
+Its ``state.json`` names its files with their sizes and checksums, since a rename alone does not
+make a folder whole: a machine that loses power, or a mount that loses a write, leaves files short.
+Whoever loads a checkpoint compares the sizes; the driver reads the contents once, before a run goes
+on, and takes an older checkpoint where the newest is torn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import Rows, Weights, load_weights, save_weights
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "step-"
+_WEIGHTS, _MOMENTS, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+
+
+class TornCheckpoint(PipelineError):  # noqa: N818 - what it is, as users know it
+    """A checkpoint that is not as it was written; the message names the file and the damage."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state of training.
+
+    Attributes:
+        step: The next step.
+        spec: The encoder's shape.
+        weights: Its weights.
+        moments: The optimiser's arrays, ``m/NAME`` and ``v/NAME``; empty before step 1.
+    """
+
+    step: int
+    spec: EncoderSpec
+    weights: Weights
+    moments: dict[str, np.ndarray]
+
+
+def checkpoint_path(run_folder: Path, step: int) -> Path:
+    """Where the checkpoint before a step stands."""
+    return RunFolder(run_folder).checkpoints / f"{_PREFIX}{step:08d}"
+
+
+def save_checkpoint(run_folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Writes a checkpoint aside, renames it, and prunes older ones.
+
+    It is on the disk when this returns, where the file system can flush.
+
+    Raises:
+        FloatingPointError: Weights or moments hold numbers that are none; nothing was written.
+    """
+    _check_finite(checkpoint)
+    path = checkpoint_path(run_folder, checkpoint.step)
+    with storage.new_folder(path) as folder:
+        files = {_WEIGHTS: checkpoint.weights, _MOMENTS: checkpoint.moments}
+        written = [name for name, arrays in files.items() if arrays]
+        for name in written:
+            save_weights(folder / name, files[name])
+        state = {
+            "step": checkpoint.step,
+            "encoder": checkpoint.spec.to_json(),
+            "files": {name: _fingerprint(folder / name) for name in written},
+        }
+        storage.write_json(folder / _STATE, state)
+        for name in (*written, _STATE, "."):
+            storage.flush(folder / name)
+    storage.flush(path.parent)
+    prune_checkpoints(run_folder, checkpoint.step, keep)
+    return path
+
+
+def prune_checkpoints(run_folder: Path, step: int, keep: int) -> None:
+    """Deletes old checkpoints, so that ``keep`` are left up to the one before ``step``."""
+    # Newer ones, which may be torn, do not count: a whole one would be deleted for their sake.
+    known = [known for known in checkpoint_steps(run_folder) if known <= step]
+    for old in known[:-keep]:
+        storage.remove_folder(checkpoint_path(run_folder, old))
+
+
+def remove_torn_checkpoints(run_folder: Path) -> None:
+    """Removes what writers that are gone left unfinished, on whatever host they were.
+
+    Args:
+        run_folder: No other process writes to it now.
+    """
+    for torn in RunFolder(run_folder).checkpoints.glob(f".{_PREFIX}*"):
+        shutil.rmtree(torn, ignore_errors=True)
+
+
+def load_checkpoint(run_folder: Path, step: int, rows: Rows | None = None) -> Checkpoint:
+    """Reads the checkpoint before a step, whose files have the sizes that they had.
+
+    Args:
+        rows: See :func:`pipelines.models.weights.load_weights`.
+
+    Raises:
+        TornCheckpoint: It is not whole.
+    """
+    path = checkpoint_path(run_folder, step)
+    state = _checked_state(path)
+    return Checkpoint(
+        step=step,
+        spec=EncoderSpec.from_json(state["encoder"]),
+        weights=load_weights(path / _WEIGHTS, rows),
+        moments=load_weights(path / _MOMENTS, rows) if _MOMENTS in state["files"] else {},
+    )
+
+
+def load_spec(run_folder: Path, step: int) -> EncoderSpec:
+    """Reads the encoder's shape of the checkpoint before a step."""
+    state = storage.read_json(checkpoint_path(run_folder, step) / _STATE)
+    return EncoderSpec.from_json(state["encoder"])
+
+
+def check_checkpoint(run_folder: Path, step: int) -> None:
+    """Compares all of a checkpoint with what was written, which reads all of it.
+
+    Raises:
+        TornCheckpoint: It is not whole.
+    """
+    path = checkpoint_path(run_folder, step)
+    for name, written in _checked_state(path)["files"].items():
+        if _fingerprint(path / name) != written:
+            raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
+
+
+def checkpoint_steps(run_folder: Path) -> list[int]:
+    """The steps that there are checkpoints before, whole or torn, oldest first."""
+    names = (path.name for path in RunFolder(run_folder).checkpoints.glob(f"{_PREFIX}*"))
+    numbers = (re.fullmatch(rf"{_PREFIX}(\d+)", name) for name in names)
+    return sorted(int(found[1]) for found in numbers if found)
+
+
+def newest_whole_checkpoint(run_folder: Path, latest: int | None = None) -> int | None:
+    """The newest step whose checkpoint is whole, and warns of newer ones that are not.
+
+    Reads all of it, so the driver alone asks for it.
+
+    Args:
+        latest: No step after this one, if given.
+
+    Returns:
+        The step; None if there is none.
+    """
+    for step in reversed(checkpoint_steps(run_folder)):
+        if latest is not None and step > latest:
+            continue
+        try:
+            check_checkpoint(run_folder, step)
+        except TornCheckpoint as torn:
+            logger.warning("a checkpoint is torn and is passed over: %s", torn)
+        else:
+            return step
+    return None
+
+
+def newest_checkpoint(run_folder: Path) -> int:
+    """The newest step to go on from; see :func:`newest_whole_checkpoint`.
+
+    Raises:
+        InputError: There is none.
+    """
+    step = newest_whole_checkpoint(run_folder)
+    if step is None:
+        raise InputError(
+            "training.resume",
+            f"{run_folder} holds no whole checkpoint",
+            "put one back, or begin anew with run.overwrite",
+        )
+    return step
+
+
+def _checked_state(path: Path) -> dict[str, Any]:
+    """The content of ``state.json``, if the files have the sizes in it.
+
+    Raises:
+        TornCheckpoint: They do not, or it is incomplete.
+    """
+    try:
+        state: dict[str, Any] = storage.read_json(path / _STATE)
+        sizes = {name: written["bytes"] for name, written in state["files"].items()}
+    except FileNotFoundError:
+        raise TornCheckpoint(f"{path / _STATE} is missing") from None
+    except (OSError, ValueError) as error:
+        raise TornCheckpoint(f"{path / _STATE} cannot be read ({error})") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TornCheckpoint(f"{path / _STATE} does not list files and sizes") from error
+    for name, size in sizes.items():
+        try:
+            found = (path / name).stat().st_size
+        except OSError as error:
+            raise TornCheckpoint(f"{path / name} is missing ({error.strerror})") from None
+        if found != size:
+            raise TornCheckpoint(f"{path / name} has {found:,} of {size:,} bytes")
+    return state
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file.
+
+    Raises:
+        TornCheckpoint: It cannot be read to its end.
+    """
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"bytes": file.tell(), "sha256": digest}
+    except OSError as error:
+        raise TornCheckpoint(f"{path} cannot be read ({error})") from error
+
+
+def _check_finite(checkpoint: Checkpoint) -> None:
+    """Refuses a state with weights or moments that are not finite.
+
+    The loss of a step is computed before its update, so no loss shows a last update that diverged.
+
+    Raises:
+        FloatingPointError: Naming the first array.
+    """
+    named: tuple[tuple[str, Mapping[str, np.ndarray]], ...] = (
+        ("the weight", checkpoint.weights),
+        ("the optimiser's", checkpoint.moments),
+    )
+    for kind, arrays in named:
+        for name, array in arrays.items():
+            # A sum of all fp32 numbers there are is within fp64, and costs less than looking at
+            # each. Infinities of both signs add up to no number.
+            with np.errstate(invalid="ignore"):
+                total = array.sum(dtype=np.float64)
+            if not np.isfinite(total):
+                raise FloatingPointError(
+                    f"after step {checkpoint.step - 1} {kind} {name} holds numbers that are not"
+                    " finite: lower training.learning_rate"
+                )

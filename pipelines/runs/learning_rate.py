@@ -1,0 +1,94 @@
+"""The learning rate of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pipelines.settings import TrainingSettings
+
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "constant": lambda progress: 1.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horizon:
+    """Where a run was to end, from some step of it on.
+
+    Attributes:
+        step: The first step that was made with this end in view.
+        last_step: One past the last step.
+    """
+
+    step: int
+    last_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Leg:
+    """A rise and a fall of the rate, as shares of ``training.learning_rate``.
+
+    Attributes:
+        step: The first step of the rise.
+        top: The first step of the fall, behind the last of the rise.
+        last_step: Where the fall would reach its end.
+        start: The share that the rise begins from.
+        peak: The share that it reaches.
+    """
+
+    step: int
+    top: int
+    last_step: int
+    start: float
+    peak: float
+
+    def share(self, step: int, schedule: str) -> float:
+        if step < self.top:
+            risen = (step - self.step + 1) / (self.top - self.step)
+            return self.start + (self.peak - self.start) * risen
+        progress = (step - self.top) / max(self.last_step - self.top, 1)
+        return self.peak * _DECAYS[schedule](min(progress, 1.0))
+
+
+def learning_rate(step: int, horizons: Sequence[Horizon], settings: TrainingSettings) -> float:
+    """The rate of a step: linear warm-up, then the decay, which would reach zero at the end.
+
+    A run whose end was moved while it was on its way decays from the rate that it had to zero at
+    the new end. One that had come to its end rises and decays once more, with a warm-up of its
+    own. So no rate jumps but to where a warm-up begins.
+
+    Source of the second rise: Ibrahim et al., "Simple and Scalable Strategies to Continually
+    Pre-train Large Language Models", TMLR 2024, arXiv:2403.08763.
+
+    Args:
+        step: Number of the step, from 0.
+        horizons: Where the run was to end, from the first step on; not only what is left of it
+            after a resume.
+        settings: Rate, schedule and warm-up share.
+    """
+    first, *later = horizons
+    leg = _rise(0, first.last_step, 0.0, settings)
+    for horizon in later:
+        if horizon.step <= step:
+            leg = _moved(leg, horizon, settings)
+    return settings.learning_rate * leg.share(step, settings.schedule)
+
+
+def _rise(step: int, last_step: int, start: float, settings: TrainingSettings) -> _Leg:
+    top = step + math.ceil(settings.warmup * (last_step - step))
+    return _Leg(step=step, top=top, last_step=last_step, start=start, peak=1.0)
+
+
+def _moved(leg: _Leg, horizon: Horizon, settings: TrainingSettings) -> _Leg:
+    """What follows when another end comes into view."""
+    share = leg.share(horizon.step, settings.schedule)
+    if horizon.step >= leg.last_step:
+        return _rise(horizon.step, horizon.last_step, share, settings)
+    if horizon.step < leg.top:
+        return replace(leg, last_step=horizon.last_step)
+    step, last_step = horizon.step, horizon.last_step
+    return _Leg(step=step, top=step, last_step=last_step, start=share, peak=share)

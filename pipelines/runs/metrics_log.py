@@ -1,0 +1,105 @@
+"""``metrics.jsonl`` of a run, a line every so many steps, and the progress bar over it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
+from pipelines.progress import WorkProgress
+from pipelines.runs.run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+def read_metrics_lines(run_folder: Path) -> Iterator[dict[str, Any]]:
+    """The metrics lines that are whole; none if there is no file."""
+    path = RunFolder(run_folder).step_metrics
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue  # A driver that died while writing left half a line.
+        yield found
+
+
+class MetricsLog:
+    """Writes ``metrics.jsonl`` and shows a progress bar; a context manager on the driver.
+
+    Args:
+        run: The run; lines of steps that are made again are dropped from an earlier file.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._path = RunFolder(run.run_folder).step_metrics
+        self._keep_lines_to(run.first_step)
+        self._logged = run.first_step
+        self._precision = _last_precision(run.run_folder)
+        self._progress = WorkProgress(
+            "training",
+            run.last_step,
+            run.first_step,
+            "step {done}/{total}  {text}",
+            "the workers start",
+        )
+
+    def __enter__(self) -> MetricsLog:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Takes a metrics line; called while the run goes on.
+
+        A run that lost a worker may go back to a checkpoint: the lines of steps that are made
+        again are dropped.
+        """
+        if line["step"] <= self._logged:
+            self._keep_lines_to(line["step"] - 1)
+        self._logged = line["step"]
+        self._warn_of_precision(line.get("precision"))
+        storage.add_line(self._path, json.dumps(line))
+        rate = f"{line['examples_per_second']:.1f} examples/s"
+        self._progress.show(line["step"], f"loss {line['loss']:.4f}  {rate}")
+
+    def step_done(self, step: int) -> None:
+        """Shows that so many steps are done."""
+        self._progress.move(step)
+
+    def _warn_of_precision(self, precision: str | None) -> None:
+        """Warns if steps are not rounded as those before, which ``auto`` may bring about."""
+        if None not in (precision, self._precision) and precision != self._precision:
+            logger.warning(
+                "the steps up to here were computed in %s, and those from here on are in %s "
+                "(training.precision)",
+                self._precision,
+                precision,
+            )
+        self._precision = precision or self._precision
+
+    def _keep_lines_to(self, step: int) -> None:
+        if not self._path.exists():
+            return
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if _is_before(line, step)]
+        storage.write_text(self._path, "".join(f"{line}\n" for line in kept))
+
+
+def _is_before(line: str, step: int) -> bool:
+    """Whether a metrics line is whole and of a step that is not made again."""
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except ValueError:
+        return False  # A driver that died while writing left half a line.
+
+
+def _last_precision(run_folder: Path) -> str | None:
+    """The precision of the last metrics line."""
+    lines = list(read_metrics_lines(run_folder))
+    return lines[-1].get("precision") if lines else None

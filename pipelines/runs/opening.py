@@ -1,0 +1,234 @@
+"""The run folder: made, checked, resumed or overwritten."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipelines import __version__
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.files.locks import LOCK_FILE
+from pipelines.files.run_folder import RunFolder
+from pipelines.lanes.files import FORMAT, LaneManifest
+from pipelines.lanes.plan import BatchPlan
+from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
+from pipelines.runs.run import TrainingRun
+from pipelines.settings import Config
+from pipelines.settings import load as configuration
+from pipelines.settings.redaction import without_secrets
+from pipelines.settings.resuming import current_name, fixed_settings
+
+logger = logging.getLogger(__name__)
+
+# How the names of what :mod:`pipelines.files.storage` puts aside end.
+_TORN = (".part", ".old", ".gone")
+_LIBRARIES = (
+    "pyspark",
+    "tensorflow",
+    "tensorflowonspark",
+    "elephas",
+    "horovod",
+    "keras",
+    "flask",
+    "werkzeug",
+    "torch",
+    "mlflow",
+    "tensorboardX",
+    "numpy",
+    "pyarrow",
+)
+
+
+def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> Path:
+    """Makes the run folder, or opens it to resume; what is refused changes nothing.
+
+    Raises:
+        InputError: It holds a run already and the settings do not say what to do with it, or
+            a run that cannot be resumed with these settings.
+    """
+    folder, has_run = check_run_folder(config)
+    if has_run and config.training.resume:
+        _check_same_run(folder, _identity(config, plan, manifest))
+        storage.sweep(RunFolder(folder).checkpoints)
+    else:
+        _forget_run(folder)
+    paths, identity = RunFolder(folder), _identity(config, plan, manifest)
+    storage.write_json(paths.plan, {"format": FORMAT, **identity}, durable=True)
+    storage.write_text(paths.config, configuration.dump(without_secrets(config)))
+    storage.write_json(paths.environment, environment())
+    return folder
+
+
+def check_run_folder(config: Config) -> tuple[Path, bool]:
+    """Looks at what can be known of the run folder before there are lanes; changes nothing.
+
+    Returns:
+        The folder, and whether it holds a run that has made a step, which is then to be resumed or
+        overwritten. One that could not start is begun anew.
+
+    Raises:
+        InputError: It holds other files, or a run, and the settings do not say what to do with it,
+            or it is to go on with a run that was begun with others.
+    """
+    folder = RunFolder.of(config).path
+    is_ours = all(path.exists() for path in _of_a_run(folder))
+    if folder.exists() and not is_ours and not _is_barely_begun(folder):
+        raise InputError("run.folder", f"{folder} holds other files", "name an empty folder")
+    has_run = is_ours and _has_learnt(folder)
+    if has_run and not (config.training.resume or config.run.overwrite):
+        raise InputError(
+            "run.folder",
+            f"{folder} holds a run already",
+            "set training.resume or run.overwrite to true, or name another folder",
+        )
+    if has_run and config.training.resume:
+        _check_release(folder)
+        # Before anything is prepared, which may take hours.
+        _check_same_run(folder, _asked(config))
+    return folder, has_run
+
+
+def _of_a_run(folder: Path) -> tuple[Path, ...]:
+    """What a folder must hold to be taken for that of a run."""
+    return (*RunFolder(folder).marks, RunFolder(folder).checkpoints)
+
+
+def _is_barely_begun(folder: Path) -> bool:
+    """Whether a folder is empty, or holds a run that was killed while its files were written."""
+    names = {path.name for path in folder.iterdir() if path.suffix not in _TORN}
+    names.discard(LOCK_FILE)
+    begun = RunFolder(folder).plan.is_file()
+    begun = begun and names <= {path.name for path in _of_a_run(folder)}
+    return (begun and not checkpoint_steps(folder)) or not names
+
+
+def _has_learnt(folder: Path) -> bool:
+    """Whether a run has made a step that left anything; one that could not start has made none."""
+    metrics = RunFolder(folder).step_metrics
+    return any(checkpoint_steps(folder)) or (metrics.exists() and metrics.stat().st_size > 0)
+
+
+def _asked(config: Config) -> dict[str, Any]:
+    """The settings that decide what is learnt, but for those whose values come from the lanes."""
+    from_lanes = ("training.granules_per_step", "training.seed", "lanes.granule")
+    fixed = fixed_settings(config)
+    return {key: fixed[key] for key in fixed if key not in from_lanes}
+
+
+def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[str, Any]:
+    """What the steps of a run, and what they teach, follow from, by the setting that decides it."""
+    return {
+        **_asked(config),
+        "training.granules_per_step": plan.granules_per_step,
+        "training.seed": plan.seed,
+        "lanes.granule": manifest.granule,
+        "prepared.folder": f"lanes {manifest.digest}",
+    }
+
+
+def _check_release(folder: Path) -> None:
+    """Refuses a run of an earlier release, whose steps followed from lanes of another format."""
+    if _known_identity(RunFolder(folder).plan).get("format") != FORMAT:
+        raise InputError(
+            "training.resume",
+            f"{folder} was begun by another release, whose lanes this one does not read",
+            "finish it with that release, or begin anew with run.overwrite",
+        )
+
+
+def _check_same_run(folder: Path, identity: dict[str, Any]) -> None:
+    """Refuses to go on with a run whose steps would be others, or teach something else."""
+    known = _known_identity(RunFolder(folder).plan)
+    for key, value in identity.items():
+        # A setting that there was not when the run began was not written down.
+        if current_name(key, known.get(key, value)) != value:
+            raise InputError(
+                key,
+                f"the run was begun with {known[key]}, not {value}",
+                "put it back, or begin anew with run.overwrite",
+            )
+
+
+def _known_identity(path: Path) -> dict[str, Any]:
+    """What the run was begun with."""
+    try:
+        known = storage.read_json(path)
+    except (OSError, ValueError) as error:
+        problem = f"{path} cannot be read ({error})"
+    else:
+        if isinstance(known, dict):
+            return known
+        problem = f"{path} holds no mapping"
+    raise InputError("training.resume", problem, "put it back, or begin anew with run.overwrite")
+
+
+def tell_if_finished(run: TrainingRun) -> None:
+    """Logs that nothing is left to do, which is no error: a scheduler may ask for a run twice."""
+    if run.first_step >= run.last_step:
+        logger.info(
+            "the run has made its %d steps already; for more of them, "
+            "raise training.max_steps or training.epochs",
+            run.first_step,
+        )
+
+
+def _forget_run(folder: Path) -> None:
+    """Deletes what a run has written, but for ``plan.json``, which the next one replaces.
+
+    Whenever it is killed, there is a run that can be resumed or overwritten, or one that is barely
+    begun: what makes a folder a run goes last, and checkpoints before that, the newest last.
+    """
+    paths = RunFolder(folder)
+    for suffix in _TORN:
+        _sweep(folder, *(f".{path.name}.*{suffix}" for path in (*paths.contents, *paths.marks)))
+        _sweep(folder, f"checkpoints/.*{suffix}")
+    for path in paths.contents:
+        _delete(path)
+    for step in checkpoint_steps(folder):
+        _delete(checkpoint_path(folder, step))
+    for path in paths.marks:
+        _delete(path)
+
+
+def _sweep(folder: Path, *patterns: str) -> None:
+    """Deletes what processes that were killed left half written or half deleted."""
+    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _delete(path: Path) -> None:
+    """Deletes a file, or a folder as a whole, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        storage.remove_folder(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine that this process runs on."""
+    found = {
+        "sentence-pipelines": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": str(os.cpu_count()),
+    }
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def can_resume(folder: Path) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    return bool(checkpoint_steps(folder))

@@ -1,0 +1,164 @@
+"""What a training run is, as plain values that travel from the driver to every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.lanes.files import LaneManifest, SideName
+from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
+from pipelines.losses import LOSSES
+from pipelines.runs.learning_rate import Horizon, learning_rate
+from pipelines.settings import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """Everything that an engine and its workers need to know.
+
+    Attributes:
+        config: The whole configuration.
+        plan: The order of the steps.
+        manifest: What the lanes hold.
+        lanes_folder: Folder of the lanes, reachable from every executor.
+        run_folder: Folder of the run, reachable from every executor.
+        first_step: The step to begin with; the checkpoint before it exists.
+        last_step: One past the last step.
+        horizons: Where the run was to end, from its first step on, if that was ever moved.
+    """
+
+    config: Config
+    plan: BatchPlan
+    manifest: LaneManifest
+    lanes_folder: Path
+    run_folder: Path
+    first_step: int
+    last_step: int
+    horizons: tuple[Horizon, ...] = ()
+
+    def learning_rate(self, step: int) -> float:
+        """See :func:`pipelines.runs.learning_rate.learning_rate`."""
+        horizons = self.horizons or (Horizon(step=0, last_step=self.last_step),)
+        return learning_rate(step, horizons, self.config.training)
+
+    @property
+    def examples_per_step(self) -> int:
+        """Examples of one optimiser update."""
+        return self.plan.granules_per_step * self.manifest.granule
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether each step is one worker's alone, and not shared by all of them."""
+        return self.config.training.mode != "sync"
+
+    def is_checkpointed(self, step: int) -> bool:
+        """Whether the state before a step is kept."""
+        return step % self.config.training.checkpoint_every == 0 or step == self.last_step
+
+    def shares(
+        self, rank: int, workers: int
+    ) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
+        """The steps that one worker has a part in, each with the granules that are its own.
+
+        In a synchronous run that is an equal part of every step. In an asynchronous one it is
+        the whole of every so many-th step, so that the updates are the same ones, of as many
+        granules, on any number of workers; they differ by the age of the parameters alone.
+
+        Args:
+            rank: Number of the worker.
+            workers: How many there are.
+        """
+        for step in self.plan.steps(self.first_step, self.last_step):
+            if not self.takes_turns:
+                yield step, share(step, rank, workers)
+            elif step.index % workers == rank:
+                yield step, step.granules
+
+    @property
+    def sides(self) -> tuple[SideName, ...]:
+        """The sides of a granule that are embedded, in the order in which the loss takes them."""
+        wanted = LOSSES.load(self.config.objective.name).sides
+        return tuple(name for name in wanted if name in self.manifest.sides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTask:
+    """A run as one worker sees it.
+
+    Attributes:
+        run: The run.
+        rank: Number of the worker.
+        workers: How many there are.
+        monitor: Host and port of the driver's monitor.
+        token: Authenticates the worker to the monitor.
+    """
+
+    run: TrainingRun
+    rank: int
+    workers: int
+    monitor: tuple[str, int]
+    token: str
+
+    @property
+    def first_lane(self) -> int:
+        """The first lane that this worker reads."""
+        if self.run.takes_turns:
+            return 0
+        return first_lane(self.rank, self.workers, self.run.plan.granules_per_step)
+
+    def steps(self) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
+        """The steps that this worker has a part in; see :meth:`TrainingRun.shares`."""
+        return self.run.shares(self.rank, self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staleness:
+    """How old the parameters were that gradients were computed on, in updates by others.
+
+    Attributes:
+        mean: Over the steps.
+        most: The largest.
+    """
+
+    mean: float
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """A run goes on after it has lost workers.
+
+    Attributes:
+        step: The first step that is made, perhaps again, by those that are left.
+        workers: How many they are.
+    """
+
+    step: int
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOutcome:
+    """What a finished run reports.
+
+    Attributes:
+        steps: Optimiser updates that were made.
+        examples: Examples that were seen.
+        seconds: From the first step to the last.
+        examples_per_second: Over the steps after the first logged ones, which hold the
+            framework's start-up.
+        losses: The loss of every step.
+        staleness: Of the gradients; None for a synchronous run.
+        restarts: Of a run that lost workers: where it went on, and with how many.
+        precision: In which matrices were multiplied; None where no worker reported it.
+    """
+
+    steps: int
+    examples: int
+    seconds: float
+    examples_per_second: float
+    losses: tuple[float, ...]
+    staleness: Staleness | None = None
+    restarts: tuple[Restart, ...] = ()
+    precision: str | None = None

@@ -1,0 +1,113 @@
+"""``metrics.json`` of a run: its results, for reports, gates and people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
+from pipelines.runs.metrics_log import read_metrics_lines
+from pipelines.runs.run import TrainingOutcome, TrainingRun
+
+_OF_AN_EARLIER_MODEL = ("training", "after", "margin", "measured")
+
+
+def update_run_metrics(folder: Path, figures: Mapping[str, Any]) -> None:
+    """Adds figures to the record, in place of earlier ones of the same names.
+
+    Args:
+        folder: Folder of the run.
+        figures: By names such as ``training``, ``before`` and ``after``.
+    """
+    storage.write_json(RunFolder(folder).metrics, _read(folder) | dict(figures))
+
+
+def forget_earlier_model(folder: Path) -> None:
+    """Takes out what is no longer true once a run that had a model goes on."""
+    known = _read(folder)
+    if known:
+        left = {name: known[name] for name in known if name not in _OF_AN_EARLIER_MODEL}
+        storage.write_json(RunFolder(folder).metrics, left)
+    RunFolder(folder).samples.unlink(missing_ok=True)
+
+
+def training_figures(
+    run: TrainingRun, outcome: TrainingOutcome, seconds_before: float
+) -> dict[str, Any]:
+    """What the training was, from its first step on, also of a run that was resumed.
+
+    ``metrics.jsonl`` holds it to the last step.
+
+    Args:
+        run: Tells which steps had been made before.
+        outcome: Of the steps since.
+        seconds_before: That those before took; see :func:`seconds_to`.
+    """
+    figures: dict[str, Any] = {
+        "steps": run.first_step + outcome.steps,
+        "examples": run.first_step * run.examples_per_step + outcome.examples,
+        "seconds": round(seconds_before + outcome.seconds, 2),
+        "examples_per_second": round(outcome.examples_per_second, 2),
+        "final_loss": _final_loss(list(read_metrics_lines(run.run_folder))),
+    }
+    if outcome.precision is not None:
+        figures["precision"] = outcome.precision
+    if outcome.staleness is not None:
+        figures |= {
+            "staleness_mean": round(outcome.staleness.mean, 3),
+            "staleness_max": outcome.staleness.most,
+        }
+    if outcome.restarts:
+        figures["restarts"] = [asdict(restart) for restart in outcome.restarts]
+    return figures
+
+
+def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
+    """The figures of a training whose driver died behind its last step, from its log.
+
+    Returns:
+        None if they are in the record, or there is no log.
+    """
+    lines = list(read_metrics_lines(run.run_folder))
+    if not lines or "training" in _read(run.run_folder):
+        return None
+    examples = run.last_step * run.examples_per_step
+    seconds = seconds_to(run.run_folder, run.last_step)
+    return {
+        "steps": run.last_step,
+        "examples": examples,
+        "seconds": round(seconds, 2),
+        "examples_per_second": round(examples / max(seconds, 1e-9), 2),
+        "final_loss": _final_loss(lines),
+    }
+
+
+def _final_loss(lines: Sequence[Mapping[str, Any]]) -> float:
+    """The last loss that was logged, the mean over the steps of its line, as the console has it.
+
+    The loss of the last step alone would be another number, of one batch.
+    """
+    return float(lines[-1]["loss"])
+
+
+def seconds_to(folder: Path, step: int) -> float:
+    """The seconds that the steps up to one took, of all tries, as ``metrics.jsonl`` has them.
+
+    A try counts its seconds from its own first step.
+    """
+    total = last = 0.0
+    for line in read_metrics_lines(folder):
+        if line["step"] > step:
+            break
+        if line["seconds"] < last:
+            total += last
+        last = line["seconds"]
+    return total + last
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = RunFolder(folder).metrics
+    return dict(storage.read_json(path)) if path.exists() else {}

@@ -1,0 +1,266 @@
+"""Metrics of the steps on the driver: the workers' records become metrics lines and figures.
+
+Workers report their own part of a step. Whether a step is shared by all of them or made by one
+alone, it is complete when records of all of its granules have arrived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from pipelines.errors import PipelineError
+from pipelines.runs.run import Restart, Staleness, TrainingOutcome, TrainingRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One worker's part of one step.
+
+    Attributes:
+        step: Number of the step.
+        epoch: Its epoch.
+        loss: Mean over the worker's granules, or over all of the step where the workers share it.
+        learning_rate: Of the update.
+        granules: Granules that the worker computed.
+        tokens: Their tokens.
+        padded_tokens: The same with padding.
+        data_seconds: Seconds that the worker waited for these granules.
+        seconds: Since the worker's first step began, at the end of this one.
+        staleness: Updates between the parameters that the gradient was computed on and those
+            that it was applied to; None where they are the same by construction.
+        rank: Of the worker; None where a record stands for all of them.
+        compute_seconds: Seconds of arithmetic and communication; None where they are not measured.
+        communication_seconds: Seconds of these that numbers travelled, or that the worker waited
+            for others; None where they cannot be separated from arithmetic.
+        step_seconds: Seconds from the end of the worker's step before to the end of this one.
+        precision: In which the worker multiplied matrices.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    granules: int
+    tokens: int
+    padded_tokens: int
+    data_seconds: float
+    seconds: float
+    staleness: int | None = None
+    rank: int | None = None
+    compute_seconds: float | None = None
+    communication_seconds: float | None = None
+    step_seconds: float = 0.0
+    precision: str | None = None
+
+
+@runtime_checkable
+class StepListener(Protocol):
+    """A listener of metrics lines that is called with each step too."""
+
+    def step_done(self, step: int) -> None:
+        """So many steps of the run are done."""
+        ...
+
+
+class StepMetrics:
+    """Collects the records of a run; not safe for threads, its caller is.
+
+    A metrics line is of the ``log_every`` steps before it, in the order of the steps.
+
+    Args:
+        workers: How many there are.
+        on_line: Called with each metrics line; and with each step if it is a :class:`StepListener`.
+    """
+
+    def __init__(
+        self, run: TrainingRun, workers: int, on_line: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._run = run
+        self._workers = workers
+        self._on_line = on_line
+        self._on_step = on_line if isinstance(on_line, StepListener) else None
+        self._open: dict[int, list[StepRecord]] = {}
+        self._next = run.first_step
+        self._window: list[list[StepRecord]] = []
+        self._window_began = 0.0
+        self._losses: list[float] = []
+        self._staleness: list[int] = []
+        self._seconds = 0.0
+        self._settled: tuple[float, int] | None = None
+        self._began: float | None = None
+        self._restarts: list[Restart] = []
+        self._precision: str | None = None
+
+    @property
+    def next_step(self) -> int:
+        """The first step that is not complete."""
+        return self._next
+
+    def begin(self, now: float) -> float:
+        """When the first worker was ready, on the driver's clock: now, unless one was before."""
+        if self._began is None:
+            self._began = now
+        return self._began
+
+    def go_back(self, step: int, workers: int) -> None:
+        """Forgets the steps of a synchronous run that are made again by other workers.
+
+        Args:
+            step: The first of them, at most :attr:`next_step`.
+            workers: How many there are from now on.
+        """
+        self._restarts.append(Restart(step=step, workers=workers))
+        made = step - self._run.first_step
+        del self._losses[made:]
+        self._open, self._window = {}, []
+        self._next, self._workers, self._precision = step, workers, None
+        if self._settled is not None and self._settled[1] > made:
+            self._settled = None
+
+    def add(self, record: StepRecord) -> None:
+        """Takes a worker's part; passes on the lines that have become complete.
+
+        Raises:
+            PipelineError: Workers compute in different precisions.
+        """
+        self._precision = self._precision or record.precision
+        if record.precision not in (None, self._precision):
+            raise PipelineError(
+                f"rank {record.rank} computes in {record.precision} and others in"
+                f" {self._precision}; with precision auto each worker decides alone in this mode:"
+                " set training.precision"
+            )
+        records = self._open.setdefault(record.step, [])
+        records.append(record)
+        while self._is_complete(self._next):
+            self._close(self._open.pop(self._next))
+
+    def outcome(self) -> TrainingOutcome:
+        """What the complete steps add up to."""
+        steps, examples = len(self._losses), self._run.examples_per_step
+        since, before = self._settled or (0.0, 0)
+        if steps <= before:
+            since, before = 0.0, 0
+        return TrainingOutcome(
+            steps=steps,
+            examples=steps * examples,
+            seconds=self._seconds,
+            examples_per_second=(steps - before) * examples / max(self._seconds - since, 1e-9),
+            losses=tuple(self._losses),
+            staleness=_staleness(self._staleness),
+            restarts=tuple(self._restarts),
+            precision=self._precision,
+        )
+
+    def _is_complete(self, step: int) -> bool:
+        granules = sum(record.granules for record in self._open.get(step, ()))
+        return granules == self._run.plan.granules_per_step
+
+    def _close(self, records: list[StepRecord]) -> None:
+        """Counts a complete step, the next in order."""
+        weight = sum(record.granules for record in records)
+        self._losses.append(sum(record.loss * record.granules for record in records) / weight)
+        self._staleness += [record.staleness for record in records if record.staleness is not None]
+        self._seconds = max(self._seconds, *(record.seconds for record in records))
+        self._window.append(records)
+        self._next += 1
+        if self._next % self._run.config.training.log_every == 0 or (
+            self._next == self._run.last_step
+        ):
+            self._log()
+        if self._on_step is not None:
+            self._on_step.step_done(self._next)
+
+    def _log(self) -> None:
+        records = [record for step in self._window for record in step]
+        steps = len(self._window)
+        seconds = max(self._seconds - self._window_began, 1e-9)
+        tokens = sum(record.tokens for record in records)
+        ages = [record.staleness for record in records if record.staleness is not None]
+        staleness = _staleness(ages)
+        workers = self._workers_of(records)
+        line = {
+            "step": self._next,
+            "epoch": records[-1].epoch,
+            "loss": sum(self._losses[-steps:]) / steps,
+            "learning_rate": records[-1].learning_rate,
+            "examples_per_second": steps * self._run.examples_per_step / seconds,
+            "tokens_per_second": tokens / seconds,
+            "padding": 1 - tokens / max(sum(record.padded_tokens for record in records), 1),
+            "data_wait": sum(record.data_seconds for record in records) / seconds / self._workers,
+            "seconds": self._seconds,
+            "staleness_mean": staleness.mean if staleness else 0.0,
+            "staleness_max": staleness.most if staleness else 0,
+            **({"precision": self._precision} if self._precision else {}),
+            **_shares(workers),
+            "workers": workers,
+        }
+        if self._settled is None:
+            self._settled = (self._seconds, len(self._losses))
+        self._window_began = self._seconds
+        self._window = []
+        self._on_line(line)
+
+    def _workers_of(self, records: Sequence[StepRecord]) -> list[dict[str, Any]]:
+        """What each worker did, and where its seconds went; none if that was not measured."""
+        if any(record.rank is None or record.compute_seconds is None for record in records):
+            return []
+        ranks = sorted({record.rank for record in records if record.rank is not None})
+        examples = self._run.manifest.granule
+        return [
+            _worker_line(rank, [one for one in records if one.rank == rank], examples)
+            for rank in ranks
+        ]
+
+
+def _worker_line(rank: int, records: Sequence[StepRecord], examples: int) -> dict[str, Any]:
+    """Of one worker: what it did, and seconds, of which the parts add up to the whole.
+
+    Args:
+        rank: Its number.
+        records: Its own, all with ``compute_seconds``.
+        examples: Of a granule.
+    """
+    seconds = math.fsum(record.step_seconds for record in records)
+    data_seconds = math.fsum(record.data_seconds for record in records)
+    compute_seconds = math.fsum(record.compute_seconds or 0.0 for record in records)
+    communication_seconds = [
+        one.communication_seconds for one in records if one.communication_seconds is not None
+    ]
+    if len(communication_seconds) == len(records):
+        communication = math.fsum(communication_seconds)
+        parts = {
+            "arithmetic": max(0.0, compute_seconds - communication),
+            "communication": communication,
+        }
+    else:
+        parts = {"arithmetic_and_communication": compute_seconds}
+    parts = {
+        "data": data_seconds,
+        **parts,
+        "other": max(0.0, seconds - data_seconds - compute_seconds),
+    }
+    return {
+        "rank": rank,
+        "examples": examples * sum(record.granules for record in records),
+        "tokens": sum(record.tokens for record in records),
+        "seconds": round(seconds, 6),
+        **{name: round(part, 6) for name, part in parts.items()},
+    }
+
+
+def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Arithmetic and communication as shares of all workers' time, where they are known."""
+    seconds = max(math.fsum(worker["seconds"] for worker in workers), 1e-9)
+    return {
+        part: math.fsum(worker[part] for worker in workers) / seconds
+        for part in ("arithmetic", "communication")
+        if workers and all(part in worker for worker in workers)
+    }
+
+
+def _staleness(ages: Sequence[int]) -> Staleness | None:
+    return Staleness(mean=sum(ages) / len(ages), most=max(ages)) if ages else None

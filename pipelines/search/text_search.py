@@ -1,0 +1,149 @@
+"""Search by text: embeds queries with the model of a table, and finds the nearest rows in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.embedding.options import embedding_options
+from pipelines.embedding.store import VectorTable, rows_at
+from pipelines.embedding.vectors import shortened
+from pipelines.errors import InputError
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.search.exact import search_table
+from pipelines.search.index import build_index, has_index, search_index
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IN_PROCESS_BYTES = 2**30
+"""Vectors, as float32, that are searched in this process rather than by executors."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A row that was found.
+
+    Attributes:
+        query: Number of the query.
+        rank: 1 for the best.
+        cosine: Similarity to the query.
+        position: Of the row in the table.
+        text: The row's.
+    """
+
+    query: int
+    rank: int
+    cosine: float
+    position: int
+    text: str | None
+
+
+def find_texts(
+    table: VectorTable,
+    queries: Sequence[str],
+    k: int,
+    *,
+    session: SparkSession | None = None,
+    indexed: bool = False,
+    backend: str = "auto",
+    model: str | Path | None = None,
+) -> list[Hit]:
+    """The k nearest rows of each query, the best first.
+
+    Args:
+        table: That an embedding job wrote.
+        queries: Texts.
+        k: Rows of each query.
+        session: Has its executors search, or build an index; without one, this process does.
+        indexed: Search the table's index, which the session builds where there is none.
+        backend: What embeds the queries.
+        model: The folder of the table's model; where the table says unless given.
+
+    Raises:
+        InputError: There is no query, the table's model or index is not there, or the model is
+            another one now.
+        PipelineError: An executor could not search.
+    """
+    vectors = embed_queries(table, queries, backend, model)
+    if indexed:
+        if not has_index(table) and session is not None:
+            build_index(session, table)
+        found = search_index(table, vectors, k, session)
+    else:
+        found = search_table(table, vectors, k, session)
+    column = table.text
+    texts: list[str | None] = [None] * len(found.documents)
+    if column is not None:
+        texts = rows_at(table, found.documents, [column]).column(column).to_pylist()
+    starts = np.searchsorted(found.queries, found.queries)
+    return [
+        Hit(int(query), place - int(start) + 1, float(score), int(position), text)
+        for place, (query, start, score, position, text) in enumerate(
+            zip(found.queries, starts, found.scores, found.documents, texts, strict=True)
+        )
+    ]
+
+
+def embed_queries(
+    table: VectorTable,
+    queries: Sequence[str],
+    backend: str = "auto",
+    model: str | Path | None = None,
+) -> np.ndarray:
+    """Vectors of the queries, by the table's model and as long as the table's.
+
+    The model's prompt for queries stands before them; see
+    :meth:`~pipelines.tokens.prompts.Prompts.asking`.
+
+    Args:
+        table: What is to be searched.
+        queries: Texts.
+        backend: What embeds them.
+        model: The folder of the table's model; where the table says unless given.
+
+    Raises:
+        InputError: There are none, or the model that made the table is not in the folder.
+    """
+    if not queries:
+        raise InputError("--query", "there is none", "ask something, or name a file of --queries")
+    named = model or table.model
+    if named is None:
+        raise InputError(
+            "embedding.model", f"{table.folder} names no model", "name the one that made it"
+        )
+    options = embedding_options(named, backend=backend)
+    # Vectors of two models cannot be compared, although their cosines can be computed.
+    if table.model_sha256 not in (None, options.model_sha256):
+        raise InputError(
+            "embedding.model",
+            f"{table.folder} was made with another model than {options.model}",
+            "embed the table again, or name the model that made it",
+        )
+    embed = load_embedder(options.model, backend=options.backend, precision="auto")
+    vectors = embed(queries, embed.prompts.asking(table.prompt_name))
+    return shortened(vectors, table.dimensions, normalise=options.normalise)
+
+
+def read_queries(path: str | Path) -> list[str]:
+    """The lines of a file that are not blank.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            "--queries", f"{path} cannot be read ({error})", "name a text file"
+        ) from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def fits_in_process(table: VectorTable) -> bool:
+    """Whether a search needs no executors."""
+    return 4 * table.rows * table.dimensions <= IN_PROCESS_BYTES

@@ -1,0 +1,159 @@
+"""The section `corpus` of the settings."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from pipelines.corpus.readers import FORMATS
+from pipelines.errors import InputError
+from pipelines.settings.base import Settings, choice_of
+from pipelines.settings.paths import InputPath, LocalPath
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
+
+
+class CorpusSettings(Settings):
+    """Which texts are read, and how they become pairs."""
+
+    format: Annotated[str, choice_of(FORMATS)] = Field(
+        default="docstrings",
+        description=(
+            "What the inputs are. `docstrings`: the installed Python packages; `documents`: text, "
+            "Markdown and WikiExtractor files, told apart by name and first bytes; `table`, "
+            "`iceberg`: tables by name; `delta`: table folders."
+        ),
+    )
+    inputs: tuple[InputPath, ...] = Field(
+        default=(), description="Files, folders or globs; empty only with format `docstrings`."
+    )
+    pairs: Literal["summary", "adjacent", "title", "columns", "triplets", "group", "single"] = (
+        Field(
+            default="summary",
+            description=(
+                "`summary`: a text's first sentence with the paragraph after it; `adjacent`: two "
+                "sentences of a document that follow one another; `title`: a document's title with "
+                "its first paragraph; `columns`: the two `pair_columns`; `triplets`: the three "
+                "`triplet_columns`; `group`: any two texts of one `group_column`; `single`: texts "
+                "alone."
+            ),
+        )
+    )
+    sentences: bool = Field(
+        default=False, description="Cut the texts of `pairs: single` into their sentences."
+    )
+    text_column: str = Field(default="text", description="Column that holds the text.")
+    pair_columns: tuple[str, str] = Field(
+        default=("sentence1", "sentence2"), description="The two columns of `pairs: columns`."
+    )
+    triplet_columns: tuple[str, str, str] = Field(
+        default=("anchor", "positive", "negative"),
+        description="The three columns of `pairs: triplets`.",
+    )
+    title_column: str = Field(
+        default="title",
+        description="Column of the titles of `pairs: title`, where there are columns.",
+    )
+    group_column: str | None = Field(
+        default=None,
+        description="Rows that share its value never meet in one granule; `pairs: group` needs it.",
+    )
+    score_column: str | None = Field(
+        default=None, description="Similarity of a pair, for `objective.name: cosine_regression`."
+    )
+    score_range: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="Lowest and highest value in `score_column`."
+    )
+    pairs_per_group: int = Field(
+        default=10, ge=1, description="Most pairs that are made of one group."
+    )
+    min_characters: int = Field(default=10, ge=1, description="Shorter texts are dropped.")
+    max_characters: int = Field(default=5000, ge=1, description="Longer texts are dropped.")
+    max_symbols: float = Field(
+        default=0.4,
+        ge=0,
+        le=1,
+        description="Largest share of characters that are neither letter, mark, digit nor space.",
+    )
+    max_repeated: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Largest share of words in three-word sequences that the text repeats.",
+    )
+    languages: tuple[str, ...] = Field(
+        default=(),
+        description="Texts in other languages are dropped (ISO 639 codes); empty: all are kept.",
+    )
+    near_duplicates: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description=(
+            "Jaccard similarity of 5-character shingles from which a text is a near duplicate of "
+            "an earlier one and dropped; 0: none are. Unset: 0.8 for sentences, 0 otherwise."
+        ),
+    )
+    max_record_megabytes: int = Field(
+        default=16,
+        ge=1,
+        le=512,
+        description="Longest line or record; longer ones are quarantined unread.",
+    )
+    max_quarantined: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Largest share of the rows that may be unreadable; more of them is an error.",
+    )
+    evaluation_share: float = Field(
+        default=0.05,
+        ge=0.0,
+        lt=1.0,
+        description=(
+            "Share of the groups (of the pairs, for docstrings: whole packages) that is held "
+            "out, by hash, for the retrieval evaluation."
+        ),
+    )
+    evaluation_pairs: int = Field(
+        default=2000, ge=1, description="Most held-out pairs that are kept for evaluation."
+    )
+    exclude: tuple[LocalPath, ...] = Field(
+        default=(),
+        description=(
+            "Files (Parquet, CSV or JSON lines) whose texts must not be trained on, nor near "
+            "duplicates of them; a match drops its whole group, or the sentence in a document."
+        ),
+    )
+    exclude_columns: tuple[str, ...] = Field(
+        default=("sentence1", "sentence2"), description="Text columns of the `exclude` files."
+    )
+
+    def check_with(self, config: Config) -> None:
+        """Refuses a corpus that names no texts, or kinds of pairs that lack what they need."""
+        if self.format != "docstrings" and not self.inputs:
+            raise InputError(
+                "corpus.inputs", "it is empty", f"name the {self.format} files to read"
+            )
+        for language in self.languages:
+            if re.fullmatch("[a-z]{2,3}", language) is None:
+                raise InputError(
+                    "corpus.languages",
+                    f"`{language}` is no ISO 639 code",
+                    "for example en, de or ko",
+                )
+        if self.sentences and self.pairs != "single":
+            raise InputError(
+                "corpus.sentences", f"`{self.pairs}` does not ask for it", "leave it out, or single"
+            )
+        if self.pairs == "group" and self.group_column is None:
+            raise InputError("corpus.group_column", "`pairs: group` needs it", "name the column")
+        if self.min_characters > self.max_characters:
+            raise InputError(
+                "corpus.min_characters",
+                f"{self.min_characters} is more than corpus.max_characters",
+                f"at most {self.max_characters}",
+            )

@@ -1,0 +1,174 @@
+"""From a YAML file and overrides to settings.
+
+One YAML file and dotted overrides on top (``training.workers=4``) give one frozen
+:class:`~pipelines.settings.Config`. Whatever is wrong is refused here, before Spark starts, as an
+:class:`~pipelines.errors.InputError` that names the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pipelines.errors import InputError
+from pipelines.settings import Config
+from pipelines.settings.fields import fields, kinds
+from pipelines.settings.objective import own_keys
+from pipelines.settings.paths import NOT_LOCAL
+from pipelines.settings.suggestions import remedy
+from pipelines.settings.yaml_file import UnusableYamlError, parse_yaml, read_text
+
+_SHOWN = 200
+"""Characters of a value in an error."""
+
+
+def load(
+    path: str | Path | None = None, overrides: Sequence[str] = (), *, recorded: bool = False
+) -> Config:
+    """Reads the YAML file and applies the overrides.
+
+    Args:
+        path: YAML file; None gives the defaults.
+        overrides: ``key=value`` with a dotted key; the value is read as YAML, and a list may do
+            without its brackets (``corpus.inputs=a.csv,b.csv``).
+        recorded: The file is that of a run, where keys of other losses say nothing: earlier
+            releases wrote them all.
+
+    Raises:
+        InputError: Naming the key, its value, and what would be right.
+    """
+    tree: dict[str, Any] = {}
+    for key, value in _leaves(_read_yaml(path) if path is not None else {}):
+        # A section all of whose settings are commented out.
+        _put(tree, key, {} if value is None and "." not in key else value)
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise InputError(
+                "--set", f"`{override}` is not KEY=VALUE", "for example training.workers=2"
+            )
+        _put(tree, key.strip(), _parse_value(key.strip(), text))
+    if recorded and isinstance(tree.get("objective"), dict):
+        tree["objective"] = own_keys(tree["objective"])
+    return parse(tree)
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """Validates a nested mapping; see :func:`load` for the errors."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _input_error(error) from None
+
+
+def dump(config: Config) -> str:
+    """The configuration as YAML that :func:`load` reads back to an equal value."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: str | Path) -> Mapping[str, Any]:
+    try:
+        tree = parse_yaml(read_text(path))
+    except FileNotFoundError:
+        raise InputError(
+            "--config", f"there is no file {path}", "name an existing YAML file"
+        ) from None
+    except (OSError, UnicodeDecodeError, UnusableYamlError) as error:
+        raise InputError(
+            "--config", f"{path} is not readable YAML ({_shown(error)})", "mend the file"
+        ) from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise InputError(
+            "--config", f"{path} holds no mapping", "write `section: {key: value}` in it"
+        )
+    return tree
+
+
+def _parse_value(key: str, text: str) -> Any:
+    if _is_list(key) and text.strip() not in ("null", "~") and text.strip()[:1] not in ("[", "{"):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return parse_yaml(text)
+    except UnusableYamlError:
+        raise InputError(key, f"`{_shown(text)}` is not a YAML value", "quote it") from None
+
+
+def _shown(value: object) -> str:
+    """A value in a line that is not long."""
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    section, _, rest = key.partition(".")
+    if not rest:
+        tree[section] = value
+    else:
+        branch = tree.setdefault(section, {})
+        if not isinstance(branch, dict):
+            raise InputError(
+                section,
+                f"`{_shown(branch)}` is not a section",
+                f"write `{section}: {{key: value}}`",
+            )
+        name, _, entry = rest.partition(".")
+        if section == "spark":
+            branch[rest.removeprefix("spark.")] = _conf_text(value)
+        elif entry and _is_mapping(section, name):
+            entries = branch.setdefault(name, {})
+            if not isinstance(entries, dict):
+                raise InputError(
+                    f"{section}.{name}",
+                    f"`{_shown(entries)}` is no mapping",
+                    f"write `{{{entry}: {_shown(value)}}}`",
+                )
+            entries[entry] = value
+        else:
+            branch[rest] = value
+
+
+def _is_mapping(section: str, name: str) -> bool:
+    """Whether a setting takes names of the user's own, which may have dots in them."""
+    return Mapping in kinds(section, name)
+
+
+def _is_list(key: str) -> bool:
+    """Whether a setting, with its section, is a list."""
+    section, _, name = key.partition(".")
+    return tuple in kinds(section, name)
+
+
+def _conf_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _input_error(error: ValidationError) -> InputError:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
+    if first["type"] == "extra_forbidden":
+        known = dict.fromkeys(field.key.removesuffix(".*") for field in fields())
+        # Of a section that there is not, what was set in it tells what was meant.
+        inside = first["input"] if isinstance(first["input"], dict) else {}
+        written = ".".join((key, *list(inside)[:1]))
+        return InputError(key, "there is no such setting", remedy(written, known))
+    if first["type"] == "tuple_type" and not isinstance(first["input"], dict):
+        return InputError(key, f"`{first['input']}` is no list", f"write [{first['input']}]")
+    if first["type"] == NOT_LOCAL:
+        return InputError(key, first["ctx"]["problem"], first["ctx"]["remedy"])
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return InputError(key, f"`{_shown(first['input'])}` does not fit", message)

@@ -1,0 +1,89 @@
+"""The section `objective` of the settings: a loss, and the keys that this loss has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, SerializeAsAny
+
+from pipelines.errors import InputError
+from pipelines.losses import LOSSES
+from pipelines.settings.base import Settings, choice_of
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
+
+logger = logging.getLogger(__name__)
+
+DEFAULT = "in_batch_negatives"
+
+
+class ObjectiveSettings(Settings):
+    """What is minimised. Every loss extends this by its own keys, in its own module."""
+
+    name: Annotated[str, choice_of(LOSSES)] = Field(default=DEFAULT, description="The loss.")
+
+    def check_with(self, config: Config) -> None:
+        """Refuses a corpus, a framework or a training that the loss cannot work with."""
+        LOSSES.load(self.name).check_with(config)
+
+
+def objective(name: str = DEFAULT, **keys: Any) -> ObjectiveSettings:
+    """The settings of a loss, with its defaults for all keys that are not given."""
+    return LOSSES.load(name).settings(name=name, **keys)
+
+
+def settings_by_loss() -> Mapping[str, type[ObjectiveSettings]]:
+    """The settings that each loss has, the common ones included, by the loss's name."""
+    return {name: LOSSES.load(name).settings for name in LOSSES}
+
+
+def _of_its_loss(given: Any) -> Any:
+    """The settings of the loss that is named; anything else than keys by name is left as it is."""
+    if type(given) is ObjectiveSettings:
+        return objective(**given.model_dump())
+    if not isinstance(given, Mapping) or not isinstance(given.get("name", DEFAULT), str):
+        return given
+    name = choice_of(LOSSES).current(given.get("name", DEFAULT))
+    chosen = LOSSES.load(name).settings
+    keys = {key: value for key, value in given.items() if not _is_of_others(name, key, value)}
+    return chosen.model_validate({**keys, "name": name})
+
+
+def _is_of_others(name: str, key: str, value: Any) -> bool:
+    """Whether a key belongs to other losses only, with their default, and is left out.
+
+    Files that earlier releases wrote hold the keys of all losses, whichever was chosen.
+
+    Raises:
+        InputError: It has another value, which would have no effect.
+    """
+    known = ((loss, one.model_fields) for loss, one in settings_by_loss().items())
+    owners = {loss: by_name[key] for loss, by_name in known if key in by_name}
+    if name in owners or not owners:
+        return False
+    if value not in [field.get_default(call_default_factory=True) for field in owners.values()]:
+        raise InputError(
+            f"objective.{key}",
+            f"loss {name} has no such setting",
+            f"leave it out: it is one of {' and '.join(owners)}",
+        )
+    logger.warning("objective.%s is left out: loss %s has no such setting", key, name)
+    return True
+
+
+def own_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a section without those that only other losses have, whatever their values.
+
+    For the files of runs: earlier releases wrote the keys of all losses, and used those of one.
+    """
+    name = LOSSES.renamed.get(str(given.get("name", DEFAULT)), given.get("name", DEFAULT))
+    others = {key for loss in settings_by_loss().values() for key in loss.model_fields}
+    own = settings_by_loss()[name].model_fields if name in LOSSES else others
+    return {key: value for key, value in given.items() if key in own or key not in others}
+
+
+AnyObjective = Annotated[SerializeAsAny[ObjectiveSettings], BeforeValidator(_of_its_loss)]
+"""The settings of whichever loss is named in them."""

@@ -1,0 +1,19 @@
+"""The section `prepared` of the settings."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipelines.settings.base import Settings
+from pipelines.settings.paths import LocalPath
+
+
+class PreparedSettings(Settings):
+    """Where the prepared corpus lives."""
+
+    folder: LocalPath = Field(
+        default="prepared", description="Folder that the driver and every executor can reach."
+    )
+    reuse: bool = Field(
+        default=True, description="Keep a stage whose inputs and settings have not changed."
+    )

@@ -1,0 +1,63 @@
+"""The section `promotion` of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from pipelines.errors import InputError
+from pipelines.settings.base import Settings
+from pipelines.settings.paths import LocalPath
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
+
+Points = Annotated[float, Field(allow_inf_nan=False)]
+"""A figure times 100, as the evaluation has them."""
+
+
+class PromotionSettings(Settings):
+    """When a model takes the place of the one in service."""
+
+    target: LocalPath | None = Field(
+        default=None,
+        description="Folder that models are served from; `current` in it is the one in service.",
+    )
+    metrics: tuple[str, ...] = Field(
+        default=("retrieval.ndcg@10",),
+        min_length=1,
+        description="Metrics that must not fall, each after its evaluation, as in `metrics.json`.",
+    )
+    tolerance: Mapping[str, Annotated[Points, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description=(
+            "By metric, how many points lower than the model in service it may be; 0 unless set."
+        ),
+    )
+    minimum: Mapping[str, Points] = Field(
+        default_factory=dict,
+        description="By metric, the least points; they hold for the first promotion too.",
+    )
+    keep: int = Field(
+        default=3, ge=1, description="Models formerly in service that are kept for a rollback."
+    )
+
+    def check_with(self, config: Config) -> None:
+        """Refuses metrics without an evaluation, and limits of metrics that are not compared."""
+        for name in self.metrics:
+            if not all(name.rpartition(".")):
+                raise InputError(
+                    "promotion.metrics",
+                    f"`{name}` names no evaluation",
+                    "for example retrieval.ndcg@10",
+                )
+        for key, by_metric in (("tolerance", self.tolerance), ("minimum", self.minimum)):
+            for name in by_metric:
+                if name not in self.metrics:
+                    raise InputError(
+                        f"promotion.{key}",
+                        f"`{name}` is not one of promotion.metrics",
+                        f"one of {', '.join(self.metrics)}, or add it there",
+                    )

@@ -1,0 +1,82 @@
+"""Settings as others may see them: without secrets.
+
+The one place that says what is a secret. In doubt a value is hidden.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.settings import Config
+
+HIDDEN = "(hidden)"
+
+# What Spark's own `spark.redaction.regex` matches, and what clouds, stores and databases use.
+_SECRET_NAME = re.compile(
+    r"secret|passw|passphrase|pwd|token|credential|private|signature|bearer|cookie|jaas|key(?!tab)"
+    r"|\bsas\b|\bauth\b|authorization|connection[._-]?string",
+    re.IGNORECASE,
+)
+# Environment variables of executors and drivers, whatever their names.
+_VARIABLES = re.compile(r"(^|\.)(executor|appMaster|driver)Env\.", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"secret|passw|passphrase|pwd|token|credential|private|signature|bearer|jaas|jdbc:|\bsas\b"
+    r"|(access|account|api|encryption|_)[._-]?key",
+    re.IGNORECASE,
+)
+_ADDRESS = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)(\S*)", re.IGNORECASE)
+# Parameters begin with one of these; those of databases with a semicolon.
+_PARAMETERS = re.compile(r"[?#;]")
+
+
+def without_secrets(config: Config) -> Config:
+    """The configuration for others to see.
+
+    Spark settings whose key or value looks like a secret are hidden, as Spark's own pages do it,
+    and so are all variables of executors. Every address in any setting is shown without its user,
+    its password and its parameters.
+    """
+    tree = {name: _plain(value) for name, value in config.model_dump(exclude={"spark"}).items()}
+    sections = {
+        name: getattr(config, name).model_copy(update=values) for name, values in tree.items()
+    }
+    return config.model_copy(update={**sections, "spark": without_secret_conf(config.spark)})
+
+
+def without_secret_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """Spark settings for others to see."""
+    return {
+        key: HIDDEN if is_secret(key, value) else without_password(value)
+        for key, value in conf.items()
+    }
+
+
+def without_password(text: str) -> str:
+    """A text in which addresses have neither user nor password nor parameters."""
+    return _ADDRESS.sub(_plain_address, text)
+
+
+def _plain_address(found: re.Match[str]) -> str:
+    # A password may hold any sign, in spite of the rules for addresses, and so may a parameter.
+    place, found_at, host = found[2].rpartition("@")
+    if found_at and _PARAMETERS.search(place):
+        return f"{found[1]}{HIDDEN}"
+    return found[1] + _PARAMETERS.split(host, maxsplit=1)[0]
+
+
+def is_secret(key: str, value: str) -> bool:
+    """Whether a Spark setting may give access to something, by its key or its value."""
+    names = _SECRET_NAME.search(key) or _VARIABLES.search(key)
+    return names is not None or _SECRET_VALUE.search(value) is not None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_password(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(entry) for entry in value)
+    return value

@@ -1,0 +1,110 @@
+"""Which settings may change when a run is resumed: all that decide a training are in one list.
+
+A loss has keys of its own: those of the section `objective` are in the list as a whole.
+
+The corpus is not here: what was made of it are the lanes, which know by their digest whether they
+are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.settings import Config
+from pipelines.settings.base import Choice
+
+SECTIONS = ("tokens", "lanes", "encoder", "objective", "training")
+"""Those whose settings are in the lists."""
+FIXED = (
+    "tokens.vocabulary",
+    "tokens.model",
+    "tokens.vocabulary_size",
+    "tokens.lowercase",
+    "tokens.max_length",
+    "lanes.count",
+    "lanes.granule",
+    "lanes.bucket",
+    "lanes.seed",
+    "encoder.start",
+    "encoder.kind",
+    "encoder.layers",
+    "encoder.hidden",
+    "encoder.heads",
+    "encoder.intermediate",
+    "encoder.pooling",
+    "encoder.normalise",
+    "encoder.max_length",
+    "encoder.prompts",
+    "encoder.default_prompt_name",
+    "objective.*",
+    "training.granules_per_step",
+    "training.learning_rate",
+    "training.schedule",
+    "training.warmup",
+    "training.weight_decay",
+    "training.clip_norm",
+    "training.dropout",
+    "training.seed",
+)
+"""They decide what is learnt: another value is another experiment, and resuming is refused."""
+RECORDED = (
+    "training.engine",
+    "training.mode",
+    "training.framework",
+    "training.feed",
+    "training.workers",
+    "training.threads",
+    "training.max_staleness",
+    "training.parameter_servers",
+    "training.transport",
+    "training.sharding",
+    "training.compression",
+    "training.elastic",
+    "training.round_steps",
+    "training.epochs",
+    "training.max_steps",
+    "training.precision",
+    "training.activation_checkpointing",
+)
+"""How the same updates are made, and how many: they may change, and ``history.json`` records it."""
+FREE = (
+    "training.log_every",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.resume",
+    "training.start_seconds",
+    "training.stall_seconds",
+)
+"""They have no effect on updates."""
+
+
+def fixed_settings(config: Config) -> Mapping[str, Any]:
+    """What must not change when a run is resumed, by key, as in JSON."""
+    return _values(config, FIXED)
+
+
+def recorded_settings(config: Config) -> Mapping[str, Any]:
+    """What may change, and is recorded, by key, as in JSON."""
+    return _values(config, RECORDED)
+
+
+def current_name(key: str, value: Any) -> Any:
+    """A value that an earlier release wrote down: what it chose by name may be called otherwise."""
+    section, _, name = key.partition(".")
+    model = Config.model_fields[section].annotation
+    field = getattr(model, "model_fields", {}).get(name)
+    for mark in () if field is None else field.metadata:
+        if isinstance(mark, Choice):
+            return mark.registry.renamed.get(value, value)
+    return value
+
+
+def _values(config: Config, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    sections = {name: getattr(config, name).model_dump(mode="json") for name in SECTIONS}
+    found: dict[str, Any] = {}
+    for key in keys:
+        section, _, name = key.partition(".")
+        names = sections[section] if name == "*" else [name]
+        found |= {f"{section}.{one}": sections[section][one] for one in names}
+    return found

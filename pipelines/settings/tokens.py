@@ -1,0 +1,55 @@
+"""The section `tokens` of the settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from pipelines.errors import InputError
+from pipelines.settings.base import Settings
+from pipelines.settings.paths import LocalPath
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
+
+SHORTEST_TEXT, LONGEST_TEXT = 8, 512
+"""Tokens that ``tokens.max_length`` may be."""
+
+
+class TokenSettings(Settings):
+    """Vocabulary and token ids."""
+
+    vocabulary: LocalPath = Field(
+        default="start",
+        description="`start`: the start checkpoint's; `train`: a new one; or a folder.",
+    )
+    model: Literal["wordpiece", "bpe", "unigram"] = Field(
+        default="wordpiece", description="Algorithm of a vocabulary that is trained."
+    )
+    vocabulary_size: int = Field(
+        default=30522, ge=100, description="Entries of a vocabulary that is trained."
+    )
+    lowercase: bool = Field(
+        default=True, description="Whether a vocabulary that is trained lower-cases texts."
+    )
+    max_length: int | None = Field(
+        default=None,
+        ge=SHORTEST_TEXT,
+        le=LONGEST_TEXT,
+        description=(
+            "Tokens of a text that training reads, [CLS] and [SEP] included; cut after. Unset: as "
+            "many as leave 99 % of the examples whole, up to the model's own length. Memory and "
+            "time of a granule grow with it: set it, to 64 for example, where they are short."
+        ),
+    )
+
+    def check_with(self, config: Config) -> None:
+        """Refuses longer texts than the encoder is to read."""
+        longest = config.encoder.max_length
+        if longest is not None and longest < (self.max_length or 0):
+            raise InputError(
+                "tokens.max_length",
+                f"{self.max_length} is more than encoder.max_length",
+                f"at most {longest}",
+            )

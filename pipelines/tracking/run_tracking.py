@@ -1,0 +1,79 @@
+"""Reports a run to all of its trackers; what the workflow calls."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipelines.settings import Config
+from pipelines.settings import load as configuration
+from pipelines.settings.redaction import without_secrets
+from pipelines.tracking import names
+from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Status
+from pipelines.tracking.process import one_line
+from pipelines.tracking.proxy import TrackerProxy
+
+
+class RunTracking:
+    """Reports what happens in a run to all of its trackers; a context manager on the driver.
+
+    Only the end waits, and for ``tracking.wait_seconds`` at most; nothing raises. Leaving it
+    reports how the run has ended.
+
+    Args:
+        config: Names the trackers.
+        first_step: The step that training goes on from; None if nothing is trained.
+    """
+
+    def __init__(self, config: Config, run_folder: Path, first_step: int | None = None) -> None:
+        self._settings = config.tracking
+        self._start = RunStart(
+            run_folder=str(run_folder),
+            settings=config.tracking,
+            parameters=names.parameters(config),
+            config=configuration.dump(without_secrets(config)),
+            program=sys.argv[0],
+            first_step=first_step,
+        )
+        self._step = first_step or 0
+        self._files: list[str] = []
+        self._model: str | None = None
+        self._proxies: list[TrackerProxy] = []
+
+    def __enter__(self) -> RunTracking:
+        self._proxies = [TrackerProxy(name, self._start) for name in self._settings.trackers]
+        return self
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Reports figures of a step."""
+        self._step = max(self._step, step)
+        point = MetricPoint(step=step, time=time.time(), values=dict(values))
+        for proxy in self._proxies:
+            proxy.log(point)
+
+    def keep(self, *files: Path, model: Path | None = None) -> None:
+        """Names what is to be kept of the run when it ends; files that are not there are not."""
+        self._files += [str(file) for file in files if file.is_file()]
+        self._model = str(model) if model is not None else self._model
+
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        end = RunEnd(
+            status=_status(error),
+            step=self._step,
+            problem=one_line(error) if isinstance(error, Exception) else "",
+            files=tuple(self._files),
+            model=self._model,
+        )
+        for proxy in self._proxies:
+            proxy.end(end)
+        deadline = time.monotonic() + self._settings.wait_seconds
+        for proxy in self._proxies:
+            proxy.wait(deadline - time.monotonic())
+
+
+def _status(error: BaseException | None) -> Status:
+    if error is None:
+        return "finished"
+    return "failed" if isinstance(error, Exception) else "killed"

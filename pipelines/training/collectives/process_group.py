@@ -1,0 +1,115 @@
+"""The exchange between PyTorch processes: collective operations of a process group.
+
+Runs on executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as processes
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from pipelines.settings import TrainingSettings
+from pipelines.training.devices import worker_device
+
+BUCKET_BYTES = 25 * 2**20
+"""What travels at once, as in DistributedDataParallel: large enough for the network, small enough
+that one bucket is gathered in memory while the one before it is on its way."""
+
+
+class GroupCollectives:
+    """Collective operations of the default group; see :class:`.base.Collectives`.
+
+    Gradients are averaged in flat buckets, as DistributedDataParallel does, and not by it. It
+    would begin while the last granule's gradients are still computed. For that it asks for a
+    module whose ``forward`` is called before each ``backward``, for dense gradients of the words,
+    of which a granule touches few rows, and for a gradient from every parameter in order; two
+    passes over the granules (``negatives: step``) fit none of these.
+
+    Args:
+        device: Where the worker computes; the group, which it has joined, can send from there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank = processes.get_rank()
+        self.workers = processes.get_world_size()
+
+    def all_reduce_mean(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The mean of each tensor over the workers; fp32 on the worker's device."""
+        sent = []
+        for bucket in _buckets(tensors):
+            flat = _flatten_dense_tensors(bucket)
+            sent.append((bucket, flat, processes.all_reduce(flat, async_op=True)))
+        means: list[torch.Tensor] = []
+        for bucket, flat, work in sent:
+            work.wait()
+            means += _unflatten_dense_tensors(flat.div_(self.workers), bucket)
+        return means
+
+    def all_gather(self, tensor: Any) -> Any:
+        """The workers' tensors joined along the first axis, in the order of the ranks."""
+        own = torch.as_tensor(tensor, device=self.device).contiguous()
+        joined = own.new_empty(self.workers * own.shape[0], *own.shape[1:])
+        processes.all_gather_single(joined, own)
+        return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See :meth:`.base.Collectives.reduce_scatter`."""
+        own = tensor.new_empty(tensor.shape[0] // self.workers, *tensor.shape[1:])
+        processes.reduce_scatter_single(own, tensor.contiguous())
+        return own
+
+
+class ProcessGroupCollectives(GroupCollectives):
+    """Joins the group that torchrun's environment describes.
+
+    By NCCL where the worker has a GPU, and by Gloo where it has none.
+
+    Args:
+        settings: The deadlines, of the start and of a step.
+    """
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        device = worker_device()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        start = timedelta(seconds=settings.start_seconds)
+        store, rank, workers = next(processes.rendezvous("env://", timeout=start))
+        processes.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=workers,
+            timeout=timedelta(seconds=settings.stall_seconds),
+        )
+        super().__init__(device)
+
+
+@contextmanager
+def process_group_cleanup() -> Iterator[None]:
+    """Leaves the process group, if one was joined inside."""
+    try:
+        yield
+    finally:
+        if processes.is_initialized():
+            processes.destroy_process_group()
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Neighbours of at most ``BUCKET_BYTES`` together, or one alone that is larger."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    yield bucket

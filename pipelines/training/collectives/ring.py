@@ -1,0 +1,232 @@
+"""Collective operations over a ring of connections that the run's token authenticates.
+
+The workers stand in a ring: each sends to the next and receives from the one before. Arrays are cut
+into one part for each worker, so that a sum crosses every connection less than twice, however many
+workers there are. Each part is added up in one order and handed on as bytes, so that all workers
+have the same result, and have it again the next time.
+
+Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+Journal of Parallel and Distributed Computing 69 (2009). Runs on executors.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
+from pipelines.training.parameter_server.messages import fill, read_exactly
+
+PAUSE_SECONDS = 0.1
+BROKEN = "the ring to worker"
+"""Part of every error of a broken ring; still there when a framework has wrapped the error."""
+# What is received before it is added: it stays in the processor's cache.
+BLOCK_ELEMENTS = 1 << 18
+_NUMBER = struct.Struct("!Q")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Ring:
+    """A worker's place among the others; a context manager, which leaves the ring.
+
+    It listens from the beginning, at its own address alone, and :meth:`join` makes the ring.
+
+    Args:
+        rank: Number of this worker.
+        addresses: Host and port of every worker, by rank; two at least.
+        token: Of the run.
+
+    Raises:
+        OSError: It cannot listen at its address.
+    """
+
+    def __init__(self, rank: int, addresses: Sequence[tuple[str, int]], token: str) -> None:
+        self.rank = rank
+        self.workers = len(addresses)
+        self._addresses = addresses
+        self._token = token
+        self._arrived: Future[socket.socket] = Future()
+        self._left = threading.Event()
+        self._server = SocketTokenServer(addresses[rank], self._attend, token=token)
+        # A thread sends: if all workers first sent and then received, all would wait for ever.
+        self._sender = ThreadPoolExecutor(1, "ring-sender")
+        self._next: socket.socket | None = None
+        self._previous: socket.socket | None = None
+
+    def __enter__(self) -> Ring:
+        self._server.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._server.close()
+        if self._next is not None:
+            self._next.close()
+        self._sender.shutdown(wait=False, cancel_futures=True)
+
+    def join(self, start_seconds: float, wait_seconds: float) -> None:
+        """Connects to the neighbours; returns when all workers have connected to theirs.
+
+        Args:
+            start_seconds: The longest that it may take.
+            wait_seconds: The longest that an operation may wait for a neighbour then.
+
+        Raises:
+            TimeoutError: One is not there in time.
+            OSError: One cannot be reached, or has left again.
+        """
+        deadline = time.monotonic() + start_seconds
+        self._next = self._reach((self.rank + 1) % self.workers, deadline)
+        self._next.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._next.sendall(self._token.encode() + _NUMBER.pack(self.rank))
+        try:
+            self._previous = self._arrived.result(max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            raise _late((self.rank - 1) % self.workers) from None
+        # The neighbours may be connected long before the others: waits for all of them.
+        self._limit_waits(max(deadline - time.monotonic(), PAUSE_SECONDS))
+        try:
+            self.gather(np.empty(0, np.uint8))
+        except TimeoutError as error:
+            raise TimeoutError(
+                "not all workers were there within training.start_seconds"
+            ) from error
+        self._limit_waits(wait_seconds)
+
+    def sum(self, values: Array) -> Array:
+        """The sum of the workers' arrays, which have one shape.
+
+        Raises:
+            TimeoutError: A neighbour was silent for too long.
+            ConnectionError: One is gone.
+        """
+        total = np.array(values, order="C")
+        parts = np.array_split(total.reshape(-1), self.workers)
+        self._reduce(parts)
+        for hop in range(self.workers - 1):
+            sent = self._send(parts[(self.rank - hop) % self.workers])
+            self._receive(parts[(self.rank - hop - 1) % self.workers])
+            sent.result()
+        return total
+
+    def reduce_scatter(self, values: Array) -> Array:
+        """The sum of the workers' arrays [workers x rows, ...], of which each gets its own rows.
+
+        Raises:
+            TimeoutError, ConnectionError: See :meth:`sum`.
+            ValueError: The rows cannot be shared evenly.
+        """
+        parts = np.split(np.array(values, order="C"), self.workers)
+        self._reduce([part.reshape(-1) for part in parts])
+        return parts[self.rank]
+
+    def gather(self, values: Array) -> Array:
+        """The workers' arrays joined along the first axis, by rank; they differ in it at most.
+
+        Raises:
+            TimeoutError, ConnectionError: See :meth:`sum`.
+        """
+        own = np.ascontiguousarray(values)
+        parts = {self.rank: own}
+        for hop in range(self.workers - 1):
+            part = parts[(self.rank - hop) % self.workers]
+            sent = self._send(np.frombuffer(_NUMBER.pack(len(part)), np.uint8), part)
+            rows = np.empty(_NUMBER.size, np.uint8)
+            self._receive(rows)
+            arrived = np.empty((*_NUMBER.unpack(rows.tobytes()), *own.shape[1:]), own.dtype)
+            self._receive(arrived)
+            parts[(self.rank - hop - 1) % self.workers] = arrived
+            sent.result()
+        return np.concatenate([parts[rank] for rank in range(self.workers)])
+
+    def _reduce(self, parts: Sequence[Array]) -> None:
+        """Makes the part of this worker's number the sum; what the others hold then is of no use.
+
+        Each part begins at the worker after its own, and comes there last.
+        """
+        for hop in range(1, self.workers):
+            sent = self._send(parts[(self.rank - hop) % self.workers])
+            sum_so_far = parts[(self.rank - hop - 1) % self.workers]
+            for start in range(0, len(sum_so_far), BLOCK_ELEMENTS):
+                block = sum_so_far[start : start + BLOCK_ELEMENTS]
+                arrived = np.empty_like(block)
+                self._receive(arrived)
+                block += arrived
+            sent.result()
+
+    @property
+    def _joined(self) -> socket.socket:
+        """The connection of the worker before."""
+        if self._previous is None:
+            raise ConnectionError(f"worker {self.rank} has not joined the ring")
+        return self._previous
+
+    def _send(self, *arrays: Array) -> Future[None]:
+        """Sends contiguous arrays to the next worker, while this one receives."""
+        return self._sender.submit(self._send_now, arrays)
+
+    def _send_now(self, arrays: Sequence[Array]) -> None:
+        if self._next is None:
+            raise ConnectionError(f"worker {self.rank} has not joined the ring")
+        with _errors_name((self.rank + 1) % self.workers):
+            for array in arrays:
+                self._next.sendall(array.reshape(-1).view(np.uint8).data)
+
+    def _receive(self, array: Array) -> None:
+        """Fills a contiguous array with what the worker before sends."""
+        joined = self._joined
+        with _errors_name((self.rank - 1) % self.workers):
+            fill(joined.recv_into, array.reshape(-1).view(np.uint8).data)
+
+    def _limit_waits(self, seconds: float) -> None:
+        """The longest that one of the neighbours may be silent."""
+        for neighbour in (self._next, self._previous):
+            if neighbour is not None:
+                neighbour.settimeout(seconds)
+
+    def _reach(self, rank: int, deadline: float) -> socket.socket:
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return socket.create_connection(self._addresses[rank], timeout=max(left, 0.001))
+            except ConnectionRefusedError:
+                time.sleep(PAUSE_SECONDS)
+            except TimeoutError:
+                raise _late(rank) from None
+            if time.monotonic() > deadline:
+                raise _late(rank)
+
+    def _attend(self, connection: socket.socket) -> None:
+        """Keeps the connection of the worker before, and closes any other."""
+        if not self._server.authenticate(
+            connection, read_exactly(connection.recv_into, TOKEN_BYTES)
+        ):
+            return
+        (rank,) = _NUMBER.unpack(read_exactly(connection.recv_into, _NUMBER.size))
+        if rank == (self.rank - 1) % self.workers and not self._arrived.done():
+            self._arrived.set_result(connection)
+            # The server closes the connection when this returns.
+            self._left.wait()
+
+
+@contextmanager
+def _errors_name(rank: int) -> Iterator[None]:
+    """Has the errors of a connection name the worker at its other end."""
+    try:
+        yield
+    except OSError as error:
+        kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
+        raise kind(f"{BROKEN} {rank} broke ({error})") from error
+
+
+def _late(rank: int) -> TimeoutError:
+    return TimeoutError(f"worker {rank} was not there within training.start_seconds")

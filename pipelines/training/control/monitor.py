@@ -1,0 +1,383 @@
+"""The driver's side of a run: the state of each worker, and the deadlines that end a run.
+
+Every wait of a run is here, and every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.errors import EngineError, WorkerLostError
+from pipelines.runs.run import TrainingOutcome
+from pipelines.runs.step_metrics import StepMetrics, StepRecord
+from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
+from pipelines.training.control.reporter import HEARTBEAT_SECONDS, PRESENT
+
+SILENCE_SECONDS = 30.0
+GRACE_SECONDS = 2.0
+LEAVE_SECONDS = 15.0
+ABORT_SECONDS = 5.0
+CHECK_SECONDS = 1.0
+MAX_LINE_BYTES = 64 * 2**20
+
+
+@dataclass
+class _Worker:
+    """What the monitor knows of a worker.
+
+    Attributes:
+        rank: Its number.
+        host: Where it is.
+        lane: The first lane that it reads.
+        connection: The connection to it.
+        last_message: When it last sent anything.
+        last_progress: When it last finished a step, or waited for others.
+        step: The last step that it finished.
+        behind: Seconds that it was ready later than the first.
+        ready: Whether it could begin.
+        done: Whether it has finished its part.
+        failure: The error that it has reported.
+        lost: Whether the failure is that a process is gone, its own or another worker's.
+        broken: How the connection to it broke, if it did.
+        closed: Whether the connection has ended.
+    """
+
+    rank: int
+    host: str
+    lane: int
+    connection: socket.socket
+    last_message: float
+    last_progress: float
+    step: int = -1
+    behind: float = 0.0
+    ready: bool = False
+    done: bool = False
+    failure: str | None = None
+    lost: bool = False
+    broken: str | None = None
+    closed: bool = False
+
+
+@dataclass
+class _Shared:
+    """State that the reading threads write and the waiting thread reads, under its condition."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    workers: dict[int, _Worker] = field(default_factory=dict)
+    broken: Exception | None = None
+
+
+class Monitor:
+    """Watches the workers of one run; a context manager.
+
+    Leaving it normally lets the workers end; leaving it with an exception aborts them.
+
+    Args:
+        engine: Name of the engine, for errors.
+        workers: How many workers to expect, of ranks 0 and up.
+        step_metrics: Gets the workers' records, on a thread of the monitor.
+        host: Address by which the executors reach the driver.
+        bind: Address to listen at, if that is another one.
+        start_seconds: Deadline for all of them to be ready.
+        stall_seconds: Deadline for a step.
+        servers: How many further processes to expect, of the ranks after the workers': the run
+            needs them until its end, but does not wait for them to be done.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        workers: int,
+        step_metrics: StepMetrics,
+        *,
+        host: str = "127.0.0.1",
+        bind: str | None = None,
+        start_seconds: float,
+        stall_seconds: float,
+        servers: int = 0,
+    ) -> None:
+        self.token = secrets.token_hex(TOKEN_BYTES // 2)
+        self._engine = engine
+        self._workers = workers
+        self._expected = workers + servers
+        self._step_metrics = step_metrics
+        self._adding = threading.Lock()
+        self._start_seconds = start_seconds
+        self._stall_seconds = stall_seconds
+        self._shared = _Shared()
+        self._closing = False
+        self._ended = threading.Event()
+        self._heartbeats = threading.Thread(
+            target=self._send_heartbeats, name="heartbeat", daemon=True
+        )
+        self._all_ready: float | None = None
+        self._server = SocketTokenServer((bind or host, 0), self._serve_worker, token=self.token)
+        self.address: tuple[str, int] = (host, self._server.server_address[1])
+
+    def __enter__(self) -> Monitor:
+        self._server.open()
+        self._heartbeats.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._closing = True
+        self._ended.set()
+        self._heartbeats.join()
+        if kind is None:
+            self._end_workers(b"leave\n", LEAVE_SECONDS)
+        else:
+            self._end_workers(b"abort\n", ABORT_SECONDS)
+        self._server.close()
+
+    def wait(self, should_stop: Callable[[], EngineError | None] = lambda: None) -> TrainingOutcome:
+        """Waits until all workers are done.
+
+        Args:
+            should_stop: Called every second; an error ends the run.
+
+        Returns:
+            What the workers' steps add up to.
+
+        Raises:
+            WorkerLostError: A worker died, fell silent, or did not start in time.
+            EngineError: A worker failed, or did not move in time.
+            Exception: What the step metrics' listener raised, for instance on a full disk.
+        """
+        began = checked = time.monotonic()
+        shared = self._shared
+        with shared.changed:
+            while True:
+                now = time.monotonic()
+                if now - checked > 2 * CHECK_SECONDS:
+                    # This process was suspended, and read no messages meanwhile.
+                    began = min(began + now - checked, now)
+                    self._extend_deadlines(now - checked)
+                checked = now
+                if shared.broken is not None:
+                    raise shared.broken
+                self._raise_first_failure()
+                if (stop := should_stop()) is not None:
+                    raise stop
+                if sum(worker.done for worker in shared.workers.values()) == self._workers:
+                    return self._step_metrics.outcome()
+                self._check_deadlines(began)
+                shared.changed.wait(CHECK_SECONDS)
+
+    def _extend_deadlines(self, seconds: float) -> None:
+        """Extends the deadlines of all workers, for seconds in which this process was suspended."""
+        now = time.monotonic()
+        if self._all_ready is not None:
+            self._all_ready = min(self._all_ready + seconds, now)
+        for worker in self._shared.workers.values():
+            # No deadline counts from the future: a worker may have sent something since.
+            worker.last_message = min(worker.last_message + seconds, now)
+            worker.last_progress = min(worker.last_progress + seconds, now)
+
+    def _raise_first_failure(self) -> None:
+        """Raises the error of the worker that is the cause, not of one that failed as a result."""
+        shared = self._shared
+        if not any(_is_lost(worker) for worker in shared.workers.values()):
+            return
+        # A peer's death breaks the collective operations of the others within moments: wait for
+        # all failures, then blame a dead process before one that could still report an error.
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            shared.changed.wait(left)
+        lost = sorted(
+            (worker for worker in shared.workers.values() if _is_lost(worker)),
+            key=lambda worker: (worker.failure is not None, worker.lost, worker.rank),
+        )
+        first = lost[0]
+        if first.failure is not None and not first.lost:
+            raise self._error(first, first.failure)
+        raise self._lost(first, first.failure or first.broken or "the worker's process died")
+
+    def _check_deadlines(self, began: float) -> None:
+        now, workers = time.monotonic(), self._shared.workers
+        missing = sorted(
+            rank
+            for rank in range(self._expected)
+            if rank not in workers or not (workers[rank].ready or workers[rank].done)
+        )
+        if missing and now - began > self._start_seconds:
+            # Those that are there may be waiting for the others.
+            late = [rank for rank in missing if rank not in workers] or missing
+            raise WorkerLostError(
+                self._engine,
+                f"ranks {late} were not ready within training.start_seconds"
+                f" ({self._start_seconds:.0f} s)",
+                began=False,
+                rank=late[0],
+            )
+        if not missing and self._all_ready is None:
+            self._all_ready = now
+        for worker in workers.values():
+            if worker.done:
+                continue
+            if now - worker.last_message > SILENCE_SECONDS and not _has_unread(worker.connection):
+                raise self._lost(worker, f"nothing was heard of it for {SILENCE_SECONDS:.0f} s")
+            since = max(worker.last_progress, self._all_ready or now)
+            if worker.rank < self._workers and now - since > self._stall_seconds:
+                raise self._error(
+                    worker,
+                    f"no step was finished within training.stall_seconds"
+                    f" ({self._stall_seconds:.0f} s) after step {worker.step}",
+                )
+
+    def _error(self, worker: _Worker, cause: str) -> EngineError:
+        return EngineError(self._engine, self._named(worker, cause), **self._place(worker))
+
+    def _lost(self, worker: _Worker, cause: str) -> WorkerLostError:
+        workers = self._shared.workers.values()
+        began = len(workers) == self._expected and all(one.ready or one.done for one in workers)
+        cause = self._named(worker, cause)
+        return WorkerLostError(self._engine, cause, began=began, **self._place(worker))
+
+    def _named(self, worker: _Worker, cause: str) -> str:
+        server = worker.rank - self._workers
+        return cause if server < 0 else f"parameter server {server}: {cause}"
+
+    def _place(self, worker: _Worker) -> dict[str, Any]:
+        lane = worker.lane if worker.rank < self._workers else None
+        return {"rank": worker.rank, "host": worker.host, "lane": lane}
+
+    def _serve_worker(self, connection: socket.socket) -> None:
+        """Reads one worker's lines until the connection ends."""
+        worker: _Worker | None = None
+        try:
+            with connection.makefile("rb") as lines:
+                worker = self._authenticate(connection, lines.readline(4096))
+                if worker is None:
+                    return
+                while (line := lines.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+                    self._handle_message(worker, json.loads(line))
+        except OSError as error:
+            if worker is not None:
+                worker.broken = f"its connection to the driver broke ({error})"
+        except (ValueError, KeyError) as error:
+            if worker is not None:
+                worker.failure = f"the driver cannot understand it ({error!r})"
+        finally:
+            if worker is not None:
+                with self._shared.changed:
+                    worker.closed = True
+                    self._shared.changed.notify_all()
+
+    def _authenticate(self, connection: socket.socket, line: bytes) -> _Worker | None:
+        """Admits each worker of this run once; other connections are closed without a response."""
+        try:
+            introduction = json.loads(line)
+            token, rank = str(introduction["token"]), int(introduction["rank"])
+            host, lane = str(introduction["host"]), int(introduction["lane"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        if not self._server.authenticate(connection, token.encode("utf-8", "replace")):
+            return None
+        with self._shared.changed:
+            known = self._shared.workers
+            if self._closing or rank in known or not 0 <= rank < self._expected:
+                return None
+            now = time.monotonic()
+            worker = _Worker(rank, host, lane, connection, last_message=now, last_progress=now)
+            known[rank] = worker
+        return worker
+
+    def _handle_message(self, worker: _Worker, message: dict[str, Any]) -> None:
+        worker.last_message = time.monotonic()
+        if message["kind"] == "steps":
+            self._add_records(worker, message["records"])
+        with self._shared.changed:
+            worker.last_message = time.monotonic()
+            if message["kind"] == "ready" and worker.rank < self._workers:
+                worker.behind = worker.last_message - self._step_metrics.begin(worker.last_message)
+            _HANDLERS[message["kind"]](worker, message)
+            self._shared.changed.notify_all()
+
+    def _add_records(self, worker: _Worker, records: list[dict[str, Any]]) -> None:
+        """Adds records to the step metrics, whose listener may be slow or fail."""
+        try:
+            with self._adding:
+                for record in records:
+                    if self._closing:
+                        return  # Other workers may be making this step again.
+                    # A worker counts from its own beginning, the metrics from the first worker's.
+                    seconds = record["seconds"] + worker.behind
+                    known = {"seconds": seconds, "rank": worker.rank}
+                    self._step_metrics.add(StepRecord(**record | known))
+        except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
+            self._shared.broken = error
+
+    def _send_heartbeats(self) -> None:
+        """Sends the workers a heartbeat every few seconds, until the run ends."""
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            with self._shared.changed:
+                there = [one.connection for one in self._shared.workers.values() if not one.closed]
+            for connection in there:
+                # The waiting thread handles workers that do not read or are gone.
+                with suppress(OSError):
+                    connection.send(PRESENT + b"\n", socket.MSG_DONTWAIT)
+
+    def _end_workers(self, message: bytes, seconds: float) -> None:
+        """Sends the last message and waits until every connection is closed."""
+        deadline = time.monotonic() + seconds
+        with self._shared.changed:
+            for worker in self._shared.workers.values():
+                if worker.closed:
+                    continue
+                try:
+                    worker.connection.sendall(message)
+                except OSError:
+                    worker.closed = True
+            while not all(worker.closed for worker in self._shared.workers.values()):
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._shared.changed.wait(left):
+                    return
+
+
+def _has_unread(connection: socket.socket) -> bool:
+    """Whether something has arrived that is not read yet: its sender is not silent."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _is_lost(worker: _Worker) -> bool:
+    return worker.failure is not None or (worker.closed and not worker.done)
+
+
+def _on_ready(worker: _Worker, _: dict[str, Any]) -> None:
+    worker.ready = True
+    worker.last_progress = worker.last_message
+
+
+def _on_steps(worker: _Worker, message: dict[str, Any]) -> None:
+    if message["records"]:
+        worker.step = message["records"][-1]["step"]
+    if message["records"] or message["waiting"]:
+        worker.last_progress = worker.last_message
+
+
+def _on_done(worker: _Worker, _: dict[str, Any]) -> None:
+    worker.done = True
+
+
+def _on_failed(worker: _Worker, message: dict[str, Any]) -> None:
+    worker.failure = f"{message['cause']}\n{message['traceback']}".rstrip("\n")
+    worker.lost = message["lost"]
+
+
+_HANDLERS: dict[str, Callable[[_Worker, dict[str, Any]], None]] = {
+    "ready": _on_ready,
+    "steps": _on_steps,
+    "done": _on_done,
+    "failed": _on_failed,
+}

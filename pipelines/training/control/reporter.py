@@ -1,0 +1,183 @@
+"""The worker's connection to the driver.
+
+A worker holds one TCP connection to the driver's monitor for as long as it lives, and sends
+JSON lines over it: heartbeats, the steps done since the last message, how it ended. When a
+process dies, the system closes its connection, and the other side knows at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from pipelines.runs.run import WorkerTask
+from pipelines.runs.step_metrics import StepRecord
+from pipelines.spark.errors import complete_line
+from pipelines.training.control.authenticated_server import UNHEARD_SECONDS, detect_cut_connection
+
+HEARTBEAT_SECONDS = 2.0
+# Records of fast steps travel together.
+RECORDS_SECONDS = 0.1
+CONNECT_SECONDS = 20.0
+LEAVE_SECONDS = 600.0
+ABORTED = 70
+PRESENT = b"here"
+"""The driver's heartbeat, while a run goes on."""
+
+
+class Reporter:
+    """Reports to the monitor; a context manager. Runs on an executor.
+
+    Leaving the context waits until the driver lets the worker leave. When the driver aborts the
+    run, or is gone, this process ends at once, whatever its threads wait for: a collective
+    operation that waits for a dead peer cannot be interrupted from Python. It ends too when no
+    heartbeat of the driver arrives for ``UNHEARD_SECONDS``, so that it holds no GPU for a driver
+    that hangs or is cut off.
+
+    Raises:
+        OSError: The driver cannot be reached.
+    """
+
+    def __init__(self, task: WorkerTask) -> None:
+        self._task = task
+        self._socket = socket.create_connection(task.monitor, timeout=CONNECT_SECONDS)
+        self._socket.settimeout(None)
+        detect_cut_connection(self._socket)
+        self._sending = threading.Lock()
+        self._recording = threading.Lock()
+        self._leave = threading.Event()
+        self._closed = threading.Event()
+        self._records: list[dict[str, Any]] = []
+        self._sent = 0.0
+        self._is_waiting = False
+
+    def __enter__(self) -> Reporter:
+        self._send(
+            "hello",
+            token=self._task.token,
+            rank=self._task.rank,
+            host=socket.gethostname(),
+            lane=self._task.first_lane,
+        )
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._listen, name="monitor-listener", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.wait(LEAVE_SECONDS)
+        self._closed.set()
+        self._socket.close()
+
+    def failed(self, error: BaseException, *, peer_lost: bool = False) -> None:
+        """Reports the error that ends this worker.
+
+        Args:
+            error: Its cause.
+            peer_lost: Whether that is another worker's end, or the end of the connection to it.
+        """
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        trace = "".join(traceback.format_exception(error))
+        if (line := complete_line(error)) is not None:
+            summary, trace = line, ""
+        self.send_records()
+        self._send("failed", cause=summary, traceback=trace, lost=peer_lost)
+
+    def ready(self) -> None:
+        """Reports that the worker can begin with its first step."""
+        self._send("ready")
+
+    def step_done(self, record: StepRecord) -> None:
+        """Reports the worker's part of a step."""
+        with self._recording:
+            self._records.append(asdict(record))
+        if time.monotonic() - self._sent > RECORDS_SECONDS:
+            self.send_records()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the worker waits for others it is not held to the deadline of a step."""
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+
+    def done(self) -> None:
+        """Reports that the worker has finished its share."""
+        self.send_records()
+        self._send("done")
+
+    def serve(self) -> None:
+        """Waits, without a deadline, until the driver lets the worker leave."""
+        self._leave.wait()
+
+    def send_records(self) -> None:
+        """Reports all steps to the driver that it does not know of yet."""
+        # Held while they are sent, so that no later message of another thread arrives before them.
+        with self._recording:
+            records, self._records = self._records, []
+            self._sent = time.monotonic()
+            self._send("steps", records=records, waiting=self._is_waiting)
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"kind": kind} | fields).encode() + b"\n"
+        with self._sending:
+            self._socket.sendall(line)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(HEARTBEAT_SECONDS):
+            try:
+                self.send_records()
+            except OSError:
+                return  # The listener sees the same, and acts on it.
+
+    def _listen(self) -> None:
+        """Waits for the driver's last message, as long as its heartbeats arrive."""
+        try:
+            message = self._last_message()
+        except OSError:
+            message = b""
+        if message == b"leave":
+            self._leave.set()
+        elif not self._closed.is_set():
+            os._exit(ABORTED)
+
+    def _last_message(self) -> bytes:
+        """The driver's last message; empty if it is gone, or has been silent for too long."""
+        poll, received = select.poll(), b""
+        poll.register(self._socket, select.POLLIN)
+        while poll.poll(1000 * UNHEARD_SECONDS) and (data := self._socket.recv(4096)):
+            *messages, received = (received + data).split(b"\n")
+            for message in messages:
+                if message != PRESENT:
+                    return message
+        return b""
+
+
+def report_lost(task: WorkerTask, cause: str) -> None:
+    """Reports to the monitor why a worker is not there. Runs on an executor, beside the worker.
+
+    The monitor accepts one connection for a rank, so a worker that has connected itself takes
+    precedence over this report.
+
+    Args:
+        cause: What went wrong, in one line.
+
+    Raises:
+        OSError: The driver cannot be reached; the run is over.
+    """
+    hello = {"kind": "hello", "token": task.token, "rank": task.rank}
+    hello |= {"host": socket.gethostname(), "lane": task.first_lane}
+    failed = {"kind": "failed", "cause": cause, "traceback": "", "lost": True}
+    with socket.create_connection(task.monitor, timeout=CONNECT_SECONDS) as connection:
+        connection.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in (hello, failed)))
+        connection.shutdown(socket.SHUT_WR)

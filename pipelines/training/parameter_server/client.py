@@ -1,0 +1,119 @@
+"""A worker's connection to a parameter server. Runs on an executor."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipelines.models.weights import Weights
+from pipelines.training.parameter_server.messages import (
+    ACCEPTED,
+    LENGTH,
+    REQUEST,
+    RESPONSE,
+    Form,
+    ReadInto,
+    Request,
+    ResponseHeader,
+    read_exactly,
+)
+
+
+class Client(ABC):
+    """One connection, made with the first request; can be pickled before it.
+
+    Args:
+        address: Host and port of the server.
+        token: Of the run.
+        forms: The requests that the server knows.
+        seconds: The longest that a request may wait for the server.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], token: str, forms: Mapping[str, Form], seconds: float
+    ) -> None:
+        self.address = address
+        self.token = token
+        self.forms = forms
+        self.seconds = seconds
+        self._connection: Any = None
+
+    def ask(
+        self, name: str, request: Request, arrays: Weights | None = None
+    ) -> tuple[ResponseHeader, Weights | None]:
+        """Sends a request and waits for its response.
+
+        Args:
+            name: Of the request.
+            request: Its header.
+            arrays: Its arrays, if it has any.
+
+        Returns:
+            The header of the response, and its arrays if it has any.
+
+        Raises:
+            OSError: The server cannot be reached, or the connection ended.
+            ValueError: The response has another form.
+        """
+        form = self.forms[name]
+        size, readinto = self.converse(name, form.size, self._chunks(form, request, arrays))
+        header = ResponseHeader(*RESPONSE.unpack(read_exactly(readinto, RESPONSE.size)))
+        if size == RESPONSE.size:
+            return header, None
+        if size != RESPONSE.size + form.brings.size:
+            raise ValueError(f"the parameter server sent {size} bytes for `{name}`")
+        brought = form.brings.new()
+        form.brings.read(readinto, brought)
+        return header, brought
+
+    @abstractmethod
+    def converse(
+        self, name: str, size: int, chunks: Iterator[bytes | memoryview]
+    ) -> tuple[int, ReadInto]:
+        """Sends the bytes of a request; returns the size of the response and how to read it."""
+
+    def _chunks(
+        self, form: Form, request: Request, arrays: Weights | None
+    ) -> Iterator[bytes | memoryview]:
+        yield REQUEST.pack(*request)
+        yield from form.sends.chunks(arrays or {})
+
+
+class HttpClient(Client):
+    """Over HTTP, on a connection that is kept."""
+
+    def converse(
+        self, name: str, size: int, chunks: Iterator[bytes | memoryview]
+    ) -> tuple[int, ReadInto]:
+        """See :class:`Client`."""
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(*self.address, timeout=self.seconds)
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Length": str(size)}
+        self._connection.request("POST", f"/{name}", chunks, headers)
+        response = self._connection.getresponse()
+        if response.status != 200 or response.length is None:
+            raise ConnectionError(f"the parameter server refused `{name}` ({response.status})")
+        return response.length, response.readinto
+
+
+class SocketClient(Client):
+    """Over one TCP connection."""
+
+    def converse(
+        self, name: str, size: int, chunks: Iterator[bytes | memoryview]
+    ) -> tuple[int, ReadInto]:
+        """See :class:`Client`."""
+        if self._connection is None:
+            self._connection = socket.create_connection(self.address, timeout=self.seconds)
+            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._connection.sendall(self.token.encode())
+        self._connection.sendall(self.forms[name].letter + LENGTH.pack(size))
+        for chunk in chunks:
+            self._connection.sendall(chunk)
+        readinto: ReadInto = self._connection.recv_into
+        if read_exactly(readinto, 1) != ACCEPTED:
+            raise ConnectionError(f"the parameter server refused `{name}`")
+        return LENGTH.unpack(read_exactly(readinto, LENGTH.size))[0], readinto

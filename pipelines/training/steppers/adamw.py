@@ -1,0 +1,82 @@
+"""AdamW over numpy arrays, for a parameter server that has no framework.
+
+Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
+arXiv:1711.05101. Biases and layer norms are not decayed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pipelines.models.weights import Weights
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+# Elements that are updated at a time, so that intermediate results stay in the cache.
+_BLOCK = 1 << 16
+
+
+class AdamW:
+    """Updates arrays in place; see :class:`pipelines.runs.checkpoint.Checkpoint`.
+
+    Args:
+        weights: fp32 arrays by name; copied.
+        moments: ``m/NAME`` and ``v/NAME``, or nothing for a fresh optimiser; copied.
+        weight_decay: Decoupled.
+    """
+
+    def __init__(self, weights: Weights, moments: Weights, weight_decay: float) -> None:
+        # In the order of C, so that what is flat is a view.
+        self.weights = {
+            name: np.array(value, np.float32, order="C") for name, value in weights.items()
+        }
+        self.moments = {
+            f"{kind}/{name}": np.array(
+                moments.get(f"{kind}/{name}", np.zeros_like(value)), np.float32, order="C"
+            )
+            for kind in ("m", "v")
+            for name, value in weights.items()
+        }
+        self._weight_decay = weight_decay
+
+    def update(self, gradients: Weights, learning_rate: float, number: int) -> None:
+        """Makes an update.
+
+        Args:
+            gradients: fp32 arrays by name, of the weights' shapes.
+            learning_rate: Of this update.
+            number: How many updates there have been with it; corrects the moments' bias.
+        """
+        for name, gradient in gradients.items():
+            weight = self.weights[name]
+            _update(
+                weight.reshape(-1),
+                self.moments[f"m/{name}"].reshape(-1),
+                self.moments[f"v/{name}"].reshape(-1),
+                gradient.reshape(-1),
+                learning_rate,
+                self._weight_decay if weight.ndim > 1 else 0.0,
+                number,
+            )
+
+
+def _update(
+    weight: np.ndarray,
+    m: np.ndarray,
+    v: np.ndarray,
+    gradient: np.ndarray,
+    rate: float,
+    decay: float,
+    number: int,
+) -> None:
+    """Updates flat arrays, block by block."""
+    scale = rate / (1 - BETA_1**number)
+    correction = 1 / math.sqrt(1 - BETA_2**number)
+    for start in range(0, len(weight), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        own, first, second, pull = weight[block], m[block], v[block], gradient[block]
+        first += (1 - BETA_1) * (pull - first)
+        second += (1 - BETA_2) * (pull * pull - second)
+        own *= 1 - rate * decay
+        own -= scale * first / (np.sqrt(second) * correction + EPSILON)

@@ -1,0 +1,162 @@
+"""Training in which each worker holds a part of the state. Runs on executors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from pipelines.losses.targets import granule_targets
+from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.frameworks.torch_sharding import Inputs, encoder_module
+from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.base import Collectives
+from pipelines.training.feed import StepWork
+from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
+from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
+from pipelines.training.steppers.torch import (
+    Texts,
+    TorchRun,
+    gradients_of_loss,
+    granule_texts,
+    on_device,
+    to_numpy,
+)
+
+KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
+"""The optimiser's names for what checkpoints call m and v."""
+
+
+class ShardedStepper(TorchRun, ABC):
+    """What the libraries share that split the state; see :class:`.base.Stepper`.
+
+    They average the gradients themselves, so the collectives carry losses and embeddings only.
+
+    Args:
+        checkpoint: The state to begin with.
+        collectives: Between the workers.
+    """
+
+    sharded = True
+    exchange_seconds: float | None = None
+
+    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
+        super().__init__(task, checkpoint, collectives)
+        self._encoder = encoder_module(checkpoint.spec, checkpoint.weights, self._training)
+
+    def step(self, work: StepWork, learning_rate: float) -> float:
+        """Makes one update from this worker's granules; returns the loss over all workers."""
+        loss = self._across(work) if self._across_granules else self._within(work)
+        self._update(learning_rate)
+        (mean,) = self._collectives.all_reduce_mean([loss])
+        return float(mean)
+
+    @abstractmethod
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The state before a step; its arrays are with rank 0. All workers call it at once."""
+
+    def _optimiser_of(self, weights: Mapping[str, torch.Tensor]) -> torch.optim.AdamW:
+        """AdamW, that does not decay biases and layer norms."""
+        matrices = [value for value in weights.values() if value.ndim > 1]
+        vectors = [value for value in weights.values() if value.ndim == 1]
+        return torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": self._training.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            betas=(BETA_1, BETA_2),
+            eps=EPSILON,
+            fused=True,
+        )
+
+    def _whole(
+        self, parts: Mapping[str, Any], gather: Callable[[Any], torch.Tensor]
+    ) -> dict[str, np.ndarray]:
+        """Gathers one array after the other; rank 0 keeps them."""
+        arrays = {}
+        for name, part in parts.items():
+            whole = gather(part)
+            if self._collectives.rank == 0:
+                arrays[name] = to_numpy(whole)
+        return arrays
+
+    @abstractmethod
+    def _embed(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
+        """The embeddings of the sides of a granule; gathers parameters on the way."""
+
+    @abstractmethod
+    def _backward(self, loss: torch.Tensor, granules: int, *, last: bool) -> None:
+        """Adds a granule's gradients, over all workers.
+
+        Args:
+            loss: Of the granule.
+            granules: Of this worker in the step; their gradients are averaged.
+            last: Whether the update comes next.
+        """
+
+    @abstractmethod
+    def _update(self, learning_rate: float) -> None:
+        """Makes an update from the gradients, and forgets them."""
+
+    def _within(self, work: StepWork) -> torch.Tensor:
+        """Adds the gradients with each granule's own negatives; see ``TorchStepper``."""
+        losses = []
+        for number, granule in enumerate(work.granules, 1):
+            texts = granule_texts(granule, self._sides, self._training.seed, work.epoch)
+            targets = granule_targets(self._objective, granule, self._sides)
+            units = self._embed_units(self._inputs(texts))
+            loss = self._loss(units, on_device(targets, self._device))
+            self._backward(loss, len(work.granules), last=number == len(work.granules))
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def _across(self, work: StepWork) -> torch.Tensor:
+        """Adds the gradients with the negatives of the whole step; see ``TorchStepper``.
+
+        Every granule is embedded twice, the last one too, so that each graph is pulled through
+        right after it was made: the libraries then gather the units in the same order each time.
+        """
+        candidates = gathered_candidates(work.granules, self._sides, self._collectives)
+        granules = [
+            self._inputs(granule_texts(granule, self._sides, self._training.seed, work.epoch))
+            for granule in work.granules
+        ]
+        with torch.no_grad():
+            parts = [self._embed_units(sides) for sides in granules]
+        own = [torch.cat(side) for side in zip(*parts, strict=True)]
+        gradients_of = partial(gradients_of_loss, self._loss)
+        loss, pulls = pulls_on_embeddings(
+            own, candidates, self._collectives, gradients_of, torch.cat
+        )
+        count = len(granules)
+        sizes = [granule.examples for granule in work.granules]
+        # What adds a granule divides by their number.
+        per_granule = zip(*((pull * count).split(sizes) for pull in pulls), strict=True)
+        for number, (sides, own_pulls) in enumerate(zip(granules, per_granule, strict=True), 1):
+            embeddings = self._embed_units(sides)
+            # A number whose gradient on the embeddings is the pull.
+            pulled = sum(
+                (side * pull).sum() for side, pull in zip(embeddings, own_pulls, strict=True)
+            )
+            self._backward(pulled, count, last=number == count)
+        return loss
+
+    def _embed_units(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
+        return [normalize(side, dim=-1) for side in self._embed(sides)]
+
+    def _inputs(self, texts: Sequence[Texts]) -> list[Inputs]:
+        share = self._training.dropout
+        return [
+            Inputs(
+                Batch.of(ids, lengths, self._device),
+                DropoutMasks(share, seed, self._device) if share else None,
+            )
+            for ids, lengths, seed in texts
+        ]

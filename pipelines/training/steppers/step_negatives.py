@@ -1,0 +1,98 @@
+"""Negatives from all granules of a step, on whichever workers they are. Runs on executors.
+
+A worker compares its own anchors with the candidates of all workers, some anchors at a time, and
+sends the gradients of the candidates to the workers that embedded them. With E examples and C
+candidates in a step (E positives, or 2 E with hard negatives), embeddings of d numbers and W
+workers, a worker
+
+- makes 6 C d E/W multiplications and additions (two matrix products for the gradients, one before),
+- holds some 7 C d fp32 numbers (the candidates, also joined if there are hard negatives, the
+  gradients from some anchors, the sum of these, what is sent of it, and what PyTorch holds for a
+  moment: as measured), and 4 arrays of as many similarities as ``SIMILARITIES``, or C if these are
+  more; never the C E/W of all its anchors,
+- receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
+  and each group.
+
+Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
+under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983; similarities in parts after Cheng et
+al., "Breaking the Memory Barrier: Near Infinite Batch Size Scaling for Contrastive Loss", 2024,
+arXiv:2410.17243.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import iadd
+from typing import Any
+
+import numpy as np
+
+from pipelines.lanes.files import Granule, SideName
+from pipelines.losses.candidates import Candidates, Picks, identities
+from pipelines.training.collectives.base import Collectives
+
+SIMILARITIES = 2**22
+"""Of anchors and candidates, that are in memory at once: 16 MiB."""
+
+GradientsOf = Callable[[list[Any], Picks, float], tuple[Any, Sequence[Any]]]
+"""Takes some anchors [anchors, width] and all candidates side by side, what the anchors pick, and
+the anchors' share of this worker's; gives their mean loss times this share, and its gradients."""
+
+
+def gathered_candidates(
+    granules: Sequence[Granule], sides: Sequence[SideName], collectives: Collectives
+) -> Candidates:
+    """The candidates that all workers bring to a step; all workers call it.
+
+    Args:
+        granules: Of this worker.
+        sides: Those that the objective embeds.
+        collectives: Between the workers.
+    """
+    return Candidates(np.asarray(collectives.all_gather(identities(granules, sides))))
+
+
+def pulls_on_embeddings(
+    own: Sequence[Any],
+    candidates: Candidates,
+    collectives: Collectives,
+    gradients_of: GradientsOf,
+    join: Callable[[list[Any]], Any],
+) -> tuple[Any, list[Any]]:
+    """The loss and its gradients at the embeddings of this worker; all workers call it.
+
+    Args:
+        own: The embeddings of each side, [examples, width], of this worker's granules.
+        candidates: Of all workers.
+        collectives: Between the workers.
+        gradients_of: The loss in the framework.
+        join: Joins tensors of the framework along the first axis.
+
+    Returns:
+        The mean loss of this worker's anchors; the mean over the workers is that of the step. And
+        for each side as much as in ``own``: the gradient of the workers' losses, summed. Pulled
+        through the encoder it gives what, averaged over the workers, is the gradient of the step.
+    """
+    anchors, *others = own
+    examples = len(anchors)
+    texts = [collectives.all_gather(side) for side in others]
+    first = collectives.rank * examples
+    total: Any = 0.0
+    at_anchors: list[Any] = []
+    at_texts: list[Any] = []
+    for start, end in chunks(examples, candidates.count):
+        picks = candidates.picks(first + start, first + end)
+        share = (end - start) / examples
+        loss, (pull, *pulls) = gradients_of([anchors[start:end], *texts], picks, share)
+        total = total + loss
+        at_anchors.append(pull)
+        # In place, where the framework can: these are the largest arrays.
+        at_texts = [*map(iadd, at_texts, pulls)] if at_texts else [*pulls]
+    return total, [join(at_anchors), *(collectives.reduce_scatter(pull) for pull in at_texts)]
+
+
+def chunks(anchors: int, candidates: int) -> Iterator[tuple[int, int]]:
+    """First and last of as many anchors as have ``SIMILARITIES``, or one that has more."""
+    size = max(SIMILARITIES // candidates, 1)
+    for start in range(0, anchors, size):
+        yield start, min(start + size, anchors)

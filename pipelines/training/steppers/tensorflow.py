@@ -1,0 +1,334 @@
+"""TensorFlow's side of training: gradients of a granule, and AdamW. Runs on an executor.
+
+Plain variables and two graph functions, so that the same code runs alone and under any exchange of
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from pipelines.lanes.files import Granule
+from pipelines.lanes.plan import noise_seed
+from pipelines.losses import LOSSES
+from pipelines.losses.candidates import Picks
+from pipelines.losses.loss import configured_loss, spans_steps
+from pipelines.losses.targets import granule_targets
+from pipelines.models.frameworks.tensorflow import configure_threads, forward
+from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
+from pipelines.models.weights import Weights
+from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.run import WorkerTask
+from pipelines.settings import TrainingSettings
+from pipelines.training.collectives.base import Collectives, TimedCollectives
+from pipelines.training.devices import with_precision
+from pipelines.training.feed import StepWork
+from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
+from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
+from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
+
+
+class _Texts(NamedTuple):
+    """One side of a granule, as a graph function takes it.
+
+    Attributes:
+        token_ids: int32 [examples, width].
+        lengths: int32 [examples].
+        seed: int32 [2], of the noise on this side.
+    """
+
+    token_ids: Any
+    lengths: Any
+    seed: Any
+
+
+_TEXTS = _Texts(
+    tf.TensorSpec([None, None], tf.int32),
+    tf.TensorSpec([None], tf.int32),
+    tf.TensorSpec([2], tf.int32),
+)
+_VECTORS = tf.TensorSpec([None, None], tf.float32)
+_SCORES = tf.TensorSpec([None], tf.float32)
+_PICKS = Picks(tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64))
+_SCALAR = tf.TensorSpec([], tf.float32)
+
+
+class TensorFlowStepper:
+    """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`.
+
+    Args:
+        checkpoint: The state to begin with.
+        collectives: How gradients are averaged between workers.
+    """
+
+    sharded = False
+
+    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
+        config = task.run.config
+        self._spec = checkpoint.spec
+        gpus = tf.config.list_physical_devices("GPU")
+        on_gpu = bool(gpus)
+        self._training = with_precision(config.training, collectives, has_bf16=_have_bf16(gpus))
+        self.precision = self._training.precision
+        self._collectives = collectives
+        self._timed = TimedCollectives(collectives)
+        self._mean_seconds = 0.0
+        self._on_gpu = on_gpu
+        self._objective = config.objective
+        self._loss = configured_loss(config.objective, "tensorflow")
+        self._sides = task.run.sides
+        self._across_granules = spans_steps(config.objective)
+        self._weights = {
+            name: tf.Variable(value, trainable=True, name=name)
+            for name, value in checkpoint.weights.items()
+        }
+        self._moments = {
+            f"{kind}/{name}": tf.Variable(
+                checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)), trainable=False
+            )
+            for kind in ("m", "v")
+            for name, value in checkpoint.weights.items()
+        }
+        self._gradients = tf.function(
+            self._gradients_of_granule,
+            autograph=False,
+            input_signature=[
+                [_TEXTS] * len(self._sides),
+                _SCORES if LOSSES.load(config.objective.name).needs == "scores" else _PICKS,
+            ],
+        )
+        self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
+        self._embedding_gradients = tf.function(
+            self._gradients_of_embeddings,
+            autograph=False,
+            input_signature=[[_VECTORS] * len(self._sides), _PICKS, _SCALAR],
+        )
+        self._pull = tf.function(
+            self._gradients_through, autograph=False, input_signature=[_TEXTS, _VECTORS]
+        )
+        self._update = tf.function(self._apply, autograph=False)
+
+    @staticmethod
+    def prepare_process(settings: TrainingSettings) -> None:
+        """Gives TensorFlow its threads, which it takes before its first operation only."""
+        configure_threads(settings.threads)
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """Seconds in the exchange so far; None on a GPU, which only queues what it is given."""
+        return None if self._on_gpu else self._mean_seconds + self._timed.seconds
+
+    def step(self, work: StepWork, learning_rate: float) -> float:
+        """Makes one update from this worker's granules; returns the loss over all workers."""
+        loss, gradients = self._loss_and_gradients(work)
+        number = float(work.index + 1)
+        mean_loss, seconds = self._update(
+            gradients,
+            loss,
+            tf.constant(learning_rate, tf.float32),
+            tf.constant(BETA_1**number, tf.float32),
+            tf.constant(BETA_2**number, tf.float32),
+        )
+        self._mean_seconds += float(seconds)
+        return float(mean_loss)
+
+    def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
+        """Loss and clipped gradients of this worker's granules at given weights."""
+        for name, value in weights.items():
+            self._weights[name].assign(value)
+        loss, gradients = self._loss_and_gradients(work)
+        if self._training.clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._training.clip_norm)
+        named = zip(self._weights, gradients, strict=True)
+        return float(loss), {name: gradient.numpy() for name, gradient in named}
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Takes another state, of the same shape."""
+        for variables, values in (
+            (self._weights, checkpoint.weights),
+            (self._moments, checkpoint.moments),
+        ):
+            for name, value in values.items():
+                variables[name].assign(value)
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The state before a step, as numpy arrays."""
+        return Checkpoint(
+            step=step,
+            spec=self._spec,
+            weights={name: value.numpy() for name, value in self._weights.items()},
+            moments={name: value.numpy() for name, value in self._moments.items()},
+        )
+
+    def _loss_and_gradients(self, work: StepWork) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        return self._across(work) if self._across_granules else self._within(work)
+
+    def _within(self, work: StepWork) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Loss and gradients with each granule's own negatives, averaged over the granules."""
+        losses, sums = [], None
+        for granule in work.granules:
+            loss, gradients = self._gradients(
+                self._inputs(granule, work.epoch),
+                granule_targets(self._objective, granule, self._sides),
+            )
+            losses.append(loss)
+            sums = gradients if sums is None else _add(sums, gradients)
+        assert sums is not None
+        count = float(len(losses))
+        if count == 1:
+            return losses[0], sums
+        return tf.add_n(losses) / count, [gradient / count for gradient in sums]
+
+    def _across(self, work: StepWork) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Loss and gradients with the negatives of the whole step, one granule in memory.
+
+        Two passes: embeddings without a tape; the loss's gradient on them, see
+        :mod:`.step_negatives`; then each granule once more, pulling its part of that gradient
+        through.
+        """
+        candidates = gathered_candidates(work.granules, self._sides, self._timed)
+        inputs = [self._inputs(granule, work.epoch) for granule in work.granules]
+        loss, pulls = pulls_on_embeddings(
+            [
+                tf.concat([self._embed(texts) for texts in side], 0)
+                for side in zip(*inputs, strict=True)
+            ],
+            candidates,
+            self._timed,
+            self._embedding_gradients,
+            partial(tf.concat, axis=0),
+        )
+        start, sums = 0, None
+        for granule, sides in zip(work.granules, inputs, strict=True):
+            end = start + granule.examples
+            for texts, pull in zip(sides, pulls, strict=True):
+                gradients = self._pull(texts, pull[start:end])
+                sums = gradients if sums is None else _add(sums, gradients)
+            start = end
+        assert sums is not None
+        return loss, sums
+
+    def _inputs(self, granule: Granule, epoch: int) -> list[_Texts]:
+        """The sides of a granule that the objective embeds."""
+        sides, seed = granule.sides, self._training.seed
+        return [
+            _Texts(
+                sides[name].token_ids,
+                sides[name].lengths,
+                np.array(noise_seed(seed, epoch, granule.number, site), np.int32),
+            )
+            for site, name in enumerate(self._sides)
+        ]
+
+    def _forward(self, texts: _Texts) -> tf.Tensor:
+        """Embeddings, of length 1."""
+        embeddings = forward(
+            self._spec,
+            self._weights,
+            texts.token_ids,
+            texts.lengths,
+            precision=self._training.precision,
+            dropout=self._training.dropout,
+            seed=texts.seed,
+        )
+        return tf.math.l2_normalize(embeddings, axis=-1)
+
+    def _gradients_of_granule(
+        self, sides: Sequence[_Texts], targets: Any
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            embeddings = [self._forward(texts) for texts in sides]
+            loss = self._loss(embeddings, targets)
+        return loss, _dense(tape.gradient(loss, self._weights), self._weights)
+
+    def _gradients_of_embeddings(
+        self, embeddings: Sequence[tf.Tensor], picks: Picks, share: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """See :data:`.step_negatives.GradientsOf`."""
+        with tf.GradientTape() as tape:
+            tape.watch(embeddings)
+            loss = self._loss(embeddings, picks) * share
+        return loss, tape.gradient(loss, embeddings)
+
+    def _gradients_through(self, texts: _Texts, pull: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            embeddings = self._forward(texts)
+        return _dense(
+            tape.gradient(embeddings, self._weights, output_gradients=pull), self._weights
+        )
+
+    def _apply(
+        self,
+        gradients: list[tf.Tensor],
+        loss: tf.Tensor,
+        rate: tf.Tensor,
+        beta_1_power: tf.Tensor,
+        beta_2_power: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """AdamW with clipping by the global norm, in the fused kernel.
+
+        Returns:
+            The mean loss, and the seconds that the all-reduce took.
+
+        Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
+        arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before
+        the bias correction of the second moment, so it is given epsilon times that correction,
+        which makes the update the one of the paper.
+        """
+        # The all-reduce is part of the graph, so the clock has to be read in the graph too.
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            *gradients, loss = self._collectives.all_reduce_mean([*gradients, loss])
+        with tf.control_dependencies([*gradients, loss]):
+            seconds = tf.timestamp() - began
+        clip = self._training.clip_norm
+        if clip:
+            gradients, _ = tf.clip_by_global_norm(gradients, clip)
+        decay = self._training.weight_decay
+        for (name, weight), gradient in zip(self._weights.items(), gradients, strict=True):
+            if decay and len(weight.shape) > 1:
+                weight.assign_sub(weight * (rate * decay))
+            tf.raw_ops.ResourceApplyAdam(
+                var=weight.handle,
+                m=self._moments[f"m/{name}"].handle,
+                v=self._moments[f"v/{name}"].handle,
+                beta1_power=beta_1_power,
+                beta2_power=beta_2_power,
+                lr=rate,
+                beta1=BETA_1,
+                beta2=BETA_2,
+                epsilon=EPSILON * tf.sqrt(1 - beta_2_power),
+                grad=gradient,
+            )
+        return loss, seconds
+
+
+def _have_bf16(gpus: Sequence[Any]) -> bool:
+    """Whether the GPUs, or the CPU where there are none, have instructions for bf16."""
+    if not gpus:
+        return computes_in_bf16()
+    details = map(tf.config.experimental.get_device_details, gpus)
+    return all(one.get("compute_capability", (0, 0)) >= BF16_CAPABILITY for one in details)
+
+
+def _add(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def _dense(gradients: Mapping[str, Any], weights: Mapping[str, tf.Variable]) -> list[tf.Tensor]:
+    """Gradients as dense tensors, zero for a weight that had no part in the loss."""
+    return [
+        tf.zeros_like(weights[name]) if gradient is None else tf.convert_to_tensor(gradient)
+        for name, gradient in gradients.items()
+    ]
+
+
+if TYPE_CHECKING:
+    # mypy: the class has what the loops need.
+    _for_rounds: StepperFactory[LoadableStepper] = TensorFlowStepper
+    _for_gradients: StepperFactory[GradientStepper] = TensorFlowStepper

@@ -1,0 +1,263 @@
+"""The steps of the job `train`; :func:`pipelines.workflow.train` puts them in order.
+
+What can be refused is refused before the run folder is touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.engines.base import Engine, check_fit
+from pipelines.errors import InputError
+from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
+from pipelines.evaluation.sets import check_sets
+from pipelines.evaluation.snapshot import Snapshot, read_snapshots
+from pipelines.files import locks, storage
+from pipelines.files.folders import check_room
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.run_folder import RunFolder
+from pipelines.interruption import run_begun
+from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.plan import BatchPlan
+from pipelines.losses import LOSSES
+from pipelines.models.architecture import architecture_of, check_framework
+from pipelines.models.card import model_card
+from pipelines.models.folder import start_encoder, write_encoder
+from pipelines.models.weights import Weights
+from pipelines.progress import activity
+from pipelines.runs.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from pipelines.runs.history import go_on
+from pipelines.runs.metrics_log import MetricsLog
+from pipelines.runs.opening import (
+    can_resume,
+    check_run_folder,
+    open_run_folder,
+    tell_if_finished,
+)
+from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.runs.run_metrics import (
+    forget_earlier_model,
+    logged_figures,
+    seconds_to,
+    training_figures,
+    update_run_metrics,
+)
+from pipelines.settings import Config
+from pipelines.spark.errors import executor_failures
+from pipelines.spark.session import spark_session
+from pipelines.tokens.stage import check_tokens
+from pipelines.tracking import check_trackers
+from pipelines.tracking.names import evaluation_values, training_values
+from pipelines.tracking.run_tracking import RunTracking
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCK_CHECK_SECONDS = 1.0
+"""The shortest time between two looks at the locks of a training."""
+
+
+def check_settings(chosen: Engine, config: Config) -> None:
+    """Refuses settings that the engine or the trackers cannot follow."""
+    check_fit(chosen, config)
+    chosen.check_libraries(config)
+    check_trackers(config.tracking)
+
+
+def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
+    """The order of the steps; refuses what the lanes do not allow."""
+    training = config.training
+    if training.mode == "sync" and training.processes > manifest.lanes:
+        raise InputError(
+            "training.workers",
+            f"{training.workers} workers cannot share {manifest.lanes} lanes",
+            f"at most {manifest.lanes}, or a larger corpus",
+        )
+    if manifest.lanes % training.granules_per_step:
+        fitting = [n for n in range(1, manifest.lanes + 1) if manifest.lanes % n == 0]
+        raise InputError(
+            "training.granules_per_step",
+            f"{training.granules_per_step} does not divide the {manifest.lanes} lanes",
+            f"one of {', '.join(map(str, fitting))}",
+        )
+    needs = LOSSES.load(config.objective.name).needs
+    if needs != "singles" and not manifest.paired:
+        raise InputError("objective.name", "the lanes hold single texts", "set it to simcse")
+    if needs == "scores" and not manifest.scored:
+        raise InputError(
+            "objective.name",
+            "the lanes hold no scores",
+            "set corpus.score_column and prepare again",
+        )
+    return BatchPlan(
+        lanes=manifest.lanes,
+        rows=manifest.rows,
+        granules_per_step=training.granules_per_step,
+        seed=training.seed,
+    )
+
+
+def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManifest) -> Checkpoint:
+    """What a run begins with, once all has been looked at that can be before Spark starts."""
+    folder, has_run = check_run_folder(config)
+    with activity("training", "reading the start encoder"):
+        spec, weights = start_encoder(config, manifest.vocabulary)
+        check_framework(architecture_of(spec), config)
+        check_tokens(prepared.tokens.path, config)
+    if config.evaluation.every_checkpoints:
+        check_sets(config)
+    if not has_run:
+        needed = _bytes_of_start(weights)
+        check_room("run.folder", folder, needed, "the first checkpoints and models")
+    return Checkpoint(0, spec, weights, {})
+
+
+def _bytes_of_start(weights: Weights) -> int:
+    """What a run needs at least: the model at its start and end, and two checkpoints.
+
+    The first checkpoint holds the weights alone, the second AdamW's two moments of each as well.
+    """
+    return (1 + 1 + 1 + 3) * sum(array.nbytes for array in weights.values())
+
+
+def session_for(chosen: Engine, config: Config) -> SparkSession | None:
+    """The session that an engine trains in, if it needs one."""
+    if not chosen.needs_spark:
+        return None
+    return spark_session(
+        config, executors=chosen.executors(config), conf=partial(chosen.session_conf, config)
+    )
+
+
+def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequence[Snapshot]:
+    """What checkpoints are measured on while training goes on, if they are."""
+    if not config.evaluation.every_checkpoints:
+        return ()
+    with executor_failures("reading what checkpoints are measured on"):
+        return read_snapshots(session or spark_session(config), config)
+
+
+def open_run(
+    config: Config,
+    prepared: PreparedFolder,
+    plan: BatchPlan,
+    manifest: LaneManifest,
+    start: Checkpoint,
+) -> TrainingRun:
+    """Opens the run folder, anew or to go on, and says which steps are left."""
+    folder = open_run_folder(config, plan, manifest)
+    run_begun()
+    _write_start(config, folder, prepared, start)
+    first_step = newest_checkpoint(folder)
+    steps = plan.steps_per_epoch * config.training.epochs
+    last_step = min(steps, config.training.max_steps or steps)
+    run = TrainingRun(
+        config=config,
+        plan=plan,
+        manifest=manifest,
+        lanes_folder=prepared.lanes.path,
+        run_folder=folder,
+        first_step=first_step,
+        last_step=last_step,
+        horizons=go_on(folder, config, first_step, last_step),
+    )
+    tell_if_finished(run)
+    return run
+
+
+def _write_start(config: Config, folder: Path, prepared: PreparedFolder, start: Checkpoint) -> None:
+    """Writes what a run begins with into its folder, where it is not yet."""
+    # Another preparation may take the place of this one before the report is drawn.
+    tokens = storage.read_json(prepared.tokens.manifest)
+    storage.write_json(RunFolder(folder).tokens, tokens)
+    if not can_resume(folder):
+        save_checkpoint(folder, start, config.training.keep_checkpoints)
+    start_folder = RunFolder(folder).start
+    if not start_folder.is_dir():
+        with activity("training", "writing the start encoder"):
+            _export(folder, 0, prepared, start_folder)
+
+
+def train_steps(
+    chosen: Engine,
+    session: SparkSession | None,
+    run: TrainingRun,
+    snapshots: Sequence[Snapshot],
+    tracking: RunTracking,
+) -> None:
+    """Has the engine make the steps that are left, and adds up what the training was."""
+    folder = run.run_folder
+    # A run may have died between its last step and its model.
+    if run.first_step < run.last_step:
+        forget_earlier_model(folder)
+        before = seconds_to(folder, run.first_step)
+        outcome = _train(chosen, session, run, snapshots, tracking)
+        update_run_metrics(folder, {"training": training_figures(run, outcome, before)})
+    elif figures := logged_figures(run):
+        update_run_metrics(folder, {"training": figures})
+
+
+def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
+    """Writes the model that came out as a sentence-transformers folder."""
+    folder = run.run_folder
+    _export(folder, max(run.first_step, run.last_step), prepared, RunFolder(folder).model)
+
+
+def _train(
+    chosen: Engine,
+    session: SparkSession | None,
+    run: TrainingRun,
+    snapshots: Sequence[Snapshot],
+    tracking: RunTracking,
+) -> TrainingOutcome:
+    def on_figures(step: int, figures: Figures) -> None:
+        tracking.log(step, evaluation_values("evaluation", figures))
+
+    tokenizer = PreparedFolder(run.lanes_folder.parent).tokens.tokenizer
+    with CheckpointEvaluation(snapshots, run, tokenizer, on_figures), MetricsLog(run) as log:
+        return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
+
+
+class _Listener:
+    """Takes a run's metrics lines, and hears of each step, while the run goes on."""
+
+    def __init__(self, log: MetricsLog, tracking: RunTracking, held: Sequence[locks.Lock]) -> None:
+        self._log = log
+        self._following = tracking
+        self._held = held
+        self._checked = time.monotonic()
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        self._check_locks()
+        self._log.add(line)
+        self._following.log(line["step"], training_values(line))
+
+    def step_done(self, step: int) -> None:
+        self._check_locks()
+        self._log.step_done(step)
+
+    def _check_locks(self) -> None:
+        """Looks at the locks, but not at each of a thousand steps a second."""
+        now = time.monotonic()
+        if now - self._checked < LOCK_CHECK_SECONDS:
+            return
+        self._checked = now
+        for lock in self._held:
+            lock.check()
+
+
+def _export(folder: Path, step: int, prepared: PreparedFolder, target: Path) -> None:
+    """Writes the weights before a step as a sentence-transformers folder."""
+    checkpoint = load_checkpoint(folder, step)
+    tokens = prepared.tokens
+    card = model_card(checkpoint.spec, step, storage.read_json(tokens.manifest))
+    write_encoder(target, checkpoint.spec, checkpoint.weights, tokens.tokenizer, card)

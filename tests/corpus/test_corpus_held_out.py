@@ -1,0 +1,125 @@
+"""What is held out for the evaluation, and that nothing of it is trained on."""
+
+import re
+
+import pyarrow.parquet as pq
+from corpus_runs import (
+    dropped,
+    evaluation_of,
+    many_pairs,
+    prepared,
+    sentence,
+    sides_of,
+    write_parquet,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.corpus.funnel import check_adds_up
+from pipelines.corpus.held_out import LEAK, mark_leaks, packages_to_hold_out
+
+
+def test_only_similar_pairs_are_asked(spark, tmp_path):
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        sentence1=[sentence(n) for n in range(60)],
+        sentence2=[sentence(100 + n) for n in range(60)],
+        score=[float(n % 2) for n in range(60)],
+    )
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[path],
+        format="parquet",
+        pairs="columns",
+        score_column="score",
+        evaluation_share=0.5,
+    )
+    queries, _ = evaluation_of(summary)
+    asked = {int(re.search(r"number (\d+)", row["text"]).group(1)) for row in queries}
+    assert asked and all(number % 2 for number in asked)
+    assert dropped(summary)["held out, but not similar enough to ask for"] > 0
+
+
+def test_no_held_out_text_is_trained_on(spark, tmp_path):
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=many_pairs(tmp_path),
+        format="parquet",
+        pairs="columns",
+        evaluation_share=0.3,
+        evaluation_pairs=40,
+    )
+    queries, documents = evaluation_of(summary)
+    assert len(queries) == summary.queries == 40
+    assert len({row["text"] for row in queries}) == len({row["query_id"] for row in queries}) == 40
+    assert {row["document_id"] for row in queries} == {row["document_id"] for row in documents}
+    held = {row["text"].lower() for row in queries + documents}
+    trained = {text.lower() for pair in sides_of(summary) for text in pair}
+    assert trained and not held & trained
+    assert {"another pair of its group is held out", "held out beyond corpus.evaluation_pairs"} <= (
+        dropped(summary).keys()
+    )
+
+
+def test_what_is_asked_or_ranked_leaks_on_every_side_and_nothing_else(spark):
+    columns = "anchor string, positive string, negative string, reason string, held boolean"
+    rows = [
+        ("Asked one.", "Found one.", "Pushed away.", None, True),
+        ("Trained one.", "Other one.", "found ONE", None, False),
+        ("Trained two.", "Other two.", "Asked one.", None, False),
+        ("Trained three.", "pushed away", "Another.", None, False),
+        ("Trained four.", "Other four.", "Pushed away!", None, False),
+        ("Trained five.", "Other five.", "Yet another.", None, False),
+        ("Trained six.", "Other six.", None, None, False),
+        ("Asked one", "Other seven.", None, None, False),
+        ("Trained eight.", "Found one!", "Another.", None, False),
+    ]
+    pairs = spark.createDataFrame(rows, columns)
+    marked = mark_leaks(pairs, pairs.where("held")).collect()
+    assert {row["anchor"]: row["reason"] for row in marked} == {
+        "Trained one.": LEAK,
+        "Trained two.": LEAK,
+        # The negative of a held-out triplet is neither asked nor ranked.
+        "Trained three.": None,
+        "Trained four.": None,
+        "Trained five.": None,
+        "Trained six.": None,
+        "Asked one": LEAK,
+        "Trained eight.": LEAK,
+    }
+
+
+@given(st.lists(st.integers(1, 500), max_size=40), st.floats(0, 0.9))
+def test_packages_held_out_are_between_the_share_and_twice_the_share(sizes, share):
+    packages = list(enumerate(sizes))
+    held = packages_to_hold_out(packages, share)
+    total = sum(sizes[package] for package in held)
+    wanted = share * sum(sizes)
+    assert total <= 2 * wanted
+    small_enough = sum(size for size in sizes if size <= wanted)
+    assert total >= min(wanted, small_enough)
+
+
+def test_real_captions_leave_out_what_the_similarity_test_holds(spark, tmp_path, shared_data):
+    exclude = [shared_data / "stsb" / f"stsb-en-{part}.parquet" for part in ("dev", "test")]
+    summary = prepared(
+        spark,
+        tmp_path,
+        inputs=[str(shared_data / "captions" / "multi30k-captions-en-val.parquet")],
+        format="parquet",
+        pairs="group",
+        group_column="image",
+        exclude=[str(path) for path in exclude],
+    )
+    check_adds_up(summary.funnel)
+    assert dropped(summary)["in corpus.exclude"] > 0
+    letters = re.compile(r"[\W_]+")
+    columns = ("sentence1", "sentence2")
+    tables = [pq.read_table(path, columns=list(columns)) for path in exclude]
+    held = {text for table in tables for name in columns for text in table[name].to_pylist()}
+    held = {letters.sub("", text.lower()) for text in held}
+    trained = {letters.sub("", text.lower()) for pair in sides_of(summary) for text in pair}
+    assert len(trained) > 1000
+    assert not trained & held

@@ -1,0 +1,16 @@
+"""What a run writes is known in one place, from which a run that is begun anew deletes it."""
+
+from pathlib import Path
+
+from pipelines.files.run_folder import RunFolder
+
+
+def test_all_that_a_run_writes_is_deleted_with_it() -> None:
+    folder = RunFolder(Path("/runs/first"))
+    properties = [name for name, one in vars(RunFolder).items() if isinstance(one, property)]
+    paths = {name: getattr(folder, name) for name in properties}
+    deleted = {*paths.pop("contents"), *paths.pop("marks")}
+    # Checkpoints go one by one, and the plan stays until the next run replaces it.
+    assert set(paths.values()) - deleted == {folder.checkpoints, folder.plan}
+    assert deleted < set(paths.values())
+    assert {path.parent for path in deleted} == {folder.path}

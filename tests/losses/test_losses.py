@@ -1,0 +1,136 @@
+"""The losses against their formulas, written out in numpy."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.losses import LOSSES
+from pipelines.losses.candidates import Picks
+from pipelines.settings.objective import objective
+from pipelines.training.steppers.torch import on_device
+
+FRAMEWORKS = ["tensorflow", "torch"]
+ALL = Picks(np.arange(6), np.empty((0, 2), np.int64))
+"""Each of six anchors picks its own of all candidates."""
+
+
+@pytest.fixture
+def sides():
+    generator = np.random.default_rng(5)
+    return [unit(side) for side in generator.normal(size=(3, 6, 8)).astype(np.float32)]
+
+
+def unit(side):
+    return side / np.linalg.norm(side, axis=1, keepdims=True)
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def loss_of(request) -> Callable[..., float]:
+    """A loss in every framework in turn, of numpy arrays."""
+    return lambda *arguments, **keys: evaluate(request.param, *arguments, **keys)[0]
+
+
+def evaluate(framework, name, sides, targets, **keys):
+    """Loss and gradients of the sides."""
+    form, settings = LOSSES.load(name).form(framework), objective(name, **keys)
+    if framework == "torch":
+        tensors = [torch.tensor(side, requires_grad=True) for side in sides]
+        loss = form(tensors, on_device(targets, torch.device("cpu")), settings)
+        return loss.item(), [slope.numpy() for slope in torch.autograd.grad(loss, tensors)]
+    import tensorflow as tf
+
+    tensors = [tf.constant(side) for side in sides]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        loss = form(tensors, targets, settings)
+    return float(loss), [slope.numpy() for slope in tape.gradient(loss, tensors)]
+
+
+EXCLUDED = np.array([[0, 1], [0, 4], [2, 3], [5, 0], [5, 1], [5, 2], [5, 3], [5, 4]])
+
+
+@pytest.mark.parametrize("name", ["in_batch_negatives", "simcse"])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("excluded", [ALL.excluded, EXCLUDED], ids=["all", "some"])
+def test_in_batch_negatives_is_the_cross_entropy_of_picking_the_right_text(
+    sides, name, temperature, count, excluded, loss_of
+):
+    anchor, *candidates = sides[:count]
+    weights = np.exp(anchor @ np.concatenate(candidates).T / temperature)
+    weights[tuple(excluded.T)] = 0
+    expected = -np.log(np.diag(weights / weights.sum(axis=1, keepdims=True))).mean()
+    picks = Picks(ALL.own, excluded)
+    loss = loss_of(name, sides[:count], picks, temperature=temperature)
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_no_anchor_sees_is_not_moved(sides, framework):
+    seen_by_nobody = np.stack([np.delete(np.arange(6), 3), np.full(5, 3)], axis=1)
+    left_alone = np.stack([np.full(5, 3), np.delete(np.arange(6), 3)], axis=1)
+    picks = Picks(ALL.own, np.concatenate([seen_by_nobody, left_alone]))
+    _, (anchor, positive) = evaluate(framework, "in_batch_negatives", sides[:2], picks)
+    # The pair sees itself alone: there is nothing to choose.
+    np.testing.assert_array_equal([anchor[3], positive[3]], 0)
+    assert np.isfinite([anchor, positive]).all()
+    assert np.delete(np.abs(positive).max(axis=1), 3).min() > 0
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_some_anchors_at_a_time_make_the_loss_of_all(sides, framework):
+    whole, slopes = evaluate(framework, "in_batch_negatives", sides, Picks(ALL.own, EXCLUDED))
+    anchor, *candidates = sides
+    parts = []
+    for first, last in ((0, 2), (2, 6)):
+        own = EXCLUDED[(EXCLUDED[:, 0] >= first) & (EXCLUDED[:, 0] < last)] - [first, 0]
+        picks = Picks(np.arange(first, last), own)
+        anchors = anchor[first:last]
+        parts.append(evaluate(framework, "in_batch_negatives", [anchors, *candidates], picks))
+    shares = (2 / 6, 4 / 6)
+    assert sum(
+        share * loss for share, (loss, _) in zip(shares, parts, strict=True)
+    ) == pytest.approx(whole, rel=1e-5)
+    at_left, *at_candidates = zip(*(found for _, found in parts), strict=True)
+    joined = np.concatenate([share * part for share, part in zip(shares, at_left, strict=True)])
+    np.testing.assert_allclose(joined, slopes[0], rtol=1e-4, atol=1e-6)
+    for found, expected in zip(at_candidates, slopes[1:], strict=True):
+        total = sum(share * part for share, part in zip(shares, found, strict=True))
+        np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_hard_negatives_are_those_of_multiple_negatives_ranking(sides, loss_of):
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    theirs = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=20.0)
+    expected = theirs.compute_loss_from_embeddings([torch.tensor(side) for side in sides], None)
+    loss = loss_of("in_batch_negatives", sides, ALL)
+    assert loss == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_cosine_regression_is_the_squared_error(sides, loss_of):
+    scores = np.linspace(0, 1, 6, dtype=np.float32)
+    expected = ((np.diag(sides[0] @ sides[1].T) - scores) ** 2).mean()
+    loss = loss_of("cosine_regression", sides[:2], scores)
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("in_batch_negatives", 3), ("simcse", 2), ("cosine_regression", 2)]
+)
+def test_all_frameworks_give_the_same_loss_and_gradients(sides, name, count):
+    scores = np.linspace(0, 1, 6, dtype=np.float32)
+    targets = scores if LOSSES.load(name).needs == "scores" else Picks(ALL.own, EXCLUDED)
+    (loss, slopes), *others = (
+        evaluate(framework, name, sides[:count], targets) for framework in FRAMEWORKS
+    )
+    for other_loss, other_slopes in others:
+        assert other_loss == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(other_slopes, slopes, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_called_as_in_the_registry(name):
+    assert LOSSES.load(name).name == objective(name).name == name

@@ -1,0 +1,234 @@
+"""PyTorch's encoder against TensorFlow's, and what it has of its own."""
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from token_batches import FULL, LENGTHS, SPEC, WEIGHTS, tokens
+
+from pipelines.models.bert import torch_attention as attention
+from pipelines.models.folder import default_start, read_encoder
+from pipelines.models.frameworks import torch_dropout
+from pipelines.models.frameworks.torch import embed, forward, prepare
+
+CPU = torch.device("cpu")
+
+
+def leaves(weights=WEIGHTS):
+    return {name: torch.tensor(value, requires_grad=True) for name, value in weights.items()}
+
+
+def run(ids, lengths=LENGTHS, spec=SPEC, weights=WEIGHTS, **options):
+    return forward(spec, leaves(weights), ids, lengths, **options).detach().numpy()
+
+
+def slopes(ids, lengths, spec=SPEC, **options):
+    """Gradients of a number that all of the embeddings have a part in."""
+    weights = leaves()
+    embeddings = embed(
+        prepare(spec, weights, options.pop("precision", "fp32")), ids, lengths, **options
+    )
+    pull = np.random.default_rng(3).normal(size=embeddings.shape).astype(np.float32)
+    (embeddings * torch.from_numpy(pull)).sum().backward()
+    return {name: weight.grad.to_dense().numpy() for name, weight in weights.items()}
+
+
+def tensorflow_slopes(ids, lengths, spec=SPEC):
+    import tensorflow as tf
+
+    from pipelines.models.frameworks.tensorflow import forward as tensorflow_forward
+
+    weights = {name: tf.Variable(value) for name, value in WEIGHTS.items()}
+
+    @partial(tf.function, autograph=False)
+    def graph(ids, lengths):
+        with tf.GradientTape() as tape:
+            embeddings = tensorflow_forward(spec, weights, ids, lengths)
+            shape = (len(LENGTHS), spec.hidden)
+            pull = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+            total = tf.reduce_sum(embeddings * pull)
+        return embeddings, tape.gradient(total, weights)
+
+    embeddings, found = graph(tf.constant(ids), tf.constant(lengths))
+    return embeddings.numpy(), {
+        name: tf.convert_to_tensor(gradient).numpy() for name, gradient in found.items()
+    }
+
+
+def assert_close(found, expected, share=1e-4):
+    """Gradients that differ by no more than a share of the largest of each weight."""
+    assert found.keys() == expected.keys()
+    largest = max(np.abs(gradient).max() for gradient in expected.values())
+    for name, gradient in expected.items():
+        # Softmax does not see a key's bias, so that its gradient is noise.
+        size = largest if name.endswith("key.bias") else np.abs(gradient).max()
+        np.testing.assert_allclose(found[name], gradient, rtol=0, atol=share * size, err_msg=name)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, FULL], ids=["padded", "full"])
+@pytest.mark.parametrize(("pooling", "normalise"), [("mean", True), ("cls", False)])
+def test_it_is_tensorflows_encoder(lengths, pooling, normalise):
+    spec = dataclasses.replace(SPEC, pooling=pooling, normalise=normalise)
+    ids = tokens(lengths=lengths)
+    embeddings, expected = tensorflow_slopes(ids, lengths, spec)
+    np.testing.assert_allclose(run(ids, lengths, spec), embeddings, rtol=0, atol=1e-5)
+    assert_close(slopes(ids, lengths, spec), expected)
+
+
+def test_the_packaged_checkpoint_gives_tensorflows_embeddings():
+    from pipelines.models.inference.embedder import token_embedder
+
+    spec, weights = read_encoder(default_start())
+    generator = np.random.default_rng(6)
+    ids = generator.integers(1, spec.vocabulary, (5, 24)).astype(np.int32)
+    for lengths in (np.array([24, 3, 9, 17, 1], np.int32), np.full(5, 24, np.int32)):
+        expected = token_embedder(spec, weights, backend="tensorflow")(ids, lengths)
+        np.testing.assert_allclose(run(ids, lengths, spec, weights), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [0, 7, SPEC.vocabulary - 1])
+def test_padding_has_no_influence(padding):
+    np.testing.assert_array_equal(run(tokens(24, padding)), run(tokens()))
+
+
+def test_sentences_have_no_influence_on_each_other():
+    alone = [
+        run(tokens()[row : row + 1, :length], LENGTHS[row : row + 1])
+        for row, length in enumerate(LENGTHS)
+    ]
+    np.testing.assert_allclose(run(tokens()), np.concatenate(alone), atol=2e-6)
+
+
+def test_bf16_is_close_and_not_the_same():
+    full, half = run(tokens()), run(tokens(), precision="bf16")
+    assert half.dtype == np.float32
+    assert 0 < np.abs(full - half).max() < 0.02
+    assert (full * half).sum(axis=1).min() > 0.999
+    expected, found = (slopes(tokens(), LENGTHS, precision=kind) for kind in ("fp32", "bf16"))
+    for name, gradient in expected.items():
+        if not name.endswith("key.bias"):
+            cosine = (gradient * found[name]).sum() / np.linalg.norm(gradient)
+            assert cosine / np.linalg.norm(found[name]) > 0.995, name
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, FULL], ids=["padded", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_both_forms_of_attention_are_the_same(monkeypatch, lengths, precision):
+    found = []
+    for longest in (0, 16):
+        monkeypatch.setattr(attention, "LONGEST_EXPLICIT", longest)
+        form = attention.attention_form(16, CPU, noisy=False)
+        assert form == (attention._explicit_attention if longest else attention._fused_attention)
+        found.append(slopes(tokens(lengths=lengths), lengths, precision=precision))
+    assert_close(*found, share=1e-5 if precision == "fp32" else 0.05)
+
+
+def test_noise_is_never_left_to_the_fused_attention():
+    assert attention.attention_form(512, CPU, noisy=True) == attention._explicit_attention
+
+
+def test_a_sparse_gradient_of_the_words_is_the_dense_one():
+    weights = leaves()
+    words = weights["embeddings.word_embeddings.weight"]
+    words.grad = kept = torch.zeros_like(words)
+    for _ in range(2):
+        embed(prepare(SPEC, weights), tokens(), LENGTHS, sparse_words=True)[:, 0].sum().backward()
+    assert words.grad is kept
+    other = leaves()
+    (2 * embed(prepare(SPEC, other), tokens(), LENGTHS)[:, 0].sum()).backward()
+    expected = other["embeddings.word_embeddings.weight"].grad
+    torch.testing.assert_close(kept, expected, rtol=1e-5, atol=1e-6)
+
+
+class TestDropout:
+    def seeded(self, *seed, **options):
+        return run(tokens(), dropout=0.3, seed=seed, **options)
+
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+    def test_noise_follows_from_the_seed_alone(self, precision):
+        first = self.seeded(5, 6, precision=precision)
+        torch.manual_seed(1)
+        state = torch.get_rng_state()
+        np.testing.assert_array_equal(first, self.seeded(5, 6, precision=precision))
+        assert torch.equal(state, torch.get_rng_state()), "nor does it go into anything else"
+        for other in ((5, 7), (6, 6)):
+            assert np.abs(first - self.seeded(*other, precision=precision)).max() > 1e-2
+
+    def test_noise_does_not_follow_from_the_threads(self):
+        before, masks = torch.get_num_threads(), []
+        try:
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                masks.append(torch_dropout.DropoutMasks(0.3, (1, 2), CPU).mask(0, (300, 400)))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(*masks)
+
+    @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
+    def test_masks_drop_their_share_and_keep_the_mean(self, share):
+        mask = torch_dropout.DropoutMasks(share, (3, 4), CPU).mask(5, (500, 403))
+        assert float((mask == 0).float().mean()) == pytest.approx(share, abs=0.005)
+        assert float(mask.mean()) == pytest.approx(1, abs=0.03)
+        assert len(mask.unique()) == 2
+
+    def test_its_mean_is_the_quiet_result(self):
+        spec = dataclasses.replace(SPEC, normalise=False, layers=1)
+        quiet = run(tokens(), spec=spec)
+        noise = [run(tokens(), spec=spec, dropout=0.02, seed=(1, number)) for number in range(40)]
+        mean = np.mean(noise, 0)
+        cosine = (mean * quiet).sum() / (np.linalg.norm(mean) * np.linalg.norm(quiet))
+        assert cosine > 0.999
+
+    def test_each_place_has_its_own_noise(self, monkeypatch):
+        places, mask = [], torch_dropout.DropoutMasks.mask
+
+        def noted(noise, place, shape):
+            places.append(place)
+            return mask(noise, place, shape)
+
+        monkeypatch.setattr(torch_dropout.DropoutMasks, "mask", noted)
+        self.seeded(1, 2)
+        # One place after the embeddings, and three in a layer.
+        assert sorted(places) == list(range(1 + 3 * SPEC.layers))
+
+    def test_gradients_are_those_that_pytorch_derives(self, monkeypatch):
+        def plain(qkv, batch, heads, mask):
+            split = batch.rectangle(qkv).view(batch.texts, batch.width, 3, heads, -1)
+            query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+            probs = (query @ key.transpose(-1, -2) + batch.padding.attention_bias).softmax(
+                -1
+            ) * mask
+            return batch.tokens((probs @ value).transpose(1, 2))
+
+        found = slopes(tokens(), LENGTHS, dropout=0.2, seed=(1, 2))
+        monkeypatch.setattr(attention, "_explicit_attention", plain)
+        assert_close(found, slopes(tokens(), LENGTHS, dropout=0.2, seed=(1, 2)), share=1e-5)
+
+    def test_checkpointed_layers_have_the_same_gradients(self):
+        options = {"dropout": 0.3, "seed": (1, 2)}
+        expected = slopes(tokens(), LENGTHS, **options)
+        found = slopes(tokens(), LENGTHS, **options, activation_checkpointing=True)
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(found[name], gradient, rtol=1e-6, atol=1e-7, err_msg=name)
+
+    def test_it_needs_a_seed(self):
+        with pytest.raises(ValueError, match="seed"):
+            run(tokens(), dropout=0.1)
+
+
+def test_checkpointed_layers_keep_their_inputs_only():
+    def kept(checkpointing):
+        sizes = []
+
+        def pack(tensor):
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            encoder = prepare(SPEC, leaves())
+            embed(encoder, tokens(), LENGTHS, activation_checkpointing=checkpointing)
+        return sum(sizes)
+
+    assert kept(True) < 0.3 * kept(False)

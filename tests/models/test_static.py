@@ -1,0 +1,172 @@
+"""Static token embeddings, in both frameworks."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_batches import LENGTHS, tokens
+
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.frameworks import torch as torch_encoder
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.static.spec import StaticSpec
+from pipelines.models.weights import WORDS, check_weights, random_weights, weight_shapes
+
+tf = pytest.importorskip("tensorflow")
+
+from pipelines.models.frameworks import tensorflow as tensorflow_encoder  # noqa: E402
+
+SPEC = StaticSpec(vocabulary=90, hidden=24, normalise=False)
+UNIT = StaticSpec(vocabulary=90, hidden=24)
+WEIGHTS = random_weights(SPEC, 2)
+SHORT = np.array([1, 2, 3, 16], np.int32)
+
+
+def run_tensorflow(ids, lengths, spec, pull, **options):
+    words = tf.Variable(WEIGHTS[WORDS])
+
+    @partial(tf.function, autograph=False)
+    def graph(ids, lengths):
+        with tf.GradientTape() as tape:
+            found = tensorflow_encoder.forward(spec, {WORDS: words}, ids, lengths, **options)
+            total = tf.reduce_sum(found * pull)
+        return found, tf.convert_to_tensor(tape.gradient(total, words))
+
+    return [value.numpy() for value in graph(tf.constant(ids), tf.constant(lengths))]
+
+
+def run_torch(ids, lengths, spec, pull, **options):
+    words = torch.tensor(WEIGHTS[WORDS], requires_grad=True)
+    found = torch_encoder.forward(spec, {WORDS: words}, ids, lengths, **options)
+    (found * torch.from_numpy(pull)).sum().backward()
+    return found.detach().numpy(), words.grad.numpy()
+
+
+RUNS = {"tensorflow": run_tensorflow, "torch": run_torch}
+
+
+@pytest.fixture(params=RUNS)
+def run(request):
+    """Embeddings, and the gradient of the words of a number that all of them have a part in."""
+
+    def call(ids, lengths=LENGTHS, spec=SPEC, **options):
+        shape = (len(lengths), spec.hidden)
+        pull = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+        return RUNS[request.param](ids, lengths, spec, pull, **options)
+
+    return call
+
+
+def means(ids, lengths):
+    return np.stack(
+        [
+            WEIGHTS[WORDS][row[1 : length - 1]].mean(0, dtype=np.float64)
+            for row, length in zip(ids, lengths, strict=True)
+        ]
+    )
+
+
+def test_it_is_the_mean_of_all_tokens_but_the_ends(run):
+    expected = means(tokens(), LENGTHS)
+    np.testing.assert_allclose(run(tokens())[0], expected, atol=1e-7)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(run(tokens(), spec=UNIT)[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [SPEC, UNIT], ids=["free", "unit"])
+@pytest.mark.parametrize("lengths", [LENGTHS, SHORT], ids=["long", "short"])
+def test_frameworks_agree(spec, lengths):
+    pull = np.random.default_rng(3).normal(size=(len(lengths), spec.hidden)).astype(np.float32)
+    ids = tokens(lengths=lengths)
+    (expected, slope), (found, torch_slope) = (
+        one(ids, lengths, spec, pull) for one in RUNS.values()
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(torch_slope, slope, atol=1e-5 * np.abs(slope).max())
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    padding=st.integers(0, SPEC.vocabulary - 1),
+    extra=st.sampled_from([0, 8, 16]),
+    spec=st.sampled_from([SPEC, UNIT]),
+)
+@pytest.mark.parametrize("name", RUNS)
+def test_order_and_padding_have_no_influence(name, seed, padding, extra, spec):
+    pull = np.ones((len(LENGTHS), spec.hidden), np.float32)
+    expected, slope = RUNS[name](tokens(), LENGTHS, spec, pull)
+    ids, generator = tokens(16 + extra, padding), np.random.default_rng(seed)
+    for row, length in zip(ids, LENGTHS, strict=True):
+        row[1 : length - 1] = generator.permutation(row[1 : length - 1])
+        row[[0, length - 1]] = generator.integers(0, spec.vocabulary, 2)
+    found, other_slope = RUNS[name](ids, LENGTHS, spec, pull)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(other_slope, slope, atol=1e-5 * np.abs(slope).max())
+
+
+@pytest.mark.parametrize("spec", [SPEC, UNIT], ids=["free", "unit"])
+@pytest.mark.parametrize("width", [1, 2, 16])
+def test_a_text_without_words_is_zero_and_pulls_at_nothing(run, spec, width):
+    lengths = np.array([1, min(width, 2)], np.int32)
+    found, slope = run(tokens(width, lengths=lengths), lengths, spec)
+    np.testing.assert_array_equal(found, np.zeros((2, spec.hidden)))
+    np.testing.assert_array_equal(slope, np.zeros_like(slope))
+
+
+def test_bf16_is_the_same(run):
+    for found, expected in zip(run(tokens(), precision="bf16"), run(tokens()), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_sparse_gradient_is_the_dense_one():
+    slopes = []
+    for sparse in (False, True):
+        words = torch.tensor(WEIGHTS[WORDS], requires_grad=True)
+        encoder = torch_encoder.prepare(UNIT, {WORDS: words})
+        torch_encoder.embed(encoder, tokens(), LENGTHS, sparse_words=sparse)[:, 0].sum().backward()
+        slopes.append(words.grad)
+    assert slopes[1].is_sparse
+    torch.testing.assert_close(slopes[1].to_dense(), slopes[0])
+
+
+class TestDropout:
+    def test_noise_follows_from_the_seed_alone(self, run):
+        first, again, other = (
+            run(tokens(), dropout=0.3, seed=seed)[0] for seed in ((5, 6), (5, 6), (5, 7))
+        )
+        np.testing.assert_array_equal(first, again)
+        assert np.abs(first - other).max() > 1e-3
+
+    def test_its_mean_is_the_quiet_result(self, run):
+        noise = [run(tokens(), dropout=0.2, seed=(1, number))[0] for number in range(60)]
+        mean, quiet = np.mean(noise, 0), run(tokens())[0]
+        assert (mean * quiet).sum() / np.linalg.norm(mean) / np.linalg.norm(quiet) > 0.98
+        assert np.linalg.norm(mean) == pytest.approx(np.linalg.norm(quiet), rel=0.05)
+
+    def test_it_needs_a_seed(self, run):
+        with pytest.raises(ValueError, match="seed"):
+            run(tokens(), dropout=0.1)
+
+
+class TestSpec:
+    def test_it_has_one_weight_in_its_canonical_name(self):
+        assert weight_shapes(SPEC) == {WORDS: (90, 24)}
+        check_weights(SPEC, WEIGHTS)
+        assert WEIGHTS[WORDS][1:].std() == pytest.approx(0.02, rel=0.05)
+
+    def test_weights_of_a_transformer_are_refused(self):
+        name = "embeddings.LayerNorm.bias"
+        with pytest.raises(ValueError, match=name):
+            check_weights(SPEC, {**WEIGHTS, name: np.zeros(24, np.float32)})
+
+    def test_it_survives_json(self):
+        assert EncoderSpec.from_json(UNIT.to_json()) == UNIT != SPEC
+
+    def test_what_older_runs_wrote_is_a_transformer(self):
+        spec = BertSpec(vocabulary=9, layers=1, hidden=8, heads=2, intermediate=8)
+        older = {key: value for key, value in spec.to_json().items() if key != "kind"}
+        assert EncoderSpec.from_json(older) == spec

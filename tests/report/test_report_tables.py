@@ -1,0 +1,66 @@
+"""The table in a terminal."""
+
+from rich.console import Console
+
+from pipelines.report.tables import metrics_table
+
+
+def printed(before, after, margins=None) -> list[str]:
+    console = Console(width=100, record=True, file=None, force_terminal=False, quiet=False)
+    with console.capture() as capture:
+        console.print(metrics_table(before, after, margins))
+    return capture.get().splitlines()
+
+
+def test_each_figure_is_a_line() -> None:
+    before = {"retrieval": {"queries": 3, "documents": 4, "mrr@10": 50.0, "recall@1": 40.0}}
+    after = {
+        "retrieval": {"queries": 3, "documents": 4, "mrr@10": 62.5, "recall@1": 39.0},
+        "dev": {"pairs": 2, "spearman": 10.0},
+    }
+    lines = [line.split("│")[1:-1] for line in printed(before, after) if line.startswith("│")]
+    assert [[cell.strip() for cell in line] for line in lines] == [
+        ["retrieval", "3 queries, 4 documents", "MRR@10", "50.00", "62.50", "+12.50"],
+        ["", "", "Recall@1", "40.00", "39.00", "-1.00"],
+        ["dev", "2 pairs", "Spearman", "–", "10.00", "–"],  # noqa: RUF001
+    ]
+
+
+def test_says_that_nothing_was_measured() -> None:
+    assert any("nothing was measured" in line for line in printed({}, {}))
+
+
+def test_better_is_green_and_worse_is_red() -> None:
+    before = {"dev": {"a": 1.0, "b": 1.0, "alignment": 0.9, "uniformity": -2.0, "same": 1.0}}
+    after = {"dev": {"a": 2.0, "b": 0.5, "alignment": 0.5, "uniformity": -1.0, "same": 1.001}}
+    margins = {"dev": dict.fromkeys(before["dev"], 0.1) | {"same": 0.0}}
+    cells = metrics_table(before, after, margins).columns[-1].cells
+    assert [(str(cell), cell.style) for cell in cells] == [
+        ("+1.00 ±0.10", "green"),
+        ("-0.50 ±0.10", "red"),
+        # Of these two less is more.
+        ("-0.40 ±0.10", "green"),
+        ("+1.00 ±0.10", "red"),
+        ("+0.00 ±0.00", ""),
+    ]
+
+
+def test_what_may_be_chance_has_no_colour() -> None:
+    before = {"dev": {"a": 1.0, "b": 1.0, "c": 9.0}}
+    after = {"dev": {"a": 2.0, "b": 2.0, "c": 1.0}}
+    cells = metrics_table(before, after, {"dev": {"a": 1.5, "b": 0.5}}).columns[-1].cells
+    assert [(str(cell), cell.style) for cell in cells] == [
+        ("+1.00 ±1.50", ""),
+        ("+1.00 ±0.50", "green"),
+        # How far this one is to be from 0 is not known.
+        ("-8.00", ""),
+    ]
+    shown = " ".join(map(str.strip, printed(before, after, {"dev": {"a": 1.5}})))
+    assert "coloured where 0 is outside it" in shown
+
+
+def test_brackets_in_a_name_are_shown() -> None:
+    lines = printed({}, {"dev[v2].csv": {"a[b]": 1.0}, "[/]": {"a": 1.0}})
+    names = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert names == ["dev[v2].csv", "[/]"]
+    assert any("A[b]" in line for line in lines)

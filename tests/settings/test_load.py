@@ -1,0 +1,226 @@
+"""Settings: what is accepted, and how each wrong one is refused."""
+
+import re
+from typing import get_args
+
+import pytest
+import yaml
+
+from pipelines.errors import InputError
+from pipelines.settings import Config
+from pipelines.settings import load as config
+from pipelines.settings.base import Choice
+from pipelines.settings.load import dump, load, parse
+from pipelines.settings.paths import IsPath
+
+
+def test_the_default_is_valid_and_survives_a_file(tmp_path):
+    (tmp_path / "a.yaml").write_text(dump(Config()))
+    assert load(tmp_path / "a.yaml") == load() == Config()
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    (tmp_path / "a.yaml").write_text("training: {workers: 3, granules_per_step: 6}\n")
+    loaded = load(tmp_path / "a.yaml", ["training.workers=2", "training.learning_rate=5e-4"])
+    assert (loaded.training.workers, loaded.training.learning_rate) == (2, 5e-4)
+
+
+def test_spark_keys_flat_and_nested():
+    tree = "spark.master: local[2]\nspark:\n  executor: {memory: 2g}\n  ui.enabled: true\n"
+    found = load_text(tree).spark
+    assert found == {"master": "local[2]", "executor.memory": "2g", "ui.enabled": "true"}
+
+
+def test_mappings_by_names_with_dots_survive_a_file_and_take_overrides(tmp_path):
+    text = (
+        "promotion:\n  metrics: [retrieval.ndcg@10, sts.spearman]\n  minimum: {sts.spearman: 60}\n"
+    )
+    (tmp_path / "a.yaml").write_text(text)
+    given = ["promotion.minimum.retrieval.ndcg@10=40", "promotion.tolerance={sts.spearman: 0.5}"]
+    loaded = load(tmp_path / "a.yaml", given)
+    assert loaded.promotion.minimum == {"sts.spearman": 60, "retrieval.ndcg@10": 40}
+    assert loaded.promotion.tolerance == {"sts.spearman": 0.5}
+    (tmp_path / "b.yaml").write_text(dump(loaded))
+    assert load(tmp_path / "b.yaml") == loaded
+
+
+def test_a_list_may_do_without_its_brackets(tmp_path):
+    given = ["corpus.inputs=a.csv, *.csv", "corpus.format=csv", "corpus.score_range=0,5"]
+    corpus = load(None, given).corpus
+    assert (corpus.inputs, corpus.score_range) == (("a.csv", "*.csv"), (0.0, 5.0))
+    quoted = load(None, ["corpus.inputs=['a,b.csv']", "corpus.format=csv"]).corpus
+    assert quoted.inputs == ("a,b.csv",)
+    assert load(None, ["corpus.languages="]).corpus.languages == ()
+    # In a file a comma may be part of a name.
+    (tmp_path / "a.yaml").write_text("corpus: {inputs: a.csv, format: csv}")
+    with pytest.raises(
+        InputError, match=r"^corpus\.inputs: `a\.csv` is no list, write \[a\.csv\]$"
+    ):
+        load(tmp_path / "a.yaml")
+
+
+def load_text(text):
+    merged = {}
+    for key, value in config._leaves(yaml.safe_load(text)):
+        config._put(merged, key, value)
+    return parse(merged)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.worker=3", r"^training\.worker: there is no such setting, did you mean train"),
+        ("nothing.at.all=1", r"^nothing: there is no such setting"),
+        ("training.workers=two", r"^training\.workers: `two` does not fit"),
+        ("training.workers=0", r"^training\.workers: `0` does not fit.*greater than or equal to 1"),
+        ("corpus.format=xml", r"^corpus\.format: there is no format `xml`, one of .*, parquet, "),
+        ("training.workers=3", r"^training\.granules_per_step: 2 granules cannot.*multiple of 3"),
+        ("encoder.heads=3", r"^encoder\.heads: 3 does not divide"),
+        ("encoder.kind=static", r"^encoder\.kind: .*set encoder\.start: random"),
+        ("objective.name=simcse", r"^training\.dropout: .*for example 0\.1"),
+        ("corpus.format=csv", r"^corpus\.inputs: it is empty"),
+        ("corpus.pairs=group", r"^corpus\.group_column: "),
+        ("corpus.inputs={a: b}", r"^corpus\.inputs: `.*` does not fit, input should be a val"),
+        ("corpus.languages=[english]", r"^corpus\.languages: `english` is no ISO 639 code"),
+        ("corpus.sentences=true", r"^corpus\.sentences: `summary` does not ask for it"),
+        ("corpus.pairs=single", r"^objective\.name: single texts"),
+        ("corpus.min_characters=9999", r"^corpus\.min_characters: "),
+        ("training.activation_checkpointing=true", r"^training\.activation_.*framework: torch"),
+        ("promotion.metrics=[ndcg@10]", r"^promotion\.metrics: `ndcg@10` names no evaluation"),
+        ("promotion.metrics=[]", r"^promotion\.metrics: `\[\]` does not fit.*at least 1 item"),
+        ("promotion.minimum.a.b=1", r"^promotion\.minimum: `a\.b` is not one of promotion\.met"),
+        (
+            "promotion.tolerance.retrieval.ndcg@10=-1",
+            r"^promotion\.tolerance\.retrieval\.ndcg@10: `-1`",
+        ),
+        ("promotion.tolerance=0.5", r"^promotion\.tolerance: `0\.5` does not fit"),
+        ("novalue", r"^--set: `novalue` is not KEY=VALUE"),
+        ("training.seed=[", r"^training\.seed: `\[` is not a YAML value"),
+        ("training=3", r"^training: "),
+    ],
+)
+def test_a_wrong_setting_is_one_line_with_its_key(override, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load(None, [override])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "there is no file"), ("a: [", "not readable YAML"), ("- 1\n", "holds no mapping")],
+)
+def test_a_wrong_file_is_named(tmp_path, content, message):
+    path = tmp_path / "a.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_asynchronous_workers_need_not_share_a_step_evenly():
+    config = load(overrides=["training.mode=async", "training.workers=3"])
+    assert (config.training.workers, config.training.granules_per_step) == (3, 2)
+
+
+def test_one_process_has_the_whole_step():
+    config = load(None, ["training.engine=local", "training.granules_per_step=1"])
+    assert (config.training.workers, config.training.processes) == (2, 1)
+
+
+def test_a_static_encoder_has_no_heads():
+    config = load(overrides=["encoder.start=random", "encoder.kind=static", "encoder.hidden=250"])
+    assert config.encoder.hidden == 250
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Config().training.workers = 3
+
+
+ADDRESSES = ("s3a://models/encoder", "hdfs:/models", "S3://models/x", "dbfs:/x", "file://other/x")
+# Settings of texts whose name or description speaks of files and folders, and that are no path.
+NO_PATHS = {
+    "corpus.exclude_columns",
+    "tracking.mlflow_run_name",
+    "training.feed",
+}
+
+
+def kinds_of(field):
+    """The types and marks that an annotation is made of."""
+    yield from field.metadata
+    pending = [field.annotation]
+    while pending:
+        kind = pending.pop()
+        yield kind
+        yield from getattr(kind, "__metadata__", ())
+        pending += [*get_args(kind)]
+
+
+def settings_of_texts():
+    """Every setting that takes any text, with whether it is marked as a path."""
+    for section, section_field in Config.model_fields.items():
+        for name, field in getattr(section_field.annotation, "model_fields", {}).items():
+            kinds = list(kinds_of(field))
+            if str in kinds and not any(isinstance(kind, Choice) for kind in field.metadata):
+                is_path = any(isinstance(kind, IsPath) for kind in kinds)
+                yield f"{section}.{name}", field, is_path
+
+
+PATHS = [key for key, _, is_path in settings_of_texts() if is_path]
+
+
+def test_every_setting_that_speaks_of_files_is_a_path():
+    told = re.compile(r"\b(files?|folders?|paths?|checkpoint folder|directory)\b", re.IGNORECASE)
+    for key, field, is_path in settings_of_texts():
+        speaks = told.search(f"{key.replace('_', ' ')} {field.description}") is not None
+        assert is_path == (speaks and key not in NO_PATHS), key
+    assert len(PATHS) == 14
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_is_on_a_file_system(key):
+    is_list = isinstance(Config().model_dump()[key.split(".")[0]][key.split(".")[1]], tuple)
+    given = "[{}]" if is_list else "{}"
+    trackers = ["tracking.trackers=[tensorboard]"] if "tensorboard" in key else []
+    for address in ADDRESSES:
+        told = rf"^{key}: `{address}` is on .+, not on a file system, mount it and give the path"
+        with pytest.raises(InputError, match=told):
+            load(None, [*trackers, f"{key}={given.format(address)}"])
+    for empty in ("''", '"a\\0b"'):
+        with pytest.raises(InputError, match=rf"^{key}: .* names no file or folder"):
+            load(None, [*trackers, f"{key}={given.format(empty)}"])
+    for path in ("file:/data/x", "file:///data/x", "FILE://localhost/data/x", "/data/x"):
+        loaded = load(None, [*trackers, f"{key}={given.format(path)}"])
+        section, name = key.split(".")
+        assert getattr(getattr(loaded, section), name) == (("/data/x",) if is_list else "/data/x")
+    for path in ("a:/x", "a:b", "./~x", "corpus/x.csv"):
+        load(None, [*trackers, f"{key}={given.format(path)}"])
+    with pytest.raises(InputError, match=rf"^{key}: .* is the home of a user who is not here"):
+        load(None, [*trackers, f"{key}={given.format('~nobody-of-this-name/x')}"])
+
+
+@pytest.mark.parametrize("section", ["corpus", "embedding"])
+def test_tables_may_have_addresses(section):
+    loaded = load(None, [f"{section}.inputs=[s3a://lake/pairs]", f"{section}.format=delta"])
+    assert getattr(loaded, section).inputs == ("s3a://lake/pairs",)
+    with pytest.raises(InputError, match=rf"^{section}\.inputs: .* is on s3a"):
+        load(None, [f"{section}.inputs=[s3a://lake/pairs]", f"{section}.format=parquet"])
+
+
+def test_a_home_is_meant_by_a_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert load(None, ["run.folder=~/runs/1"]).run.folder == "/home/somebody/runs/1"
+
+
+def test_a_section_that_is_empty_in_the_file_takes_overrides(tmp_path):
+    """As when all that is in it is commented out."""
+    (tmp_path / "job.yaml").write_text("spark:\n  # master: yarn\ntraining:\ntracking:\n")
+    found = load(tmp_path / "job.yaml", ["spark.ui.enabled=true", "training.seed=7"])
+    assert found.spark == {"ui.enabled": "true"}
+    assert found.training.seed == 7
+    assert found.tracking == parse({}).tracking
+    (tmp_path / "job.yaml").write_text("spark: yarn\n")
+    with pytest.raises(InputError, match=r"^spark: `yarn` is not a section"):
+        load(tmp_path / "job.yaml", ["spark.ui.enabled=true"])

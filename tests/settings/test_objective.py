@@ -1,0 +1,59 @@
+"""The section of the loss: its keys are those of the loss that is named."""
+
+import pytest
+
+from pipelines.errors import InputError
+from pipelines.settings import Config
+from pipelines.settings.load import dump, load, parse
+from pipelines.settings.objective import objective
+from pipelines.settings.resuming import current_name
+
+SINGLES = ["corpus.pairs=single", "training.dropout=0.1"]
+SCORES = ["objective.name=cosine_regression", "corpus.score_column=score"]
+
+
+def test_the_keys_are_those_of_the_loss():
+    assert Config().objective == objective()
+    assert list(objective("cosine_regression").model_dump()) == ["name"]
+    found = load(None, [*SINGLES, "objective.name=simcse", "objective.temperature=0.1"]).objective
+    assert found == objective("simcse", temperature=0.1)
+    assert parse(load(None, SCORES).model_dump()).objective == objective("cosine_regression")
+
+
+def test_a_key_of_another_loss_is_refused():
+    told = (
+        r"^objective\.temperature: loss cosine_regression has no such setting, "
+        r"leave it out: it is one of in_batch_negatives and simcse$"
+    )
+    with pytest.raises(InputError, match=told):
+        load(None, [*SCORES, "objective.temperature=0.1"])
+
+
+def test_files_with_the_defaults_of_all_losses_are_read(tmp_path, caplog):
+    (tmp_path / "a.yaml").write_text("objective: {temperature: 0.05, negatives: granule}\n")
+    assert load(tmp_path / "a.yaml", SCORES) == load(None, SCORES)
+    assert caplog.messages == [
+        f"objective.{key} is left out: loss cosine_regression has no such setting"
+        for key in ("temperature", "negatives")
+    ]
+
+
+def test_an_unknown_loss_is_refused_with_those_that_there_are():
+    told = r"^objective\.name: there is no loss `triplet`, one of in_batch_negatives, cosine_regr"
+    with pytest.raises(InputError, match=told):
+        load(None, ["objective.name=triplet"])
+
+
+def test_an_old_name_is_read(tmp_path, caplog):
+    config = load(None, [*SINGLES, "objective.name=twins"])
+    assert config.objective == objective("simcse")
+    assert caplog.messages == ["objective.name: `twins` is called `simcse` now"]
+    assert "twins" not in dump(config)
+    assert current_name("objective.name", "twins") == "simcse"
+    assert current_name("objective.temperature", 0.05) == 0.05
+
+
+def test_a_loss_without_a_form_in_the_framework_is_refused():
+    told = r"^training\.framework: loss simcse has no form for bigdl, one of tensorflow, torch$"
+    with pytest.raises(InputError, match=told):
+        load(None, [*SINGLES, "objective.name=simcse", "training.framework=bigdl"])

@@ -1,0 +1,58 @@
+"""The setting that somebody meant."""
+
+import pytest
+
+from pipelines.errors import InputError
+from pipelines.settings.fields import fields
+from pipelines.settings.load import load
+from pipelines.settings.suggestions import FROM_ELSEWHERE, IN_WORDS, remedy
+
+KNOWN = [name for name, *_ in fields()]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("training.lr", "did you mean training.learning_rate?"),
+        ("lr", "did you mean training.learning_rate?"),
+        ("optimizer.lr", "did you mean training.learning_rate?"),
+        ("training.num_train_epochs", "did you mean training.epochs?"),
+        ("train.epochs", "did you mean training.epochs?"),
+        ("training.worker", "did you mean training.workers?"),
+        ("training.Learning-Rate", "did you mean training.learning_rate?"),
+        ("model.max_seq_length", "did you mean tokens.max_length?"),
+        ("training.output_dir", "did you mean run.folder?"),
+        ("encoder.model_name_or_path", "did you mean encoder.start?"),
+        ("corpus.folder", "did you mean prepared.folder or run.folder?"),
+        ("training.fp16", "set training.precision=bf16"),
+        ("nothing.at.all", "see docs/settings.md for all of them"),
+    ],
+)
+def test_what_was_meant(key, meant):
+    assert remedy(key, KNOWN) == meant
+
+
+def test_the_size_of_a_batch_is_two_settings():
+    told = remedy("training.per_device_train_batch_size", KNOWN)
+    assert "training.granules_per_step" in told
+    assert "lanes.granule" in told
+
+
+def test_every_suggestion_is_a_setting():
+    known = [*KNOWN, "spark.master"]
+    assert [meant for meant in FROM_ELSEWHERE.values() if meant not in known] == []
+    words = {
+        word.rstrip(".:,").partition("=")[0] for one in IN_WORDS.values() for word in one.split()
+    }
+    assert [word for word in words if "." in word and word not in known] == []
+
+
+def test_names_of_other_tools_are_none_of_ours():
+    ours = {name.rpartition(".")[2] for name in KNOWN}
+    # `tokens.model` and `embedding.model` are other things than what is trained.
+    assert ours & {*FROM_ELSEWHERE, *IN_WORDS} <= {"model"}
+
+
+def test_what_is_in_a_section_that_there_is_not_counts():
+    with pytest.raises(InputError, match=r"^optimizer: .* did you mean training\.learning_rate\?$"):
+        load(None, ["optimizer.lr=1"])

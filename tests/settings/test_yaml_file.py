@@ -1,0 +1,135 @@
+"""YAML that nobody writes is refused in little time, with one line."""
+
+import contextlib
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.errors import InputError
+from pipelines.settings.load import load
+from pipelines.settings.yaml_file import LARGEST, MAX_VALUES, UnusableYamlError, parse_yaml
+
+
+def bomb(levels, kind):
+    """Aliases of aliases: nine times as many values a level."""
+    names = "abcdefghi"
+    lines = ["v0: &v0 " + ("[x, x]" if kind == "list" else "{a: x, b: x}")]
+    for level in range(1, levels):
+        inner = f"*v{level - 1}"
+        forms = {
+            "list": f"[{', '.join([inner] * 9)}]",
+            "mapping": "{" + ", ".join(f"{name}: {inner}" for name in names) + "}",
+            "merge": f"{{<<: [{', '.join([inner] * 9)}]}}",
+        }
+        lines.append(f"v{level}: &v{level} {forms[kind]}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("kind", ["list", "mapping", "merge"])
+def test_aliases_of_aliases_are_refused_before_they_are_written_out(tmp_path, kind):
+    seconds = []
+    for levels in (8, 32):
+        path = tmp_path / "bomb.yaml"
+        path.write_text(
+            "spark:\n" + bomb(levels, kind).replace("v", "  v", 0).replace("\n", "\n  ")
+        )
+        path.write_text("spark:\n  " + bomb(levels, kind).replace("\n", "\n  "))
+        start = time.process_time()
+        with pytest.raises(InputError, match=r"--config: .*its aliases stand for too many values"):
+            load(path)
+        seconds.append(time.process_time() - start)
+    # Nine to the power of 24 times as many values.
+    assert seconds[1] < 0.05 or seconds[1] < 9 * seconds[0]
+
+
+def test_aliases_as_people_write_them():
+    text = "a: &base {x: 1, y: [1, 2]}\nb: {<<: *base, x: 2}\nc: *base\n"
+    assert parse_yaml(text) == {
+        "a": {"x": 1, "y": [1, 2]},
+        "b": {"x": 2, "y": [1, 2]},
+        "c": {"x": 1, "y": [1, 2]},
+    }
+    assert parse_yaml("") is None
+    assert len(parse_yaml(f"[{'1,' * (MAX_VALUES // 2)}]")) == MAX_VALUES // 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [*a]",
+        "[" * 5000,
+        "x: " + "1" * 5000,
+        "x: 1" + ":10" * 500,
+        "x: 2001-99-99",
+        "x: 0b_",
+        "x: !!timestamp now",
+        "x: !!bool maybe",
+        "x: !!python/object:os.system {}",
+        "x: *nobody",
+        "\0",
+    ],
+)
+def test_what_the_library_fails_at_is_one_line(text):
+    with pytest.raises(UnusableYamlError) as error:
+        parse_yaml(text)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"^run.folder: .* is not a YAML value, quote it$"):
+        load(overrides=[f"run.folder={text}"])
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("#" * LARGEST + "\n")
+    with pytest.raises(InputError, match="longer than 1 MB"):
+        load(path)
+
+
+def test_an_error_shows_the_beginning_of_a_long_value():
+    with pytest.raises(InputError) as error:
+        load(overrides=[f"lanes.count={'x' * 100_000}"])
+    assert len(str(error.value)) < 500
+
+
+YAML_PARTS = [
+    "a: ",
+    "&a ",
+    "*a",
+    "<<: ",
+    "[",
+    "]",
+    "{",
+    "}",
+    ", ",
+    "\n",
+    "  ",
+    "- ",
+    "1",
+    "0b_",
+    "'",
+]
+YAML_PARTS += [
+    "!!int ",
+    "12:30",
+    "2001-99-99",
+    "? ",
+    "---\n",
+    "%YAML 9\n",
+    "|\n",
+    '"',
+    "\\x",
+    "é",
+    "\t",
+]
+
+
+@given(st.lists(st.sampled_from(YAML_PARTS), max_size=40).map("".join))
+def test_any_text_is_a_value_or_refused(text):
+    with contextlib.suppress(UnusableYamlError):
+        parse_yaml(text)
+
+
+def test_a_list_that_is_too_long_is_not_told_of_aliases():
+    with pytest.raises(UnusableYamlError, match=r"^it holds too many values$"):
+        parse_yaml(f"[{'1, ' * MAX_VALUES}1]")

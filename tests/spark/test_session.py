@@ -1,0 +1,187 @@
+"""The Spark conf of a new session."""
+
+import ipaddress
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from pipelines.errors import InputError
+from pipelines.settings.load import parse
+from pipelines.settings.redaction import without_secrets
+from pipelines.spark.network import check_master, private_conf
+from pipelines.spark.session import session_conf
+
+OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def test_what_the_user_sets_wins():
+    config = parse({"spark": {"master": "local[3]", "ui.enabled": "true"}})
+    conf = session_conf(config, submitted=False)
+    assert conf["spark.master"] == "local[3]"
+    assert conf["spark.ui.enabled"] == "true"
+
+
+def test_java_options_are_added_to_ours():
+    ours = session_conf(parse({}), submitted=False)[OPTIONS]
+    both = session_conf(parse({"spark": {"driver.extraJavaOptions": "-Xint"}}), submitted=False)
+    assert both[OPTIONS] == f"{ours} -Xint"
+
+
+def test_under_spark_submit_its_conf_decides():
+    conf = session_conf(parse({"spark": {"driver.extraJavaOptions": "-Xint"}}), submitted=True)
+    assert conf[OPTIONS] == "-Xint"
+    assert "spark.executor.cores" not in conf
+
+
+def test_a_local_cluster_has_an_executor_for_each_worker_and_room_for_it():
+    config = parse(
+        {"training": {"workers": 3, "granules_per_step": 3}, "spark": {"executor.memory": "2g"}}
+    )
+    assert session_conf(config, submitted=False)["spark.master"] == "local-cluster[3,1,2048]"
+
+
+def test_what_a_run_has_hidden_is_asked_for_again():
+    config = parse({"spark": {"hadoop.fs.s3a.secret.key": "sesame"}})
+    hidden = without_secrets(config)
+    assert session_conf(config, submitted=True)["spark.hadoop.fs.s3a.secret.key"] == "sesame"
+    with pytest.raises(InputError, match=r"^spark.hadoop.fs.s3a.secret.key: a run's"):
+        session_conf(hidden, submitted=True)
+
+
+ONE_SESSION = """
+import json, sys
+import psutil
+from pipelines.settings.load import parse
+from pipelines.spark.jobs import await_slots
+from pipelines.errors import EngineUnavailable
+from pipelines.spark.session import spark_session
+
+def refusal(workers):
+    training = config.training.model_copy(update={"workers": workers, "start_seconds": 0.5})
+    try:
+        await_slots(session, "torch", training)
+    except EngineUnavailable as error:
+        return str(error)
+
+conf = {"ui.enabled": "true", "hadoop.fs.s3a.secret.key": "sesame street"}
+config = parse({"spark": {"master": sys.argv[1], **conf}})
+session = spark_session(config)
+assert session.range(100, numPartitions=2).repartition(2).rdd.map(str).count() == 100
+secret = session.sparkContext.getConf().get("spark.authenticate.secret")
+
+def alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+processes = [process for process in family if alive(process)]
+found = {
+    "listening": [
+        connection.laddr.ip
+        for process in processes
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ],
+    "secret": len(secret),
+    "shown": [
+        line
+        for line in (" ".join(process.cmdline()) for process in processes)
+        if secret in line or ("sesame street" in line and "parse(" not in line)
+    ],
+    "handed on": session.sparkContext.getConf().get("spark.hadoop.fs.s3a.secret.key"),
+    "too many": refusal(3),
+}
+session.sparkContext._jsc.sc().stop()
+found["ended"] = refusal(1)
+print("found", json.dumps(found))
+session.stop()
+"""
+
+
+@pytest.fixture(scope="module", params=["local[2]", "local-cluster[1,1,1024]"])
+def local_session(request):
+    """What is found in a local session that another process starts."""
+    command = [sys.executable, "-c", ONE_SESSION, request.param]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
+    return json.loads(line.removeprefix("found "))
+
+
+def test_a_local_session_is_for_its_own_processes(local_session):
+    listening = local_session["listening"]
+    addresses = {ipaddress.ip_address(ip.removeprefix("::ffff:")) for ip in listening}
+    assert len(listening) >= 3
+    assert all(address.is_loopback for address in addresses), addresses
+    assert local_session["secret"] == 64
+    assert local_session["shown"] == []
+    assert local_session["handed on"] == "sesame street"
+
+
+def test_room_that_does_not_come_names_the_deadline(local_session):
+    assert local_session["too many"].startswith("training.workers: engine torch needs 3 tasks")
+    assert "raise training.start_seconds (0.5 s now)" in local_session["too many"]
+
+
+def test_a_session_that_spark_has_ended_is_no_want_of_workers(local_session):
+    assert local_session["ended"].startswith("spark.master: Spark has ended the session on local")
+
+
+def test_a_secret_is_new_for_each_session_and_none_of_a_cluster():
+    local = {"spark.master": "local-cluster[2,1,1024]"}
+    first, second = private_conf(local), private_conf(local)
+    assert first["spark.authenticate.secret"] != second["spark.authenticate.secret"]
+    assert private_conf({"spark.master": "spark://host:7077"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [
+        ({"spark.authenticate": "false"}, {"spark.driver.host", "spark.driver.bindAddress"}),
+        (
+            {"spark.authenticate.secret": "sesame", "spark.driver.host": "10.0.0.1"},
+            {"spark.authenticate", "spark.driver.bindAddress"},
+        ),
+    ],
+)
+def test_what_the_user_says_of_the_network_is_left(own, kept):
+    assert set(private_conf({"spark.master": "local[2]"} | own)) == kept
+
+
+def test_a_master_that_does_not_answer_is_named_before_spark_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        check_master(f"spark://127.0.0.1:{port}")
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            gone = other.getsockname()[1]
+        check_master(f"spark://127.0.0.1:{gone},127.0.0.1:{port}")
+    for master in (f"spark://127.0.0.1:{gone}", f"spark://localhost:{gone},[::1]:{gone}"):
+        with pytest.raises(InputError, match=r"^spark.master: nothing answers at spark://"):
+            check_master(master)
+    # A process of its own, since there may be a session in this one.
+    code = "import sys; from pipelines.cli import main; sys.exit(main())"
+    asked = ["prepare", "--set", f"prepared.folder={tmp_path}", "--set", f"spark.master={master}"]
+    job = subprocess.run(
+        [sys.executable, "-c", code, *asked],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+    )
+    assert job.returncode == 2
+    assert "\nerror: spark.master: nothing answers at spark://" in f"\n{job.stderr}"
+
+
+@pytest.mark.parametrize("master", ["spark://", "spark://host", "spark://host:port"])
+def test_a_master_that_is_no_address_is_refused(master):
+    with pytest.raises(InputError, match=r"^spark.master: `spark://.* is no address"):
+        check_master(master)
+
+
+@pytest.mark.parametrize("master", ["yarn", "local[2]", "k8s://https://host:1"])
+def test_masters_that_are_none_of_a_standalone_cluster_are_not_asked(master):
+    check_master(master)

@@ -1,0 +1,60 @@
+"""A small corpus of real text, and settings that train on it in seconds."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sysconfig
+from pathlib import Path
+
+from pipelines.settings import Config
+from pipelines.settings.load import parse
+
+MODULES = (
+    "argparse asyncio/streams collections/__init__ configparser csv datetime difflib email/message"
+    " fractions ftplib functools http/client inspect logging/__init__ mailbox optparse pathlib"
+    " pickle random shutil smtplib socket statistics subprocess tarfile threading turtle"
+    " unittest/case urllib/request zipfile"
+)
+
+
+def write_docstrings(path: Path) -> None:
+    """Writes the docstrings of a few modules of the standard library as JSON lines."""
+    library = Path(sysconfig.get_path("stdlib"))
+    with path.open("w") as file:
+        for name in MODULES.split():
+            tree = ast.parse((library / f"{name}.py").read_text())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                    text = ast.get_docstring(node)
+                    if text:
+                        file.write(json.dumps({"text": text}) + "\n")
+
+
+def small_config(folder: Path, **training) -> Config:
+    """A small random encoder on the prepared corpus."""
+    config = parse(
+        {
+            "corpus": {
+                "inputs": [str(folder / "docstrings.jsonl")],
+                "format": "jsonl",
+                "evaluation_share": 0.1,
+            },
+            "prepared": {"folder": str(folder)},
+            "tokens": {"max_length": 32, "vocabulary": "train", "vocabulary_size": 2000},
+            "lanes": {"count": 4, "granule": 8},
+            "encoder": {"start": "random", "layers": 1, "hidden": 32, "heads": 2},
+            "training": {
+                "granules_per_step": 2,
+                "learning_rate": 2e-3,
+                # Curves are compared.
+                "precision": "fp32",
+                "log_every": 1,
+                "checkpoint_every": 100,
+                "keep_checkpoints": 9,
+                "stall_seconds": 120,
+            },
+        }
+    )
+    # Not validated again: the test engine's framework is no setting.
+    return config.model_copy(update={"training": config.training.model_copy(update=training)})

@@ -1,0 +1,72 @@
+"""A small encoder, real sentences, and a table of them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.folder import default_start, write_encoder
+from pipelines.models.weights import random_weights
+from pipelines.settings import Config
+from pipelines.settings.load import parse
+from pipelines.tokens.vocabulary import vocabulary_size
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory) -> Path:
+    """A random encoder of one layer with the words of the default one."""
+    spec = BertSpec(
+        vocabulary=vocabulary_size(default_start()), layers=1, hidden=32, heads=2, intermediate=64
+    )
+    folder = tmp_path_factory.mktemp("small-model") / "model"
+    write_encoder(folder, spec, random_weights(spec, 5), default_start(), "# A small encoder\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lines() -> list[str]:
+    """300 lines of real prose of many lengths."""
+    source = Path(textwrap.__file__).parent / "argparse.py"
+    found = dict.fromkeys(line.strip() for line in source.read_text().splitlines())
+    return [line for line in found if " " in line][:300]
+
+
+@pytest.fixture(scope="session")
+def sentence_file(lines, tmp_path_factory) -> Path:
+    """Parquet of two row groups: other columns on both sides, two nulls and an empty text."""
+    texts = [*lines, None, "", None]
+    table = pa.table(
+        {"id": range(len(texts)), "text": texts, "tags": [[str(n)] for n in range(len(texts))]}
+    )
+    path = tmp_path_factory.mktemp("sentences") / "sentences.parquet"
+    pq.write_table(table, path, row_group_size=200)
+    return path
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The packaged all-MiniLM-L6-v2."""
+    return default_start()
+
+
+@pytest.fixture
+def job(small_model, sentence_file, tmp_path) -> Callable[..., Config]:
+    """Makes the configuration of a job in parts of 64 rows."""
+
+    def configured(**settings) -> Config:
+        known = {
+            "model": str(small_model),
+            "inputs": [str(sentence_file)],
+            "output": str(tmp_path / "table"),
+            "part_rows": 64,
+            "precision": "fp32",
+        }
+        return parse({"embedding": known | settings})
+
+    return configured

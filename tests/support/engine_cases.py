@@ -1,0 +1,146 @@
+"""The engines under contract, and what they are run with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import pytest
+from fork_engine import ForkEngine
+
+from pipelines.engines import ENGINES
+from pipelines.engines.loading import load_engine
+from pipelines.runs.run import TrainingRun
+
+WITH_HOROVOD = pytest.mark.skipif(
+    find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
+)
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    """An engine with the settings that the contract suite runs it with.
+
+    Attributes:
+        name: Engine and feed.
+        make: Makes the engine.
+        training: Settings of its runs.
+        falls_to: Share of the loss without learning that the last steps' must be below.
+        repeats: Whether a run gives the same losses each time.
+        faults: Whether its failures are tried outside of the matrix too: another case's
+            take the same way if not.
+        trains: The same of its training: other tests hold its curve to the reference's if not.
+        watched: Whether its workers are processes of ours that report to a monitor.
+        marks: Of its tests.
+    """
+
+    name: str
+    make: Callable
+    training: dict
+    falls_to: float = 0.95
+    repeats: bool = True
+    faults: bool = True
+    trains: bool = True
+    watched: bool = True
+    marks: tuple = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def engine_case(
+    name: str,
+    *,
+    repeats: bool = True,
+    faults: bool = True,
+    trains: bool = True,
+    watched: bool = True,
+    marks: tuple = (),
+    **training,
+) -> EngineCase:
+    """An engine of the registry: what stands before the first dash of the name."""
+    return EngineCase(
+        name,
+        lambda: load_engine(name.split("-", maxsplit=1)[0]),
+        {"workers": 2} | training,
+        # Gradients at parameters of steps before teach less, by how much depends on the machine.
+        falls_to=0.95 if repeats else 0.97,
+        repeats=repeats,
+        faults=faults,
+        trains=trains,
+        watched=watched,
+        marks=marks,
+    )
+
+
+# What an engine is tried with beside, or instead of, its defaults.
+VARIANTS = {
+    "local": [engine_case("local"), engine_case("local-torch", framework="torch", faults=False)],
+    "tensorflowonspark": [
+        engine_case("tensorflowonspark-lanes"),
+        engine_case("tensorflowonspark-spark", feed="spark", trains=False),
+        engine_case("tensorflowonspark-async", mode="async", repeats=False),
+        engine_case(
+            "tensorflowonspark-async-spark",
+            mode="async",
+            feed="spark",
+            repeats=False,
+            trains=False,
+            faults=False,
+        ),
+    ],
+    "elephas": [
+        engine_case("elephas-sync", round_steps=4, transport="socket"),
+        engine_case("elephas-async", mode="async", repeats=False),
+        engine_case(
+            "elephas-hogwild", mode="hogwild", transport="socket", repeats=False, faults=False
+        ),
+    ],
+    "bigdl": [
+        engine_case("bigdl", framework="bigdl", watched=False),
+        engine_case("bigdl-torch", framework="torch"),
+    ],
+    "torch": [
+        engine_case("torch-ddp", framework="torch"),
+        engine_case(
+            "torch-fsdp", framework="torch", sharding="parameters", trains=False, faults=False
+        ),
+    ],
+    "deepspeed": [
+        engine_case(
+            "deepspeed-zero1", framework="torch", sharding="optimizer", trains=False, faults=False
+        ),
+        engine_case(
+            "deepspeed-zero2", framework="torch", sharding="gradients", trains=False, faults=False
+        ),
+        engine_case("deepspeed-zero3", framework="torch", sharding="parameters"),
+    ],
+    "horovod": [
+        engine_case("horovod-tensorflow", marks=(WITH_HOROVOD,)),
+        engine_case(
+            "horovod-torch", framework="torch", trains=False, faults=False, marks=(WITH_HOROVOD,)
+        ),
+    ],
+}
+
+
+def engine_cases() -> list[EngineCase]:
+    """The engines of the registry, with their defaults where nothing is said of them here."""
+    return [one for name in ENGINES for one in VARIANTS.get(name, [engine_case(name)])]
+
+
+ENGINE_CASES = [
+    EngineCase(
+        "test", ForkEngine, {"workers": 1, "framework": "numpy", "learning_rate": 1e-2}, 0.97
+    ),
+    *engine_cases(),
+]
+
+FIRST_OF_ENGINES = [*{one.name.partition("-")[0]: one for one in reversed(ENGINE_CASES)}.values()]
+
+
+def resumed(run: TrainingRun, step: int) -> TrainingRun:
+    """The same run, to go on from the checkpoint before a step."""
+    return dataclasses.replace(run, first_step=step)

@@ -1,0 +1,41 @@
+"""The smallest engine, as the recipe for a new one has it: this file, and a line of the registry.
+
+One forked process, and numpy for a framework.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import ClassVar
+
+from pipelines.engines.base import Engine, Mode, monitor_for
+from pipelines.engines.conf import NO_SPECULATION
+from pipelines.runs.run import WorkerTask
+from pipelines.training.worker import run_worker
+
+ENTRY = "fork_engine:ForkEngine"
+
+
+class ForkEngine(Engine):
+    """Trains in one process, and follows a rule of the conf for the sake of the tests."""
+
+    name = "test"
+    modes: ClassVar = {
+        "sync": Mode(guarantee="A curve.", choose_when="Tested.", needs="A test engine.")
+    }
+    frameworks = ("numpy",)
+    rules = (NO_SPECULATION,)
+
+    def check(self, session, config):
+        """Nothing can be missing."""
+
+    def train(self, session, run, on_metrics):
+        monitor = monitor_for(self.name, run, on_metrics, "127.0.0.1")
+        task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
+        process = multiprocessing.get_context("fork").Process(target=run_worker, args=(task,))
+        process.start()
+        try:
+            with monitor:
+                return monitor.wait()
+        finally:
+            process.join(10)

@@ -1,0 +1,42 @@
+"""Reads files in splits as tasks do, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipelines.corpus.readers.formats import Columns, Limits, Wanted
+from pipelines.corpus.readers.ranges import read_splits
+from pipelines.corpus.readers.rows import ROW_SCHEMA
+
+
+def read(path: Path, kind: str, *, split: int | None = None, columns=("text",), **more):
+    """The rows of a file as dicts; `split` bytes a task, or one task for all."""
+    limits = Limits(
+        **{name: more.pop(name) for name in {"record", "piece", "document"} & more.keys()}
+    )
+    wanted = Wanted(kind, Columns(columns, **more), limits)
+    size = path.stat().st_size if path.is_file() else 0
+    starts = list(range(0, max(size, 1), split)) if split else [0]
+    stops = [*starts[1:], None]
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "file": pa.array([str(path)] * len(starts)),
+            "start": pa.array(starts, pa.int64()),
+            "stop": pa.array(stops, pa.int64()),
+        }
+    )
+    found = list(read_splits([batch], wanted=wanted))
+    assert all(batch.schema == ROW_SCHEMA for batch in found)
+    return [row for batch in found for row in batch.to_pylist()]
+
+
+def texts(rows):
+    """The texts of the rows that could be read."""
+    return [row["text_0"] for row in rows if row["quarantined"] is None]
+
+
+def quarantined(rows):
+    """Where and why rows could not be read."""
+    return [(row["offset"], row["quarantined"]) for row in rows if row["quarantined"] is not None]

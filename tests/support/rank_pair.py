@@ -1,0 +1,105 @@
+"""A worker of two: ``python pair.py RANK PORT SETTINGS``, started by :func:`train_pair`.
+
+Trains half of every step, in one way after the other, and writes what comes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+STEPS, MIDDLE, GRANULES = 8, 5, 4
+TRAINING = {"weight_decay": 0.1, "clip_norm": 0.5, "workers": 2, "granules_per_step": GRANULES}
+
+
+def train_pair(folder: Path, ways: list) -> list[dict]:
+    """What two workers make, in each of several ways.
+
+    Args:
+        folder: Is filled.
+        ways: Key of the stepper, settings of the objective and of training, of each; and "static"
+            for another encoder than a transformer.
+
+    Returns:
+        Losses and the last checkpoint, and the losses after the middle, resumed.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    settings = json.dumps([ways, str(folder)])
+    command = [sys.executable, __file__]
+    workers = [subprocess.Popen([*command, str(rank), port, settings]) for rank in range(2)]
+    try:
+        assert [worker.wait(240) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return pickle.loads((folder / "result").read_bytes())
+
+
+def curve(each, steps, first, last, rate=3e-3):
+    """The losses of steps, from granules ``first`` to ``last`` of each."""
+    from steppers import granule, work
+
+    return [
+        each.step(work(i, *(granule(GRANULES * i + one) for one in range(first, last))), rate)
+        for i in steps
+    ]
+
+
+def main() -> None:
+    """One worker."""
+    rank, port, (ways, folder) = *sys.argv[1:3], json.loads(sys.argv[3])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": rank}
+    os.environ["LOCAL_RANK"] = rank
+    from pipelines.models.frameworks.torch import configure_threads
+    from pipelines.settings.load import parse
+    from pipelines.training.collectives.process_group import (
+        ProcessGroupCollectives,
+        process_group_cleanup,
+    )
+
+    configure_threads(1)
+    with process_group_cleanup():
+        collectives = ProcessGroupCollectives(parse({}).training)
+        results = [
+            train(int(rank), collectives, Path(folder, str(number)), *way)
+            for number, way in enumerate(ways)
+        ]
+    if rank == "0":
+        (Path(folder) / "result").write_bytes(pickle.dumps(results))
+
+
+def train(rank, collectives, folder, key, objective, training, encoder="bert") -> dict:
+    """Trains, and goes on once more from a checkpoint in between."""
+    from steppers import SPEC, STATIC, stepper
+
+    from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
+
+    half = GRANULES // 2
+    part = (half * rank, half * rank + half)
+    training = TRAINING | training
+    make = {"objective": objective, "training": training, "collectives": collectives, "key": key}
+    make["spec"] = STATIC if encoder == "static" else SPEC
+    whole = stepper("torch", **make)
+    losses = curve(whole, range(MIDDLE), *part)
+    middle = whole.checkpoint(MIDDLE)
+    if rank == 0:
+        save_checkpoint(folder, middle, keep=1)
+    losses += curve(whole, range(MIDDLE, STEPS), *part)
+    last = whole.checkpoint(STEPS)
+    collectives.all_reduce_mean([torch.zeros(1)])
+    resumed = stepper("torch", checkpoint=load_checkpoint(folder, MIDDLE), **make)
+    again = curve(resumed, range(MIDDLE, STEPS), *part)
+    return {"losses": losses, "last": last, "again": again}
+
+
+if __name__ == "__main__":
+    main()

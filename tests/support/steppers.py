@@ -1,0 +1,75 @@
+"""Steppers of every framework on a small encoder, and granules for them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from pipelines.lanes.files import Granule, Side
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.static.spec import StaticSpec
+from pipelines.models.weights import random_weights
+from pipelines.runs.checkpoint import Checkpoint
+from pipelines.settings.load import parse
+from pipelines.training.collectives.base import SingleProcess
+from pipelines.training.feed import StepWork
+from pipelines.training.steppers import STEPPERS
+
+SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
+STATIC = StaticSpec(vocabulary=50, hidden=16)
+
+PAIR, TRIPLET = ("anchor", "positive"), ("anchor", "positive", "negative")
+
+FRAMEWORKS = ("tensorflow", "torch")
+
+# What the settings of an objective need elsewhere, to be accepted.
+CORPUS = {
+    "simcse": {"pairs": "single"},
+    "cosine_regression": {"pairs": "columns", "score_column": "score"},
+}
+
+
+def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
+    """Of random texts, some of which are there more than once, as groups are."""
+    generator = np.random.default_rng(number)
+
+    def side() -> Side:
+        lengths = generator.integers(2, 9, examples).astype(np.int32)
+        ids = generator.integers(1, 50, (examples, 8)).astype(np.int32)
+        # The same in every granule, so that equal texts meet on several workers too.
+        lengths[1], ids[1] = 4, 7
+        return Side(ids * (np.arange(8) < lengths[:, None]), lengths)
+
+    scores = generator.random(examples).astype(np.float32)
+    groups = np.arange(examples) + (number % 2) * 2**62
+    return Granule(number=number, groups=groups, scores=scores, **{name: side() for name in sides})
+
+
+def work(index: int, *granules: Granule) -> StepWork:
+    return StepWork(index, 0, list(granules))
+
+
+def stepper(
+    framework,
+    objective=None,
+    training=None,
+    checkpoint=None,
+    collectives=None,
+    sides=PAIR,
+    spec=SPEC,
+    key=None,
+):
+    objective = objective or {}
+    training = {"framework": framework, "precision": "fp32"} | (training or {})
+    corpus = CORPUS.get(objective.get("name"), {})
+    config = parse({"objective": objective, "training": training, "corpus": corpus})
+    task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
+    checkpoint = checkpoint or Checkpoint(0, spec, random_weights(spec, 3), {})
+    return STEPPERS.load(key or framework)(task, checkpoint, collectives or SingleProcess())
+
+
+def assert_close(gradients, expected, rtol=1e-4, atol=1e-5):
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(gradients[name], gradient, rtol=rtol, atol=atol, err_msg=name)

@@ -1,0 +1,220 @@
+"""The tree keeps its shape: short files, imports in one direction, pages that name what exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from module_graph import ROOT, Module, cycles, reached, read_modules
+
+LONGEST_FILE = 400
+MODULES = read_modules()
+
+# From left to right; nothing imports from its right. Names of one line may import one another.
+ORDER = """
+errors registry quiet progress interruption
+settings
+files
+spark
+corpus
+tokens
+lanes
+jvm
+losses
+models
+runs
+training
+engines
+evaluation
+embedding
+search
+report
+promotion
+tracking
+preparation training_job evaluation_job
+workflow
+ml ml_params notebook
+benchmarks
+cli reference
+"""
+PLACES = {name: place for place, line in enumerate(ORDER.split("\n")) for name in line.split()}
+LEFTMOST = 0  # of the package itself, which holds the version and nothing else
+
+# Loading one takes seconds and hundreds of megabytes, and no installation has all of them. Only
+# modules that exist for one import it as soon as they are imported themselves.
+TORCH = ("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed", "*.orca.*", "*.devices")
+HEAVY = {
+    "tensorflow": ("*tensorflow*", "*.elephas.model"),
+    "torch": TORCH,
+    "deepspeed": ("*deepspeed",),
+    "bigdl": ("*.orca.*", "*.bigdl.*", "*dllib"),
+    "horovod": ("*.horovod.*",),
+    "elephas": ("*.elephas.*",),
+    "tensorflowonspark": ("*.tensorflowonspark.*",),
+    "tf_keras": (),
+    "openvino": ("*openvino*",),
+    "mlflow": ("*.tracking.mlflow",),
+    "tensorboardX": ("*.tracking.tensorboard",),
+    "transformers": (),
+    "sentence_transformers": (),
+}
+# What a driver or a notebook imports first, before it knows which engine is asked for.
+FIRST = ("cli", "workflow", "preparation", "ml", "notebook", "reference", "settings", "errors")
+
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PATH = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|java|toml|lock|patch|properties))`")
+FOLDER = re.compile(r"(?<![\w/.-])(pipelines(?:/\w+)+)/?(?![\w.<-])")
+NAME = re.compile(r"(?<![\w/.-])pipelines(?:\.[A-Za-z_]\w*)+")
+ENTRY = re.compile(r'"(pipelines(?:\.\w+)+):(\w+)"')
+PLACEHOLDER = "NAME"  # in the path of a file that the reader is to write
+# Below which the pages name files by shorter paths.
+FOLDERS = ("", "pipelines", "tests", "environment", "jobs", "jobs/dags")
+
+
+def place(module: str) -> int:
+    """Where a module stands in the order, by the part of the package that it belongs to."""
+    parts = module.split(".")
+    return PLACES[parts[1]] if len(parts) > 1 else LEFTMOST
+
+
+def is_registry(name: str) -> bool:
+    """Whether a module is the list of what a package has, which everybody may read."""
+    module = MODULES[name]
+    return module.path.name == "__init__.py" and "pipelines.registry" in module.imports
+
+
+def python_files() -> Iterator[Path]:
+    for folder in ("pipelines", "tests", "jobs", "environment"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def test_no_file_is_too_long_to_be_read_at_once():
+    lengths = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n")
+        for path in python_files()
+    }
+    assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_every_part_of_the_package_has_its_place():
+    parts = {name.split(".")[1] for name in MODULES if "." in name}
+    assert parts - set(PLACES) == set()
+
+
+def test_imports_go_from_right_to_left():
+    wrong = [
+        f"{name} imports {other}"
+        for name, module in MODULES.items()
+        for other in sorted(module.imports)
+        if other in MODULES and place(other) > place(name) and not is_registry(other)
+    ]
+    assert wrong == []
+
+
+def test_a_registry_imports_nothing_of_the_package_but_what_it_is_made_of():
+    imports = {
+        name: {other for other in module.imports if other in MODULES}
+        for name, module in MODULES.items()
+        if is_registry(name)
+    }
+    assert {name: found for name, found in imports.items() if found != {"pipelines.registry"}} == {}
+
+
+def test_what_registries_name_exists():
+    wrong = [
+        f"{module}:{attribute}"
+        for name, registry in MODULES.items()
+        if is_registry(name)
+        for module, attribute in ENTRY.findall(registry.path.read_text(encoding="utf-8"))
+        if not name_exists(f"{module}.{attribute}")
+    ]
+    assert wrong == []
+
+
+def test_no_modules_import_one_another():
+    assert cycles({name: module.imports for name, module in MODULES.items()}) == []
+
+
+@pytest.mark.parametrize("library", HEAVY)
+def test_only_modules_that_exist_for_a_heavy_library_import_it(library):
+    importing = [name for name, module in MODULES.items() if imports_library(module, library)]
+    assert [name for name in importing if not allowed(name, HEAVY[library])] == []
+
+
+def imports_library(module: Module, library: str) -> bool:
+    return any(name.partition(".")[0] == library for name in module.at_once)
+
+
+def allowed(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_what_is_imported_first_loads_no_heavy_library(name):
+    loaded = {found.partition(".")[0] for found in reached(f"pipelines.{name}", MODULES)}
+    assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_holds_no_marks_of_a_merge(page):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith(("<<<<<<< ", ">>>>>>> "))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_files_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    named = {*PATH.findall(text), *FOLDER.findall(text)}
+    assert sorted(path for path in named if not (PLACEHOLDER in path or file_exists(path))) == []
+
+
+def test_what_several_extras_need_is_the_same_in_all():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {*project["dependencies"], *chain(*project["optional-dependencies"].values())}
+    names = Counter(re.split(r"[<>=]", requirement)[0] for requirement in needed)
+    assert [name for name, count in names.items() if count > 1] == []
+    (torch,) = (requirement for requirement in needed if requirement.startswith("torch="))
+    assert f"TORCH := {torch}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def file_exists(path: str) -> bool:
+    """Whether a file is there: below one of the folders, or by its bare name anywhere in them."""
+    if any((ROOT / folder / path).exists() for folder in FOLDERS):
+        return True
+    return "/" not in path and any(any((ROOT / folder).rglob(path)) for folder in FOLDERS[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_modules_and_functions_that_a_page_names_exist(page):
+    named = set(NAME.findall(page.read_text(encoding="utf-8")))
+    assert sorted(name for name in named if not name_exists(name)) == []
+
+
+def name_exists(name: str) -> bool:
+    """Whether a dotted name is a module, or what a module defines or imports."""
+    if name in MODULES:
+        return True
+    owner, _, attribute = name.rpartition(".")
+    if owner not in MODULES:
+        return False
+    return attribute in set(names_defined(MODULES[owner].path))
+
+
+def names_defined(path: Path) -> Iterator[str]:
+    """What a module has at its top level."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id

@@ -1,0 +1,163 @@
+"""What a user sees of work that goes on, on a screen and in a log."""
+
+import io
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import progress
+from pipelines.progress import (
+    LINE_SECONDS,
+    MessageHandler,
+    WorkProgress,
+    activity,
+    line_interval,
+    next_part,
+)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Lines and looks follow one another at once."""
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINES_PER_DOUBLING", 1e9)
+    monkeypatch.setattr(progress, "_TICK_SECONDS", 0.001)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Standard error is a terminal."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_where_there_is_no_screen_a_line_says_what_begins(capsys):
+    with activity("corpus", "reading texts"):
+        assert capsys.readouterr().err == "corpus: reading texts\n"
+        next_part("pairs")
+    assert capsys.readouterr().err == ""
+
+
+def test_lines_go_on_with_what_is_done_by_then(capsys, impatient):
+    looked, enough, turned = [], threading.Event(), threading.Event()
+
+    def detail() -> str:
+        # Else the thread that asks may be quicker than the next part.
+        assert turned.wait(30)
+        looked.append("")
+        if len(looked) > 3:
+            enough.set()
+        return f"{len(looked)} of 9 tasks"
+
+    with activity("corpus", detail=detail):
+        next_part("pairs")
+        turned.set()
+        assert enough.wait(30)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "corpus"
+    assert lines[1].startswith("corpus: pairs, 1 of 9 tasks")
+    assert lines[2].startswith("corpus: pairs, 2 of 9 tasks")
+
+
+def test_work_that_stands_still_says_so(capsys, impatient):
+    with WorkProgress("training", 40, 0, "step {done}/{total}  {text}", "workers start") as bar:
+        still = _lines_until(capsys, lambda lines: len(lines) >= 3)
+        bar.move(1)
+        _lines_until(capsys, lambda lines: "step 1/40  " in lines)
+    assert still[:3] == ["step 0/40  workers start"] * 3
+
+
+def _lines_until(capsys, are_enough: Callable[[list[str]], bool]) -> list[str]:
+    """The lines that are written from now on, until they are enough."""
+    lines: list[str] = []
+    end = time.monotonic() + 30
+    while not are_enough(lines):
+        assert time.monotonic() < end, f"only {lines[-3:]} in 30 seconds"
+        time.sleep(0.001)
+        lines += capsys.readouterr().err.splitlines()
+    return lines
+
+
+def test_a_line_at_each_tenth(capsys):
+    with WorkProgress("training", 40, 0, "step {done}/{total}  {text}") as bar:
+        for step in range(1, 41):
+            bar.move(step)
+            bar.show(step, "loss 1")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["step 0/40  ", "step 1/40  loss 1"] + [
+        f"step {step}/40  loss 1" for step in range(4, 41, 4)
+    ]
+
+
+@given(st.floats(0, 1e6))
+def test_a_long_work_fills_no_log(elapsed):
+    now, lines = 0.0, 0
+    while now < elapsed:
+        now += line_interval(now)
+        lines += 1
+    assert line_interval(elapsed) >= LINE_SECONDS
+    # 20 in the first ten minutes, and after that for each growth by a factor of e.
+    assert lines <= 21 + 21 * max(0.0, 1 + _log(elapsed / 600))
+
+
+def _log(value: float) -> float:
+    import math
+
+    return math.log(value) if value > 0 else 0.0
+
+
+def test_on_a_screen_messages_stand_above_what_moves(capsys, screen):
+    handler = MessageHandler()
+    logger = logging.getLogger("pipelines.test_progress")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with activity("corpus", "reading"):
+            logger.info("a message")
+    finally:
+        logger.removeHandler(handler)
+    shown = capsys.readouterr().err
+    assert "corpus: reading" in shown
+    assert "0:00:00" in shown
+    # It has a line of its own, from its beginning to its end.
+    assert "a message" in [line.rpartition("\x1b[2K")[2] for line in shown.splitlines()]
+
+
+def test_a_bar_fits_a_screen_of_eighty_columns(capsys, screen):
+    with WorkProgress("training", 120, 0, "") as bar:
+        bar.show(37, "loss 1.0661  60.8 examples/s")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "loss" in line]
+    assert "37/120 loss 1.0661  60.8 examples/s 0:00:00" in _plain(lines[-1])
+    assert len(_plain(lines[-1])) <= 80
+
+
+def _plain(line: str) -> str:
+    from rich.text import Text
+
+    return Text.from_ansi(line).plain
+
+
+def test_an_activity_in_another_one_is_a_part_of_it(capsys, screen):
+    with activity("run"), activity("corpus"):
+        pass
+    assert "run: corpus" in capsys.readouterr().err
+
+
+def test_what_an_activity_raises_is_not_kept(capsys):
+    with pytest.raises(ValueError, match="odd"), activity("corpus"):
+        raise ValueError("odd")
+    assert progress._CURRENT.get() is None
+
+
+def test_a_file_gets_no_signs_of_a_terminal(monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr("sys.stderr", file)
+    with WorkProgress("training", 2, 0, "step {done}/{total}") as bar:
+        bar.show(2, "")
+    assert file.getvalue() == "step 0/2\nstep 2/2\n"
