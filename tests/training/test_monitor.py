@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 
@@ -88,6 +89,17 @@ def test_a_death_is_blamed_before_the_failures_that_it_causes(make_monitor, read
         threading.Thread(target=end, args=(peers[0],), daemon=True).start()
         monitor.wait()
     assert caught.value.began == (ready == 2)
+
+
+def test_a_process_that_dies_with_heartbeats_unread_has_died(make_monitor):
+    """Its connection is reset then, not closed."""
+    died = r"rank 0, host host-0, lane 0: the worker's process died"
+    with pytest.raises(WorkerLostError, match=died), make_monitor(1) as monitor:
+        peer = Peer(monitor, 0)
+        peer.send("ready")
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.socket.close()
+        monitor.wait()
 
 
 def test_the_end_of_a_peer_is_no_fault_of_the_one_that_tells(make_monitor):

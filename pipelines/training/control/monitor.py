@@ -260,6 +260,10 @@ class Monitor:
                     return
                 while (line := lines.readline(MAX_LINE_BYTES)).endswith(b"\n"):
                     self._handle_message(worker, json.loads(line))
+        except ConnectionResetError:
+            # The system resets the connection of a process that died before it had read all that
+            # was sent to it, and closes it otherwise: both times the process is gone.
+            pass
         except OSError as error:
             if worker is not None:
                 worker.broken = f"its connection to the driver broke ({error})"
