@@ -248,7 +248,7 @@ def _configured(
 
 
 def _prepare(config: Config) -> None:
-    workflow.prepare(config)
+    workflow.prepare(config, trains=False)
     report = PreparedFolder.of(config).report
     Console().print(f"report  {report}", soft_wrap=True, highlight=False)
 

@@ -51,15 +51,20 @@ Metrics = dict[str, dict[str, float]]
 @executor_failures("preparing")
 @file_failures("preparing")
 @working_in("prepared.folder")
-def prepare(config: Config) -> LaneManifest:
+def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
     """Reads the corpus, tokenises it, and forms the lanes in ``prepared.folder``.
 
     A stage whose inputs and settings have not changed is kept, unless ``prepared.reuse`` is false.
+
+    Args:
+        config: The settings.
+        trains: Whether this process may train afterwards. If not, and there is no Spark session
+            yet, a smaller one is started.
     """
     # Not above, since training by the local engine needs no Spark.
     from pipelines.preparation import prepare_stages
 
-    return prepare_stages(config)
+    return prepare_stages(config, trains=trains)
 
 
 @file_failures("training")
