@@ -20,7 +20,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import LaneManifest, check_unchanged
 from pipelines.models.folder import check_start
-from pipelines.progress import activity
+from pipelines.progress import activity, job
 from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
 from pipelines.runs.opening import check_run_folder
@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, dict[str, float]]
 
+PREPARING = ("starting", "corpus", "tokens", "lanes")
+"""What a user sees of :func:`prepare`, stage by stage; work names the stage that it begins."""
+RUNNING = (*PREPARING, "training", "evaluating")
+"""What a user sees of :func:`run`."""
+
 
 @executor_failures("preparing")
 @file_failures("preparing")
@@ -59,7 +64,8 @@ def prepare(config: Config) -> LaneManifest:
     # Not above, since training by the local engine needs no Spark.
     from pipelines.preparation import prepare_stages
 
-    return prepare_stages(config)
+    with job("preparing", PREPARING):
+        return prepare_stages(config)
 
 
 @file_failures("training")
@@ -162,6 +168,11 @@ def roll_back(config: Config, to: str | None = None) -> Path:
 @working_in("prepared.folder", "run.folder")
 def run(config: Config) -> dict[str, Metrics]:
     """Prepares, trains and evaluates."""
+    with job("run", RUNNING):
+        return _run(config)
+
+
+def _run(config: Config) -> dict[str, Metrics]:
     from pipelines.corpus.readers.sources import input_fingerprint
     from pipelines.tokens.vocabulary import check_tokenizer
 
