@@ -18,6 +18,7 @@ BENCHMARKS: Mapping[str, str] = {
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",
     "quality": "pipelines.benchmarks.quality",
+    "startup": "pipelines.benchmarks.startup",
     "tokenise": "pipelines.benchmarks.tokenise",
     "train": "pipelines.benchmarks.train",
 }
