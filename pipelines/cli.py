@@ -48,8 +48,8 @@ DataFolder = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="Data to measure on: lanes or captions for feed, a CSV of pairs for startup, text files "
-        "for the others; by default the embedded corpus.",
+        help="Data to measure on: lanes or captions for feed, a CSV of pairs for startup, text "
+        "files for the others; by default the embedded corpus.",
     ),
 ]
 
