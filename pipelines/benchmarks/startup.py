@@ -45,8 +45,9 @@ REPEATS = 5
 SIZES = (12, 2700)
 """Rows of the corpora that are prepared; the engines train the lanes of the last one."""
 COLUMNS = ("left", "right")
-# A granule that is larger than the corpus could not be filled.
-_LARGEST_SHARE = 3
+# So that twelve rows fill some, and that a first step is little but its start.
+_GRANULE = 4
+_MAX_LENGTH = 64
 _COMMAND_SECONDS = 120
 _PREPARE_SECONDS = 1800
 _CALL = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -77,7 +78,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     """Measures the commands, the preparations and the engines whose libraries are installed.
 
     Args:
-        config: Of the preparations and the engines, but for corpus and granule.
+        config: Of the preparations and the engines, but for the corpus and the size of granules.
         data: A CSV of pairs, read by ``corpus.pair_columns`` or else by its first two columns; by
             default docstrings of the installed packages are taken apart.
 
@@ -99,7 +100,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         for rows in SIZES:
             job = prepare_config(config, pairs[:rows], Path(name) / f"rows-{rows}")
             prepared[rows] = _prepare_cost(job)
-        engines = _engines()(job, installed_engines(job))
+        engines = _engine_costs(job)
     Console().print(_table(commands, prepared, engines))
     return {
         "commands": {name: cost.figures for name, cost in commands.items()},
@@ -158,12 +159,12 @@ def prepare_config(config: Config, pairs: Sequence[tuple[str, str]], folder: Pat
         "evaluation_share": 0.0,
     }
     prepared = {"folder": str(folder / "prepared"), "reuse": False}
-    granule = min(config.lanes.granule, len(pairs) // _LARGEST_SHARE)
     return config.model_copy(
         update={
             "corpus": config.corpus.model_copy(update=corpus),
             "prepared": config.prepared.model_copy(update=prepared),
-            "lanes": config.lanes.model_copy(update={"granule": granule}),
+            "tokens": config.tokens.model_copy(update={"max_length": _MAX_LENGTH}),
+            "lanes": config.lanes.model_copy(update={"granule": _GRANULE}),
         }
     )
 
@@ -196,11 +197,19 @@ def installed_engines(config: Config) -> list[str]:
     return found
 
 
-def _engines() -> Callable[[Config, Sequence[str]], list[dict[str, Any]]]:
-    """Imported late, with all that trains."""
+def _engine_costs(config: Config) -> list[dict[str, Any]]:
+    """The figures of all engines that can run here; the log says which cannot."""
+    # Imported late, with all that trains.
     measure_engines: Callable[[Config, Sequence[str]], list[dict[str, Any]]]
     measure_engines = import_module("pipelines.benchmarks.startup_engines").measure_engines
-    return measure_engines
+    figures = []
+    for name in installed_engines(config):
+        logger.info("startup: engine %s", name)
+        try:
+            figures += measure_engines(config, [name])
+        except EngineUnavailable as error:
+            logger.warning("startup: engine %s is left out: %s", name, error)
+    return figures
 
 
 def _pairs(config: Config, data: str | None) -> Iterator[tuple[str, str]]:
