@@ -25,6 +25,7 @@ from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
 from pipelines.runs.opening import check_run_folder
 from pipelines.runs.run_metrics import update_run_metrics
+from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
 from pipelines.spark.errors import executor_failures, file_failures
 from pipelines.spark.jobs import await_archives
@@ -168,8 +169,11 @@ def roll_back(config: Config, to: str | None = None) -> Path:
 @working_in("prepared.folder", "run.folder")
 def run(config: Config) -> dict[str, Metrics]:
     """Prepares, trains and evaluates."""
-    with job("run", RUNNING):
-        return _run(config)
+    expected = expected_seconds(config)
+    with job("run", RUNNING, expected) as seconds:
+        figures = _run(config)
+    keep_seconds(config, seconds)
+    return figures
 
 
 def _run(config: Config) -> dict[str, Metrics]:

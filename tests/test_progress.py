@@ -244,3 +244,25 @@ def test_the_time_left_of_a_stage_is_shown_once_steps_are_made(capsys, screen, i
                 break
             assert time.monotonic() < end, "no time left in 30 seconds"
     assert " left" in shown
+
+
+def test_the_time_left_of_a_job_is_shown_where_later_stages_are_known(capsys, screen, impatient):
+    for expected, is_known in (({"training": 7000}, True), ({}, False)):
+        with job("run", STAGES, expected):
+            with activity("corpus"):
+                # Of this stage nothing is known.
+                assert not any(" left" in row for row in _rows(capsys, "run"))
+            with activity("training"):
+                pass
+        assert any(" left" in row for row in _rows(capsys, "run")) == is_known
+
+
+def test_a_job_notes_the_seconds_of_its_stages():
+    with job("run", STAGES) as seconds:
+        with activity("corpus"):
+            assert list(seconds) == ["starting"]
+        with activity("training"), job("preparing", STAGES) as inside:
+            pass
+    assert list(seconds) == list(STAGES)
+    assert min(seconds.values()) >= 0
+    assert inside == {}

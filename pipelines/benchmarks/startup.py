@@ -48,6 +48,8 @@ COLUMNS = ("left", "right")
 # So that twelve rows fill some, and that a first step is little but its start.
 _GRANULE = 4
 _MAX_LENGTH = 64
+# Of an executor, unless it is set: engine bigdl keeps the default start and its gradients in it.
+_EXECUTOR_MEMORY = "2g"
 _COMMAND_SECONDS = 120
 _PREPARE_SECONDS = 1800
 _CALL = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -164,6 +166,7 @@ def prepare_config(config: Config, pairs: Sequence[tuple[str, str]], folder: Pat
             "corpus": config.corpus.model_copy(update=corpus),
             "prepared": config.prepared.model_copy(update=prepared),
             "tokens": config.tokens.model_copy(update={"max_length": _MAX_LENGTH}),
+            "spark": {"executor.memory": _EXECUTOR_MEMORY, **config.spark},
             "lanes": config.lanes.model_copy(update={"granule": _GRANULE}),
         }
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -99,8 +99,7 @@ class Display:
             if row is None or work is None:
                 return
             self._bar.update(row.id, completed=work.done, state=self.state_of(work))
-            left = "" if row.time_remaining is None else f"{_clock(row.time_remaining)} left"
-            self._bar.update(row.id, left=left)
+            self._bar.update(row.id, left=_left(row.time_remaining))
 
     def state_of(self, work: Work) -> str:
         """What the present row says."""
@@ -144,12 +143,19 @@ class JobDisplay(Display):
         name: Of the job.
         stages: Names of the stages, in their order. Work of such a name begins that stage; other
             work belongs to the stage that has begun last.
+        expected: Seconds that stages may take, of those of which that is known.
+
+    Attributes:
+        seconds: That the stages took which have ended.
     """
 
-    def __init__(self, name: str, stages: Sequence[str]) -> None:
+    def __init__(self, name: str, stages: Sequence[str], expected: Mapping[str, float]) -> None:
         super().__init__(stays=True)
+        self.seconds: dict[str, float] = {}
         self._stages = stages
+        self._expected = expected
         self._stage = 0
+        self._stage_began = time.monotonic()
         self._whole = self.add_row(name)
 
     def open(self) -> None:
@@ -181,6 +187,12 @@ class JobDisplay(Display):
         self._end_stage()
         self._show_whole(len(self._stages))
 
+    def refresh(self) -> None:
+        """Shows what is known by now, of the whole job too."""
+        with self._lock:
+            super().refresh()
+            self._bar.update(self._whole.id, left=_left(self._seconds_left()))
+
     def state_of(self, work: Work) -> str:
         """The work's own state, and its name where that is not the stage's."""
         state = work.state()
@@ -195,19 +207,33 @@ class JobDisplay(Display):
         said = line if line.startswith(stage) else f"{stage}: {line}"
         return f"{self._stage + 1}/{len(self._stages)} {said}"
 
+    def _seconds_left(self) -> float | None:
+        """Of the job; None unless the rest of this stage and all later ones are known."""
+        present, *later = self._stages[self._stage :]
+        left = None if self._row is None else self._row.time_remaining
+        if left is None and present in self._expected:
+            elapsed = time.monotonic() - self._stage_began
+            left = max(0.0, self._expected[present] - elapsed)
+        if left is None or not self._expected.keys() >= set(later):
+            return None
+        return left + sum(self._expected[stage] for stage in later)
+
     def _show_whole(self, ended: int) -> None:
         count = len(self._stages)
         state = f"{ended} of {count} stages"
-        self._bar.update(self._whole.id, total=count, completed=ended, state=state)
+        self._bar.update(self._whole.id, total=count, completed=ended, state=state, left="")
 
     def _begin_stage(self, number: int) -> None:
         self._stage, count = number, len(self._stages)
+        self._stage_began = time.monotonic()
         self._show_whole(number)
         self._row = self.add_row(f"{number + 1}/{count} {self._stages[number]}")
 
     def _end_stage(self) -> None:
         with self._lock:
             row, self._row, self._work = self._row, None, None
+            elapsed = time.monotonic() - self._stage_began
+            self.seconds[self._stages[self._stage]] = round(elapsed, 1)
             if row is not None:
                 self._bar.update(row.id, total=1, completed=1, state="", left="")
 
@@ -217,5 +243,5 @@ def line_interval(elapsed: float) -> float:
     return max(LINE_SECONDS, elapsed / LINES_PER_DOUBLING)
 
 
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=max(0, int(seconds))))
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f"{timedelta(seconds=max(0, int(seconds)))} left"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Self
 
 from pipelines.progress.display import Display, JobDisplay
@@ -147,22 +148,29 @@ _CURRENT: ContextVar[Activity | None] = ContextVar("activity", default=None)
 
 
 @contextmanager
-def job(name: str, stages: Sequence[str]) -> Iterator[None]:
+def job(
+    name: str, stages: Sequence[str], expected: Mapping[str, float] = MappingProxyType({})
+) -> Iterator[Mapping[str, float]]:
     """One display for all that a block shows; within another job, a part of that.
 
     Args:
         name: Of the job.
         stages: The names of what the job is made of, in their order; the first one begins at
             once. An activity, or work of a known size, that has the name of a stage begins it.
+        expected: Seconds that stages may take, where an earlier job has shown it: by them the
+            time that is left of the job is told.
+
+    Yields:
+        The seconds that the stages took, each once it has ended; none within another job.
     """
     if _JOB.get() is not None:
-        yield
+        yield {}
         return
-    shown = JobDisplay(name, stages)
+    shown = JobDisplay(name, stages, expected)
     token = _JOB.set(shown)
     shown.open()
     try:
-        yield
+        yield shown.seconds
         shown.end_stages()
     finally:
         shown.close()
