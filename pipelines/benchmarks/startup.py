@@ -50,6 +50,8 @@ _GRANULE = 4
 _MAX_LENGTH = 64
 # Of an executor, unless it is set: engine bigdl keeps the default start and its gradients in it.
 _EXECUTOR_MEMORY = "2g"
+# It is measured how long they take, so nothing but a start that hangs is to be ended.
+_START_SECONDS = 600
 _COMMAND_SECONDS = 120
 _PREPARE_SECONDS = 1800
 _CALL = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -165,6 +167,7 @@ def prepare_config(config: Config, pairs: Sequence[tuple[str, str]], folder: Pat
         update={
             "corpus": config.corpus.model_copy(update=corpus),
             "prepared": config.prepared.model_copy(update=prepared),
+            "training": config.training.model_copy(update={"start_seconds": _START_SECONDS}),
             "tokens": config.tokens.model_copy(update={"max_length": _MAX_LENGTH}),
             "spark": {"executor.memory": _EXECUTOR_MEMORY, **config.spark},
             "lanes": config.lanes.model_copy(update={"granule": _GRANULE}),
@@ -210,7 +213,8 @@ def _engine_costs(config: Config) -> list[dict[str, Any]]:
         logger.info("startup: engine %s", name)
         try:
             figures += measure_engines(config, [name])
-        except EngineUnavailable as error:
+        except PipelineError as error:
+            # The figures of the others are worth having.
             logger.warning("startup: engine %s is left out: %s", name, error)
     return figures
 
