@@ -20,7 +20,12 @@ IN_VENV := .venv/bin/python
 # By uv, where there is one, or by pip; both show what they do.
 INSTALL := "$(PYTHON)" environment/install.py
 # The two environments are independent: one is downloaded while the other one's Horovod compiles.
+# Other goals may rely on the order in which they are named.
+ifneq ($(filter test airflow,$(MAKECMDGOALS)),)
+ifeq ($(filter-out test airflow environment,$(MAKECMDGOALS)),)
 MAKEFLAGS += --jobs=2
+endif
+endif
 
 # What `make package` packs: engines, and extras of pyproject.toml beside them (`spark`: Spark itself).
 ENGINE ?= tensorflowonspark
