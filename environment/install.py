@@ -58,30 +58,33 @@ class Display:
     """One line that changes in a terminal, and lines now and then elsewhere.
 
     Args:
-        name: In front of each line.
+        folder: Of the environment; in front of each line.
         live: Whether the line may be written over.
     """
 
-    def __init__(self, name: str, *, live: bool) -> None:
-        self._name, self._live = name, live
+    def __init__(self, folder: Path, *, live: bool) -> None:
+        self._folder, self._live = folder, live
         self._began = time.monotonic()
         self._told = -SECONDS_BETWEEN_LINES
 
     def show(self, state: str) -> None:
         """Shows what is done now."""
         elapsed = time.monotonic() - self._began
-        if self._live:
-            line = f"{self._name}: {state}"[: _WIDTH - 8]
-            print(f"\r\x1b[K{line} ({elapsed:.0f} s)", end="", file=sys.stderr, flush=True)
-        elif elapsed - self._told >= SECONDS_BETWEEN_LINES:
-            self._told = elapsed
-            print(f"{self._name}: {state} ({elapsed:.0f} s)", file=sys.stderr, flush=True)
+        between = 0.0 if self._live else SECONDS_BETWEEN_LINES
+        if elapsed - self._told < between:
+            return
+        self._told = elapsed
+        there = sum(1 for _ in self._folder.glob("lib/*/site-packages/*.dist-info"))
+        behind = f" ({elapsed:.0f} s, {there} packages there)"
+        line = f"{self._folder}: {state}"[: _WIDTH - len(behind)] + behind
+        start, end = ("\r\x1b[K", "") if self._live else ("", "\n")
+        print(start + line, end=end, file=sys.stderr, flush=True)
 
     def end(self, state: str) -> None:
         """Shows how it ended, in a line that stays."""
         elapsed = time.monotonic() - self._began
         start = "\r\x1b[K" if self._live else ""
-        print(f"{start}{self._name}: {state} ({elapsed:.0f} s)", file=sys.stderr, flush=True)
+        print(f"{start}{self._folder}: {state} ({elapsed:.0f} s)", file=sys.stderr, flush=True)
 
 
 def state_of(line: str) -> str | None:
@@ -159,10 +162,11 @@ def _read(stream: Iterable[str], lines: queue.Queue[str | None]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Installs; returns the installer's exit code."""
-    folder, *wanted = arguments
-    python = str(Path(folder) / "bin" / "python")
+    folder, wanted = Path(arguments[0]), list(arguments[1:])
+    python = str(folder / "bin" / "python")
     together = "jobserver" in os.environ.get("MAKEFLAGS", "")
     display = Display(folder, live=sys.stderr.isatty() and not together)
+    display.show("starting")
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     commands = [[*pip, "install", "--progress-bar", "off", *wanted]]
     uv = os.environ.get("UV", shutil.which("uv"))

@@ -52,26 +52,26 @@ def test_uv_is_told_what_pip_is_configured_with():
 
 
 def test_the_last_lines_of_an_installer_are_kept(capsys):
-    display = Display(".venv", live=False)
-    code, last = run(["sh", "-c", "seq 90; echo Collecting six; exit 3"], display, {"PATH": "/bin"})
+    display = Display(Path(".venv"), live=False)
+    code, last = run(["sh", "-c", "echo Collecting six; seq 90; exit 3"], display, {"PATH": "/bin"})
     assert code == 3
-    assert last[-2:] == ["90", "Collecting six"]
+    assert last[-2:] == ["89", "90"]
     assert len(last) == 20
-    assert capsys.readouterr().err.startswith(".venv: starting (0 s)\n")
+    assert capsys.readouterr().err.startswith(".venv: ")
 
 
-def test_a_terminal_has_one_line_that_changes(monkeypatch):
+def test_a_terminal_has_one_line_that_changes(monkeypatch, tmp_path):
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
-    display = Display(".venv", live=True)
+    display = Display(tmp_path, live=True)
+    (tmp_path / "lib/python3.11/site-packages/six-1.17.0.dist-info").mkdir(parents=True)
     for package in ("six", "numpy"):
         display.show(f"downloading {package}")
     display.end("installed")
     *changing, last = shown.getvalue().split("\r\x1b[K")[1:]
-    assert [line.partition(" (")[0] for line in changing] == [
-        ".venv: downloading six",
-        ".venv: downloading numpy",
-    ]
+    assert len(changing) == 2
+    assert all(line.endswith("s, 1 packages there)") for line in changing)
+    assert last.startswith(f"{tmp_path}: installed (")
     assert last.endswith("s)\n")
 
 
