@@ -105,7 +105,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
             job = prepare_config(config, pairs[:rows], Path(name) / f"rows-{rows}")
             prepared[rows] = _prepare_cost(job)
         engines = _engine_costs(job)
-    Console().print(_table(commands, prepared, engines))
+    Console().print(startup_table(commands, prepared, engines))
     return {
         "commands": {name: cost.figures for name, cost in commands.items()},
         "prepare": {str(rows): cost.figures for rows, cost in prepared.items()},
@@ -260,9 +260,10 @@ def _docstring_pairs() -> Iterator[tuple[str, str]]:
                 yield summary, rest
 
 
-def _table(
+def startup_table(
     commands: Mapping[str, Cost], prepared: Mapping[int, Cost], engines: Sequence[dict[str, Any]]
 ) -> Table:
+    """The figures for people."""
     table = Table("what begins")
     for title in ("CPU s", "wall s"):
         table.add_column(title, justify="right")

@@ -8,10 +8,12 @@ import pytest
 
 from pipelines.benchmarks.startup import (
     COMMANDS,
+    Cost,
     command_cost,
     csv_pairs,
     installed_engines,
     prepare_config,
+    startup_table,
 )
 from pipelines.engines import ENGINES
 from pipelines.errors import InputError, PipelineError
@@ -70,3 +72,14 @@ def test_engines_without_their_libraries_are_left_out():
     found = installed_engines(Config())
     assert {"local", "torch", "tensorflowonspark"} <= set(found) <= set(ENGINES)
     assert ("horovod" in found) == (find_spec("horovod") is not None)
+
+
+def test_the_table_has_a_row_for_each_start():
+    engine = {"cpu_seconds_cold": 40.1, "wall_cold": 20.2, "cpu_seconds_warm": 9, "wall_warm": 5}
+    table = startup_table(
+        {"--help": Cost(0.2, 0.3)}, {2700: Cost(70, 40)}, [engine | {"engine": "x"}]
+    )
+    names, cpu, wall = (list(column.cells) for column in table.columns)
+    assert names == ["--help", "prepare, 2,700 rows", "x, first run", "x, second run in a session"]
+    assert cpu == ["0.20", "70.0", "40.1", "9.0"]
+    assert wall == ["0.30", "40.0", "20.2", "5.0"]
