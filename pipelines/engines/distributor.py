@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 from pyspark.ml.torch.distributor import TorchDistributor
 
 from pipelines.engines.processes import end_with_parent
@@ -55,6 +56,10 @@ class MonitoredDistributor(TorchDistributor):  # type: ignore[misc] # the librar
         tasks = self.spark.range(0, self.num_tasks, 1, self.num_tasks)
         reporting = partial(_run_task, function, task)
         tasks.mapInArrow(reporting, "chunk binary", barrier=True).collect()
+
+
+class MonitoredDeepspeedDistributor(MonitoredDistributor, DeepspeedTorchDistributor):  # type: ignore[misc] # the library has no types
+    """DeepSpeed's, started and watched as PyTorch's is."""
 
 
 def own_task(task: WorkerTask) -> WorkerTask:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
 from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
-from pipelines.engines.distributor import MonitoredDistributor, run_torchrun_worker
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.runs.run import WorkerTask
+
+if TYPE_CHECKING:
+    from pipelines.engines.distributor import MonitoredDistributor
 
 NEEDS = (
     "As many task slots at once as workers (cores of the executors / `spark.task.cpus`),"
@@ -57,6 +59,8 @@ class DistributorEngine(SparkJobEngine):
 
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
+        from pipelines.engines.distributor import run_torchrun_worker
+
         gpus_of_a_task = int(driver.context.getConf().get(GPU_AMOUNT) or 0)
         distributor = self.distributor(task.workers, gpus_of_a_task == 1)
         stepper = self.steppers[task.run.config.training.sharding]
