@@ -171,7 +171,9 @@ def main(arguments: Sequence[str]) -> int:
     commands = [[*pip, "install", "--progress-bar", "off", *wanted]]
     uv = os.environ.get("UV", shutil.which("uv"))
     if uv:
-        commands.insert(0, [uv, "pip", "install", "--python", python, *wanted])
+        # As pip does: otherwise each first start of a library compiles it.
+        command = [uv, "pip", "install", "--compile-bytecode", "--python", python, *wanted]
+        commands.insert(0, command)
     env = dict(os.environ)
     if uv:
         listed = subprocess.run(
