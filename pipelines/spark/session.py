@@ -21,6 +21,7 @@ from pipelines.errors import InputError
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.redaction import HIDDEN
+from pipelines.spark import daemon
 from pipelines.spark.network import check_master, private_conf, start_jvm
 
 if TYPE_CHECKING:
@@ -184,7 +185,11 @@ def session_conf(
             raise InputError(key, "a run's `config.yaml` does not keep it", "set it again")
     if _JAVA_OPTIONS in conf and _JAVA_OPTIONS in asked:
         asked[_JAVA_OPTIONS] = f"{conf[_JAVA_OPTIONS]} {asked[_JAVA_OPTIONS]}"
-    return conf | asked
+    conf |= asked
+    if not submitted and conf["spark.master"].startswith("local"):
+        # Executors on this machine have the package, without which no Python would start on them.
+        conf.setdefault("spark.python.daemon.module", daemon.MODULE)
+    return conf
 
 
 def memory_mb(size: str) -> float:

@@ -70,6 +70,10 @@ class ElephasEngine(SparkJobEngine):
         return f"{self.name}, {config.training.threads} threads"
 
     @override
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        return (*super().preloads(config), "pipelines.engines.elephas.worker")
+
+    @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         run = task.run
         model = GranuleModel(

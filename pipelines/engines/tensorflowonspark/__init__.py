@@ -4,3 +4,6 @@ What is the library's: the Spark job of the nodes, their queues and the feed thr
 ours: the nodes' registration, what the workers exchange, the parameter servers, and the watch over
 the nodes; see :mod:`pipelines.engines.tensorflowonspark.engine` for why.
 """
+
+# Before the library imports TensorFlow, which it does not need Keras of.
+import pipelines.lean_tensorflow  # noqa: F401
