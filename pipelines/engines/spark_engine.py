@@ -60,11 +60,8 @@ class SparkEngine(Engine):
         """
         await_slots(session, self.name, config.training)
 
+    @override
     def preloads(self, config: Config) -> tuple[str, ...]:
-        """Modules that are imported before workers are forked; see :mod:`pipelines.spark.daemon`.
-
-        Only what computes nothing while it is imported, and starts no threads.
-        """
         framework = config.training.framework
         stepper = (STEPPERS.module(framework),) if framework in STEPPERS else ()
         return ("pipelines.training.worker", *stepper)
