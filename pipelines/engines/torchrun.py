@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
@@ -40,7 +41,15 @@ def run_torchrun(arguments: Sequence[str], stepper: str, task: WorkerTask) -> No
             return  # By the driver, which knows why.
         # Counts only if the worker did not report its own error.
         with suppress(OSError):
-            report_lost(task, f"the worker's process died ({failure.message})")
+            report_lost(task, _cause(failure))
+
+
+def _cause(failure: ProcessFailure) -> str:
+    """Why a worker has ended, in a line."""
+    told: Any = failure.message
+    if isinstance(told, dict):
+        return str(told["message"])
+    return f"the worker's process died (exit code {failure.exitcode})"
 
 
 def _run_worker(stepper: str, task: WorkerTask) -> None:
