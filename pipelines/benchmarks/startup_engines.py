@@ -30,7 +30,7 @@ WORKERS = 2
 
 
 def measure_engines(config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Starts each engine twice in a session of its own.
+    """Starts each engine twice in a session of its own, or in the one that is running.
 
     Args:
         config: The engines train its prepared lanes, synchronously; each computes with
@@ -44,7 +44,8 @@ def measure_engines(config: Config, names: Sequence[str]) -> list[dict[str, Any]
     Raises:
         PipelineError: An engine cannot run here; see :meth:`Engine.check`.
     """
-    config = prepared(config, None)
+    with stopped_at_the_end():
+        config = prepared(config, None)
     return [_measure(config, name) for name in names]
 
 
