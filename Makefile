@@ -17,7 +17,15 @@ HOROVOD_STAMP := $(STAMP)-horovod-$(HOROVOD_KEY)
 AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
 IN_VENV := .venv/bin/python
-PIP := $(IN_VENV) -m pip --disable-pip-version-check
+# By uv, where there is one, or by pip; both show what they do.
+INSTALL := "$(PYTHON)" environment/install.py
+# The two environments are independent: one is downloaded while the other one's Horovod compiles.
+# Other goals may rely on the order in which they are named.
+ifneq ($(filter test airflow,$(MAKECMDGOALS)),)
+ifeq ($(filter-out test airflow environment,$(MAKECMDGOALS)),)
+MAKEFLAGS += --jobs=2
+endif
+endif
 
 # What `make package` packs: engines, and extras of pyproject.toml beside them (`spark`: Spark itself).
 ENGINE ?= tensorflowonspark
@@ -50,13 +58,13 @@ $(STAMP):
 		"install it (on Debian python3.11-venv), or make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	rm -f .venv/.installed-*
 	"$(PYTHON)" -m venv .venv
-	$(PIP) install --quiet --no-deps $(TORCH)
-	$(PIP) install --quiet --require-hashes --no-deps -r requirements.lock
+	@$(INSTALL) .venv --no-deps $(TORCH)
+	@$(INSTALL) .venv --require-hashes --no-deps -r requirements.lock
 # A CUDA build of torch does not load without the libraries that it depends on. These have no hashes,
 # and pip takes either all that it is given by hash, or nothing.
-	$(IN_VENV) -c 'import torch' 2>/dev/null || \
-		$(PIP) install --quiet -c <(sed '/--hash=/d; s/ \\$$//' requirements.lock) $(TORCH)
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@sed '/--hash=/d; s/ \\$$//' requirements.lock > .venv/constraints.txt
+	@$(IN_VENV) -c 'import torch' 2>/dev/null || $(INSTALL) .venv -c .venv/constraints.txt $(TORCH)
+	@$(INSTALL) .venv --no-deps --no-build-isolation --editable .
 	touch $@
 
 # Without Horovod, for which the script gives a reason and exit code 3, all else works. It is asked
@@ -81,7 +89,6 @@ horovod: $(STAMP)
 $(AIRFLOW_STAMP):
 	rm -rf .venv-airflow
 	"$(PYTHON)" -m venv .venv-airflow
-	.venv-airflow/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
-		--require-hashes -r environment/airflow.lock
+	@$(INSTALL) .venv-airflow --no-deps --require-hashes -r environment/airflow.lock
 	.venv-airflow/bin/python -m pip --disable-pip-version-check check
 	touch $@

@@ -9,36 +9,23 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from pipelines import __version__, workflow
+from pipelines import __version__
 from pipelines.benchmarks import BENCHMARKS
 from pipelines.benchmarks import benchmark as find_benchmark
 from pipelines.engines import ENGINES
-from pipelines.engines.base import check_fit
-from pipelines.engines.loading import load_engine
-from pipelines.engines.overview import engines_overview
-from pipelines.engines.submission import conf_lines, submit_conf
 from pipelines.errors import InputError, PipelineError, PromotionRefused
-from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import how_to_go_on, terminated_in_order
 from pipelines.progress import MessageHandler
-from pipelines.report.tables import hits_table, metrics_table
-from pipelines.settings import Config
-from pipelines.settings.load import load
-from pipelines.settings.redaction import without_password
-from pipelines.spark.session import (
-    end_with_spark_submit,
-    kept_spark_log,
-    stopped_at_the_end,
-    under_spark_submit,
-)
+
+# All else is imported by the command that uses it, so that help and refusals come at once.
+if TYPE_CHECKING:
+    from pipelines.settings import Config
 
 app = typer.Typer(
     add_completion=False,
@@ -61,8 +48,8 @@ DataFolder = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="Data to measure on: lanes or captions for feed, text files for the others; by "
-        "default the embedded corpus.",
+        help="Data to measure on: lanes or captions for feed, a CSV of pairs for startup, text "
+        "files for the others; by default the embedded corpus.",
     ),
 ]
 
@@ -127,7 +114,7 @@ def rollback(
     set_: Overrides = None,
 ) -> None:
     """Put an older model back into service."""
-    _configured(lambda found: _show_current(workflow.roll_back(found, to)), config, set_)
+    _configured(lambda found: _roll_back(found, to), config, set_)
 
 
 @app.command()
@@ -138,8 +125,8 @@ def benchmark(
     set_: Overrides = None,
 ) -> None:
     """Compare side by side; the last line is a JSON object with the figures."""
-    figures = find_benchmark(name)(load(config, set_ or ()), data)
-    print(json.dumps(figures))
+    measure = find_benchmark(name)
+    _configured(lambda found: print(json.dumps(measure(found, data))), config, set_)
 
 
 @app.command()
@@ -176,8 +163,7 @@ def search(
     from pipelines.search.text_search import read_queries
 
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
-    hits = workflow.search(load(config, set_ or ()), asked, k, indexed=index)
-    Console().print(hits_table(asked, hits))
+    _configured(lambda found: _search(found, asked, k, index), config, set_)
 
 
 @app.command()
@@ -191,15 +177,10 @@ def engines(
 ) -> None:
     """Show what engines need; with --config, --set or --defaults, the Spark conf of that run."""
     if config is None and not set_ and not defaults:
-        Console().print(engines_overview(ENGINES if name is None else [name]))
+        _show_engines(ENGINES if name is None else [name])
         return
-    settings = load(config, [*(set_ or ()), *([f"training.engine={name}"] if name else [])])
-    chosen = load_engine(settings.training.engine)
-    check_fit(chosen, settings)
-    for line in conf_lines(submit_conf(chosen, settings), as_file=defaults):
-        print(line)
-    if not chosen.needs_spark:
-        print(f"engine {chosen.name} needs no Spark", file=sys.stderr)
+    overrides = [*(set_ or ()), *([f"training.engine={name}"] if name else [])]
+    _configured(lambda found: _show_conf(found, as_file=defaults), config, overrides)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -209,12 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("pipelines").setLevel(logging.INFO)
     # It logs traces of connections that an interruption breaks; what fails besides is raised.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    end_with_spark_submit()
     # Outermost: the session is stopped inside, in the order that Spark needs.
     with terminated_in_order() as interruption:
         try:
-            with stopped_at_the_end():
-                code = int(app(args=given, standalone_mode=False) or 0)
+            code = int(app(args=given, standalone_mode=False) or 0)
         except KeyboardInterrupt:
             code = CTRL_C
         except PipelineError as error:
@@ -225,6 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"error: {problem} (see --help)", file=sys.stderr)
             return 2
     if code == CTRL_C:
+        from pipelines.spark.session import under_spark_submit
+
         hint = how_to_go_on(given, submitted=under_spark_submit(), run_begun=interruption.run_begun)
         print(hint, file=sys.stderr)
         return interruption.exit_code
@@ -233,66 +214,132 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _refused(error: PipelineError) -> int:
     """Prints the error; returns its exit code."""
+    from pipelines.settings.redaction import without_password
+
     print(f"error: {without_password(str(error))}", file=sys.stderr)
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
-    log = kept_spark_log()
-    if log is not None and (code == 1 or getattr(error, "key", "").startswith("spark.")):
-        print(f"Spark's own log: {log}", file=sys.stderr)
+    if code == 1 or getattr(error, "key", "").startswith("spark."):
+        from pipelines.spark.session import kept_spark_log
+
+        if log := kept_spark_log():
+            print(f"Spark's own log: {log}", file=sys.stderr)
     return code
 
 
 def _configured(
     command: Callable[[Config], Any], path: str | None, overrides: list[str] | None
 ) -> None:
-    command(load(path, overrides or ()))
+    with _ended_in_order():
+        from pipelines.settings.load import load
+
+        command(load(path, overrides or ()))
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Around a command that may start Spark: the session ends with it, and it with spark-submit."""
+    from pipelines.spark.session import end_with_spark_submit, stopped_at_the_end
+
+    end_with_spark_submit()
+    with stopped_at_the_end():
+        yield
 
 
 def _prepare(config: Config) -> None:
-    workflow.prepare(config)
-    report = PreparedFolder.of(config).report
-    Console().print(f"report  {report}", soft_wrap=True, highlight=False)
+    from pipelines import workflow
+    from pipelines.files.prepared_folder import PreparedFolder
+
+    workflow.prepare(config, trains=False)
+    print(f"report  {PreparedFolder.of(config).report}")
 
 
 def _train(config: Config) -> None:
+    from pipelines import workflow
+
     model = workflow.train(config)
     drawn = workflow.report(config)
-    console = Console()
-    console.print(f"report  {drawn}", soft_wrap=True, highlight=False)
-    console.print(f"model   {model}", soft_wrap=True, highlight=False)
+    print(f"report  {drawn}")
+    print(f"model   {model}")
 
 
 def _embed(config: Config) -> None:
-    summary = workflow.embed(config)
-    Console().print(f"table   {summary.folder}", soft_wrap=True, highlight=False)
+    from pipelines import workflow
+
+    print(f"table   {workflow.embed(config).folder}")
+
+
+def _search(config: Config, asked: Sequence[str], k: int, index: bool) -> None:
+    from rich.console import Console
+
+    from pipelines import workflow
+    from pipelines.report.tables import hits_table
+
+    hits = workflow.search(config, asked, k, indexed=index)
+    Console().print(hits_table(asked, hits))
 
 
 def _run(config: Config) -> None:
+    from pipelines import workflow
+
     _show(config, workflow.run(config))
 
 
 def _evaluate(config: Config) -> None:
+    from pipelines import workflow
+
     _show(config, workflow.evaluate(config))
 
 
 def _report(config: Config) -> None:
-    Console().print(f"report  {workflow.report(config)}", soft_wrap=True, highlight=False)
+    from pipelines import workflow
+
+    print(f"report  {workflow.report(config)}")
 
 
 def _promote(config: Config) -> None:
+    from pipelines import workflow
+
     promotion = workflow.promote(config)
     for found in promotion.judgements:
         before = "nothing" if found.served is None else f"{found.served:.2f}"
         print(f"{found.metric}  {found.value:.2f}, in service before: {before}")
-    _show_current(promotion.version)
+    print(f"in service  {promotion.version}")
 
 
-def _show_current(version: Path) -> None:
-    Console().print(f"in service  {version}", soft_wrap=True, highlight=False)
+def _roll_back(config: Config, to: str | None) -> None:
+    from pipelines import workflow
+
+    print(f"in service  {workflow.roll_back(config, to)}")
+
+
+def _show_engines(names: Iterable[str]) -> None:
+    from rich.console import Console
+
+    from pipelines.engines.overview import engines_overview
+
+    Console().print(engines_overview(names))
+
+
+def _show_conf(config: Config, *, as_file: bool) -> None:
+    from pipelines.engines.base import check_fit
+    from pipelines.engines.loading import load_engine
+    from pipelines.engines.submission import conf_lines, submit_conf
+
+    chosen = load_engine(config.training.engine)
+    check_fit(chosen, config)
+    for line in conf_lines(submit_conf(chosen, config), as_file=as_file):
+        print(line)
+    if not chosen.needs_spark:
+        print(f"engine {chosen.name} needs no Spark", file=sys.stderr)
 
 
 def _show(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    from rich.console import Console
+
+    from pipelines.files.run_folder import RunFolder
+    from pipelines.report.tables import metrics_table
+
     folder = RunFolder.of(config)
-    console = Console()
-    console.print(metrics_table(figures["before"], figures["after"], figures["margin"]))
-    console.print(f"report  {folder.report}", soft_wrap=True, highlight=False)
-    console.print(f"model   {folder.model}", soft_wrap=True, highlight=False)
+    Console().print(metrics_table(figures["before"], figures["after"], figures["margin"]))
+    print(f"report  {folder.report}")
+    print(f"model   {folder.model}")

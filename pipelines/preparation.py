@@ -55,8 +55,11 @@ class Stage:
     inputs: Callable[[Config], Any]
 
 
-def prepare_stages(config: Config) -> LaneManifest:
+def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     """Runs the stages that are not up to date; writes `stages.json` and the corpus report.
+
+    Args:
+        trains: Whether this process trains afterwards, in the session that is started here.
 
     Raises:
         InputError: As the stages have it.
@@ -77,7 +80,8 @@ def prepare_stages(config: Config) -> LaneManifest:
             logger.info("%s: not changed, kept", stage.name)
             seconds = known["seconds"]
         else:
-            seconds = _run(stage, config, folder.stage_record(stage.name), fingerprint)
+            session = spark_session(config, trains=trains)
+            seconds = _run(stage, session, config, folder.stage_record(stage.name), fingerprint)
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, records)
     with activity("drawing the report of the corpus"):
@@ -85,8 +89,9 @@ def prepare_stages(config: Config) -> LaneManifest:
     return LaneManifest.load(folder.lanes.path)
 
 
-def _run(stage: Stage, config: Config, record: Path, fingerprint: str | None) -> float:
-    session = spark_session(config)
+def _run(
+    stage: Stage, session: SparkSession, config: Config, record: Path, fingerprint: str | None
+) -> float:
     began = time.monotonic()
     with activity(stage.name, detail=running_tasks):
         summary = stage.run(session, config)

@@ -20,11 +20,12 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import LaneManifest, check_unchanged
 from pipelines.models.folder import check_start
-from pipelines.progress import activity
+from pipelines.progress import activity, job
 from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
 from pipelines.runs.opening import check_run_folder
 from pipelines.runs.run_metrics import update_run_metrics
+from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
 from pipelines.spark.errors import executor_failures, file_failures
 from pipelines.spark.jobs import await_archives
@@ -47,19 +48,30 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, dict[str, float]]
 
+PREPARING = ("starting", "corpus", "tokens", "lanes")
+"""What a user sees of :func:`prepare`, stage by stage; work names the stage that it begins."""
+RUNNING = (*PREPARING, "training", "evaluating")
+"""What a user sees of :func:`run`."""
+
 
 @executor_failures("preparing")
 @file_failures("preparing")
 @working_in("prepared.folder")
-def prepare(config: Config) -> LaneManifest:
+def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
     """Reads the corpus, tokenises it, and forms the lanes in ``prepared.folder``.
 
     A stage whose inputs and settings have not changed is kept, unless ``prepared.reuse`` is false.
+
+    Args:
+        config: The settings.
+        trains: Whether this process may train afterwards. If not, and there is no Spark session
+            yet, a smaller one is started.
     """
     # Not above, since training by the local engine needs no Spark.
     from pipelines.preparation import prepare_stages
 
-    return prepare_stages(config)
+    with job("preparing", PREPARING):
+        return prepare_stages(config, trains=trains)
 
 
 @file_failures("training")
@@ -162,6 +174,14 @@ def roll_back(config: Config, to: str | None = None) -> Path:
 @working_in("prepared.folder", "run.folder")
 def run(config: Config) -> dict[str, Metrics]:
     """Prepares, trains and evaluates."""
+    expected = expected_seconds(config)
+    with job("run", RUNNING, expected) as seconds:
+        figures = _run(config)
+    keep_seconds(config, seconds)
+    return figures
+
+
+def _run(config: Config) -> dict[str, Metrics]:
     from pipelines.corpus.readers.sources import input_fingerprint
     from pipelines.tokens.vocabulary import check_tokenizer
 

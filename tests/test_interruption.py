@@ -134,6 +134,6 @@ def test_a_spark_job_that_is_terminated_leaves_no_traces_of_java(tmp_path):
     watchdog.cancel()
     assert job.returncode == 143, said
     assert said[-1].startswith("interrupted; to go on: sentence-pipelines prepare --set corpus.")
-    known = ("starting Spark", "corpus", "reading 1 files", "interrupted", "Java of the package")
+    known = ("1/4 starting", "2/4 corpus", "reading 1 files", "interrupted", "Java of the package")
     assert [line for line in said if not line.startswith(known)] == []
     assert not (tmp_path / "prepared" / "corpus").exists()

@@ -10,23 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import progress
-from pipelines.progress import (
-    LINE_SECONDS,
-    MessageHandler,
-    WorkProgress,
-    activity,
-    line_interval,
-    next_part,
-)
+from pipelines.progress import MessageHandler, WorkProgress, activity, display, job, next_part, work
+from pipelines.progress.display import LINE_SECONDS, line_interval
+
+STAGES = ("starting", "corpus", "training")
 
 
 @pytest.fixture
 def impatient(monkeypatch):
     """Lines and looks follow one another at once."""
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "LINES_PER_DOUBLING", 1e9)
-    monkeypatch.setattr(progress, "_TICK_SECONDS", 0.001)
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(display, "LINES_PER_DOUBLING", 1e9)
+    monkeypatch.setattr(display, "_TICK_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -123,7 +118,8 @@ def test_on_a_screen_messages_stand_above_what_moves(capsys, screen):
     finally:
         logger.removeHandler(handler)
     shown = capsys.readouterr().err
-    assert "corpus: reading" in shown
+    assert "corpus" in shown
+    assert "reading" in shown
     assert "0:00:00" in shown
     # It has a line of its own, from its beginning to its end.
     assert "a message" in [line.rpartition("\x1b[2K")[2] for line in shown.splitlines()]
@@ -137,6 +133,12 @@ def test_a_bar_fits_a_screen_of_eighty_columns(capsys, screen):
     assert len(_plain(lines[-1])) <= 80
 
 
+def _rows(capsys, name: str) -> list[str]:
+    """What a row of the display showed, from first to last."""
+    drawn = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    return [line for line in map(_plain, drawn) if line.startswith(name)]
+
+
 def _plain(line: str) -> str:
     from rich.text import Text
 
@@ -146,13 +148,13 @@ def _plain(line: str) -> str:
 def test_an_activity_in_another_one_is_a_part_of_it(capsys, screen):
     with activity("run"), activity("corpus"):
         pass
-    assert "run: corpus" in capsys.readouterr().err
+    assert any("corpus" in row for row in _rows(capsys, "run"))
 
 
 def test_what_an_activity_raises_is_not_kept(capsys):
     with pytest.raises(ValueError, match="odd"), activity("corpus"):
         raise ValueError("odd")
-    assert progress._CURRENT.get() is None
+    assert work._CURRENT.get() is None
 
 
 def test_a_file_gets_no_signs_of_a_terminal(monkeypatch):
@@ -161,3 +163,106 @@ def test_a_file_gets_no_signs_of_a_terminal(monkeypatch):
     with WorkProgress("training", 2, 0, "step {done}/{total}") as bar:
         bar.show(2, "")
     assert file.getvalue() == "step 0/2\nstep 2/2\n"
+
+
+def test_the_lines_of_a_job_say_which_stage_of_how_many_it_is(capsys):
+    with job("run", STAGES):
+        with activity("starting Spark"):
+            next_part("its web page")
+        with activity("corpus", "reading"):
+            pass
+        with activity("drawing"):
+            pass
+        with WorkProgress("training", 2, 0, "step {done}/{total}  {text}", "workers start") as bar:
+            bar.show(2, "loss 1")
+    assert capsys.readouterr().err.splitlines() == [
+        "1/3 starting",
+        "1/3 starting Spark",
+        "2/3 corpus: reading",
+        "2/3 corpus: drawing",
+        "3/3 training: step 0/2  workers start",
+        "3/3 training: step 2/2  loss 1",
+    ]
+
+
+def test_a_job_has_a_row_for_each_stage_and_one_for_all(capsys, screen):
+    with job("run", STAGES):
+        with activity("corpus", "reading"):
+            pass
+        with WorkProgress("training", 40, 0, "") as bar:
+            bar.show(40, "loss 1")
+        with activity("training", "writing the model"):
+            pass
+    shown = capsys.readouterr().err
+    drawn = [line for line in map(_plain, shown.replace("\r", "\n").splitlines()) if line.strip()]
+    last = drawn[-4:]
+    assert [row.split(" \u2501")[0].strip() for row in last] == [
+        "run",
+        "1/3 starting",
+        "2/3 corpus",
+        "3/3 training",
+    ]
+    assert "3 of 3 stages" in last[0]
+    assert any("2/3 corpus" in row and "reading" in row for row in drawn)
+    assert any("3/3 training" in row and "40/40 loss 1" in row for row in drawn)
+    assert any("3/3 training" in row and "writing the model" in row for row in drawn)
+    assert "writing" not in last[3]
+
+
+def test_a_stage_that_is_left_out_is_passed(capsys):
+    with job("run", STAGES), WorkProgress("training", 2, 0, "step {done}/{total}"):
+        pass
+    assert capsys.readouterr().err.splitlines() == ["1/3 starting", "3/3 training: step 0/2"]
+
+
+def test_a_job_in_another_one_is_a_part_of_it(capsys):
+    with job("run", STAGES), job("preparing", ("starting", "corpus")), activity("corpus"):
+        pass
+    assert capsys.readouterr().err.splitlines() == ["1/3 starting", "2/3 corpus"]
+
+
+def test_a_job_that_fails_does_not_say_that_its_stages_are_done(capsys, screen):
+    with (
+        pytest.raises(ValueError, match="odd"),
+        job("run", STAGES),
+        activity("corpus", "reading"),
+    ):
+        raise ValueError("odd")
+    rows = _rows(capsys, "run")
+    assert "1 of 3 stages" in rows[-1]
+    assert work._JOB.get() is None
+
+
+def test_the_time_left_of_a_stage_is_shown_once_steps_are_made(capsys, screen, impatient):
+    with job("run", STAGES), WorkProgress("training", 10_000, 0, "") as bar:
+        shown, end = "", time.monotonic() + 30
+        for step in range(1, 10_000):
+            bar.show(step, "loss 1")
+            time.sleep(0.01)
+            shown += capsys.readouterr().err
+            if " left" in shown:
+                break
+            assert time.monotonic() < end, "no time left in 30 seconds"
+    assert " left" in shown
+
+
+def test_the_time_left_of_a_job_is_shown_where_later_stages_are_known(capsys, screen, impatient):
+    for expected, is_known in (({"training": 7000}, True), ({}, False)):
+        with job("run", STAGES, expected):
+            with activity("corpus"):
+                # Of this stage nothing is known.
+                assert not any(" left" in row for row in _rows(capsys, "run"))
+            with activity("training"):
+                pass
+        assert any(" left" in row for row in _rows(capsys, "run")) == is_known
+
+
+def test_a_job_notes_the_seconds_of_its_stages():
+    with job("run", STAGES) as seconds:
+        with activity("corpus"):
+            assert list(seconds) == ["starting"]
+        with activity("training"), job("preparing", STAGES) as inside:
+            pass
+    assert list(seconds) == list(STAGES)
+    assert min(seconds.values()) >= 0
+    assert inside == {}

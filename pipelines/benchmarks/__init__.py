@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError
-from pipelines.settings import Config
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
 
 BENCHMARKS: Mapping[str, str] = {
     "bigdl": "pipelines.benchmarks.bigdl",
@@ -16,11 +18,12 @@ BENCHMARKS: Mapping[str, str] = {
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",
     "quality": "pipelines.benchmarks.quality",
+    "startup": "pipelines.benchmarks.startup",
     "tokenise": "pipelines.benchmarks.tokenise",
     "train": "pipelines.benchmarks.train",
 }
 
-Benchmark = Callable[[Config, str | None], dict[str, Any]]
+Benchmark = Callable[["Config", "str | None"], dict[str, Any]]
 
 
 def benchmark(name: str) -> Benchmark:

@@ -34,7 +34,7 @@ from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import text_level, unit_batches
 from pipelines.errors import InputError
 from pipelines.settings import Config, CorpusSettings
-from pipelines.spark.frames import Scratch
+from pipelines.spark.frames import Scratch, Totals
 
 THRESHOLD = 0.8
 """Where `corpus.near_duplicates` is not set, or 0."""
@@ -125,9 +125,8 @@ def _sentences(
         if settings.format == "docstrings":
             changes["format"] = "documents"
     settings = settings.model_copy(update=changes)
-    units = scratch.keep_arrow(
-        read_rows(session, settings), partial(unit_batches, settings=settings), SCHEMA
-    )
+    work = partial(unit_batches, settings=settings)
+    units, _ = scratch.keep_arrow(read_rows(session, settings), work, SCHEMA, Totals(("level",)))
     kept = units.where((F.col("level") == text_level(settings)) & F.col("reason").isNull())
     alike = kept.groupBy(text_key(F.col("anchor")).alias("key"))
     return alike.agg(F.min("anchor").alias("text")).select(

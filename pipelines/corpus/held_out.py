@@ -7,12 +7,16 @@ asked, because the other texts of a group would be right answers that count as w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.cleaning.rules import text_key
 from pipelines.corpus.readers import FORMATS
+from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.settings import CorpusSettings
 
 SAME_GROUP = "another pair of its group is held out"
@@ -92,45 +96,58 @@ def judge_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 
 def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The pairs that are asked: the first `evaluation_pairs` by hash."""
-    return judged.where("reason is null").orderBy("id").limit(settings.evaluation_pairs)
+    """The pairs that are asked: the first `evaluation_pairs` by hash.
+
+    Returns:
+        `anchor` and `positive`, and their hashes as `query_id` and `document_id`.
+    """
+    chosen = judged.where("reason is null").orderBy("id").limit(settings.evaluation_pairs)
+    query, document = F.xxhash64("anchor"), F.xxhash64("positive")
+    return chosen.select(*_ASKED, query.alias("query_id"), document.alias("document_id"))
 
 
-def queries(chosen: DataFrame) -> DataFrame:
-    """Columns `query_id`, `text`, `document_id`; each query text once."""
-    return chosen.select(
-        F.xxhash64("anchor").alias("query_id"),
-        F.col("anchor").alias("text"),
-        F.xxhash64("positive").alias("document_id"),
-    ).orderBy("query_id")
+def write_evaluation(chosen: pa.Table, folder: Path) -> int:
+    """Writes `queries.parquet` and `documents.parquet`, each text once and sorted by its number.
+
+    Args:
+        chosen: Of :func:`choose_held_out`.
+        folder: Of the corpus.
+
+    Returns:
+        How many documents there are.
+    """
+    queries = chosen.select(["query_id", "anchor", "document_id"])
+    queries = queries.rename_columns(["query_id", "text", "document_id"]).sort_by("query_id")
+    texts: dict[int, str] = {}
+    for row in chosen.select(["document_id", "positive"]).to_pylist():
+        number, text = row["document_id"], row["positive"]
+        # Two texts of one number, which is a hash, would be one document.
+        texts[number] = min(texts.get(number, text), text)
+    documents = pa.table(
+        {"document_id": pa.array(texts, pa.int64()), "text": pa.array(texts.values(), pa.string())}
+    ).sort_by("document_id")
+    files = CorpusFolder(folder)
+    files.queries.parent.mkdir()
+    pq.write_table(queries, files.queries, compression="zstd")
+    pq.write_table(documents, files.documents, compression="zstd")
+    return len(documents)
 
 
-def documents(chosen: DataFrame) -> DataFrame:
-    """Columns `document_id`, `text`; each text once."""
-    grouped = chosen.groupBy(F.xxhash64("positive").alias("document_id"))
-    return grouped.agg(F.min("positive").alias("text")).orderBy("document_id")
-
-
-def mark_leaks(pairs: DataFrame, chosen: DataFrame) -> DataFrame:
-    """The training pairs; one that shares a text with the evaluation gets a `reason`.
+def without_leaks(pairs: DataFrame, chosen: DataFrame) -> DataFrame:
+    """The training pairs that share no text with the evaluation.
 
     A hard negative of training counts as its other texts do: a held-out text that training pushes
     away from a query has been seen, too. That of a held-out pair is neither asked nor ranked, so it
     may be trained on.
 
     Args:
-        pairs: All pairs, with `held`.
+        pairs: Those that are not held out.
         chosen: The pairs that are asked: few enough to be sent to every executor.
     """
     sides = F.explode(F.array(*(text_key(F.col(side)) for side in _ASKED)))
     # A text alone has no other side, and null is no text that two of them share.
-    keys = chosen.select(sides.alias("_key")).where("_key is not null").distinct()
-    training = pairs.where(F.col("reason").isNull() & ~F.col("held"))
+    keys = F.broadcast(chosen.select(sides.alias("_key")).where("_key is not null").distinct())
     for side in _SIDES:
-        leak = keys.withColumn("_leak", F.lit(LEAK))
-        training = training.withColumn("_key", text_key(F.col(side)))
-        training = training.join(F.broadcast(leak), "_key", "left")
-        training = training.withColumn("reason", F.coalesce("reason", "_leak")).drop(
-            "_key", "_leak"
-        )
-    return training
+        pairs = pairs.withColumn("_key", text_key(F.col(side)))
+        pairs = pairs.join(keys, "_key", "left_anti").drop("_key")
+    return pairs

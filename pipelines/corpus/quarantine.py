@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.spark.frames import write_single_file
 
+SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("offset", pa.int64()),
+        ("reason", pa.string()),
+        ("rows", pa.int64()),
+        ("excerpt", pa.string()),
+    ]
+)
+"""Of `quarantine.parquet`."""
+
 _MAX_WRITTEN = 1_000_000
 
 
-def write_quarantine(units: DataFrame, folder: Path) -> None:
+def write_quarantine(units: DataFrame, folder: Path, *, empty: bool) -> None:
     """Writes `quarantine.parquet`: one row a place that could not be read, sorted.
 
     Args:
         units: The rows of :mod:`pipelines.corpus.units`.
+        folder: Of the corpus.
+        empty: Whether everything could be read, which needs no Spark job.
     """
+    if empty:
+        pq.write_table(SCHEMA.empty_table(), CorpusFolder(folder).quarantine)
+        return
     unread = units.where("quarantined is not null").selectExpr(
         "file",
         "offset",
@@ -59,3 +78,18 @@ def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, m
         f"{first['offset'] or 0} ({first['quarantined']})",
         f"mend the input, or set it to at least {math.ceil(1000 * unread / total) / 1000}",
     )
+
+
+def first_places(folder: Path, most: int) -> list[dict[str, Any]]:
+    """The first rows of `quarantine.parquet`, without their excerpts.
+
+    Args:
+        folder: Of the corpus.
+        most: How many.
+    """
+    columns = [name for name in SCHEMA.names if name != "excerpt"]
+    with pq.ParquetFile(CorpusFolder(folder).quarantine) as file:
+        for batch in file.iter_batches(batch_size=most, columns=columns):
+            rows: list[dict[str, Any]] = batch.to_pylist()
+            return rows
+    return []

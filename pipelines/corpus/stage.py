@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus import held_out as split
+from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning import prose
 from pipelines.corpus.cleaning.languages import check_languages
@@ -29,10 +31,10 @@ from pipelines.corpus.funnel import (
     level_lines,
     losses,
 )
-from pipelines.corpus.quarantine import check_quarantined, write_quarantine
+from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
 from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.sources import read_rows, texts_of
-from pipelines.corpus.statistics import corpus_statistics
+from pipelines.corpus.statistics import Counts, count_reasons, dropped, example_texts
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import text_level, unit_batches
 from pipelines.errors import InputError
@@ -42,11 +44,11 @@ from pipelines.progress import next_part
 from pipelines.settings import Config, CorpusSettings
 from pipelines.spark.frames import (
     Scratch,
+    Totals,
     batches_of,
-    read_path,
+    rows_by_partition,
     shuffle_partitions,
     write_path,
-    write_single_file,
 )
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,9 @@ _LEVELS: Mapping[str, tuple[str, str]] = {
     SENTENCES: ("sentences found", ""),
 }
 """Levels before the pairs, in their order: what came in, and what is kept."""
+_TOTALS = Totals(("level", "quarantined", "language"), ("rows", "bytes"))
+# Rows of the quarantine that the report shows.
+_PLACES = 10
 _BYTES_PER_PARTITION = 64 * 2**20
 # Of pieces of 64 KiB: 32 MiB.
 _PIECES_PER_BATCH = 512
@@ -80,7 +85,7 @@ _REMEDIES: Mapping[str, str] = {
     pair_forms.OUT_OF_RANGE: "set corpus.score_range",
     prose.NOTHING_AFTER: "set corpus.pairs to single, or name longer texts",
     **dict.fromkeys(
-        (split.LEAK, split.SAME_GROUP, split.SAME_QUERY, split.BEYOND),
+        (held_out.LEAK, held_out.SAME_GROUP, held_out.SAME_QUERY, held_out.BEYOND),
         "set corpus.evaluation_share=0",
     ),
 }
@@ -147,33 +152,39 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     folder = PreparedFolder.of(config).corpus.path
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
         with batches_of(session, _PIECES_PER_BATCH):
-            units = scratch.keep_arrow(raw, partial(unit_batches, settings=settings), SCHEMA)
-        read = _checked(units, settings)
-        write_quarantine(units, aside)
+            work = partial(unit_batches, settings=settings)
+            units, totals = scratch.keep_arrow(raw, work, SCHEMA, _TOTALS)
+        read = _checked(units, totals.to_pylist(), settings)
+        write_quarantine(units, aside, empty=not read.quarantined)
         with shuffle_partitions(session, read.bytes // _BYTES_PER_PARTITION):
             next_part("looking for duplicates")
-            rows = _write_rows(scratch, units, excluded, settings)
-            lines = _lines_before_pairs(rows, read, settings)
+            rows = _judged_rows(scratch, units, excluded, settings)
             next_part("making pairs")
             pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
             next_part("holding out pairs for evaluation")
-            lines += _write_split(session, scratch, pairs, aside, settings)
+            split = _write_split(scratch, pairs, aside, settings)
+            next_part("counting")
+            counts = count_reasons(rows, split.pairs, split.judged)
+            lines = _lines_before_pairs(counts, read, settings) + _lines_of_pairs(counts, split)
             check_adds_up(lines)
             _check_some_left(lines)
-            write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
-            next_part("counting")
-            write_json(
-                CorpusFolder(aside).statistics, corpus_statistics(rows, pairs, units, read.bytes)
-            )
-        documents = _count_file(session, CorpusFolder(aside).documents)
+            some_dropped = any(line.kind == "dropped" for line in lines)
+            examples = example_texts(rows, pairs) if some_dropped else {}
+        write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
+        statistics = {
+            "bytes": read.bytes,
+            "languages": read.languages,
+            "examples": examples,
+            "quarantine": first_places(aside, _PLACES),
+        }
+        write_json(CorpusFolder(aside).statistics, statistics)
     for line in losses(lines):
         logger.info("corpus: %s", line)
-    kept = {line.name: line.rows for line in lines if line.level == PAIRS and line.kind == "kept"}
     return CorpusSummary(
         folder,
-        kept[TRAINING],
-        kept[HELD_OUT],
-        documents,
+        split.written,
+        split.asked,
+        split.documents,
         sum(read.quarantined.values()),
         tuple(lines),
         time.monotonic() - started,
@@ -182,98 +193,123 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read: rows that could not be, by reason, and bytes."""
+    """What was read.
+
+    Attributes:
+        quarantined: Rows that could not be read, by reason.
+        languages: Texts of those whose language was looked at, by language, the most first.
+        bytes: Of the inputs, unpacked.
+    """
 
     quarantined: Mapping[str, int]
+    languages: Mapping[str, int]
     bytes: int
 
 
-def _checked(units: DataFrame, settings: CorpusSettings) -> _Read:
-    counted = (
-        units.groupBy("level", "quarantined")
-        .agg(F.sum("rows").alias("rows"), F.sum("bytes").alias("bytes"))
-        .collect()
-    )
-    reasons = {row["quarantined"]: row["rows"] for row in counted if row["quarantined"]}
+def _checked(
+    units: DataFrame, totals: Sequence[Mapping[str, Any]], settings: CorpusSettings
+) -> _Read:
+    lost = [total for total in totals if total["quarantined"]]
+    reasons: Counter[str] = Counter()
+    languages: Counter[str] = Counter()
+    for total in totals:
+        if total["quarantined"]:
+            reasons[total["quarantined"]] += total["rows"]
+        if total["language"]:
+            languages[total["language"]] += total["rows"]
     # Pieces of documents are much longer than the lines that cannot be read, so bytes count there,
     # unless it is not known how many are lost.
-    lost = [row for row in counted if row["quarantined"]]
     by_bytes = FORMATS.load(settings.format).is_documents and all(row["bytes"] for row in lost)
     measure = "bytes" if by_bytes else "rows"
     check_quarantined(
-        sum(row[measure] for row in counted if row["level"] == ROWS),
+        sum(row[measure] or 0 for row in totals if row["level"] == ROWS),
         sum(row[measure] for row in lost),
         measure,
         units,
         settings.max_quarantined,
     )
-    return _Read(reasons, sum(row["bytes"] or 0 for row in counted))
+    by_number = sorted(languages.items(), key=lambda item: (-item[1], item[0]))
+    return _Read(reasons, dict(by_number), sum(row["bytes"] or 0 for row in totals))
 
 
-def _write_rows(
+def _judged_rows(
     scratch: Scratch, units: DataFrame, excluded: DataFrame | None, settings: CorpusSettings
 ) -> DataFrame:
     """The rows with all their reasons."""
-    rows = overlaps.mark_duplicates(pair_forms.hashed(units, settings), settings)
+    hashed = rows = pair_forms.hashed(units, settings)
+    rows = overlaps.mark_duplicates(rows, settings)
     if overlaps.threshold(settings):
         rows = overlaps.mark_near_duplicates(scratch.keep(rows), settings, scratch)
     if excluded is not None:
         rows = overlaps.mark_excluded(scratch.keep(rows), excluded, settings, scratch)
-    return scratch.keep(pair_forms.choose_members(rows, settings))
+    rows = pair_forms.choose_members(rows, settings)
+    # What follows from a row alone is computed again more cheaply than it is written and read.
+    return rows if rows is hashed else scratch.keep(rows)
 
 
-def _lines_before_pairs(rows: DataFrame, read: _Read, settings: CorpusSettings) -> list[FunnelLine]:
-    dropped: dict[str, dict[str, int]] = {level: {} for level in _LEVELS}
-    kept: dict[str, int] = {}
-    for level, reason, count in rows.groupBy("level", "reason").agg(F.sum("rows")).collect():
-        if reason is None:
-            kept[level] = count
-        else:
-            dropped[level][reason] = count
+def _lines_before_pairs(counts: Counts, read: _Read, settings: CorpusSettings) -> list[FunnelLine]:
     lines: list[FunnelLine] = []
     for level, (found, remaining) in _LEVELS.items():
         quarantined = read.quarantined if level == ROWS else {}
-        total = sum(dropped[level].values()) + kept.get(level, 0) + sum(quarantined.values())
+        reasons = counts.rows.get(level, {})
+        total = sum(reasons.values()) + sum(quarantined.values())
         last = level == text_level(settings)
         if total or level in (ROWS, text_level(settings)):
             name = f"{level} {_GIVES_PAIRS}" if last else remaining
-            lines += level_lines(
-                level, (found, total), dropped[level], {name: kept.get(level, 0)}, quarantined
-            )
+            kept = {name: reasons.get(None, 0)}
+            lines += level_lines(level, (found, total), dropped(reasons), kept, quarantined)
     return lines
 
 
+@dataclass(frozen=True)
+class _Split:
+    """What is for training and what for evaluation.
+
+    Attributes:
+        pairs: All pairs, with `held`.
+        judged: Those that are held out, with their reasons; None where none are held out.
+        asked: Pairs of the evaluation.
+        documents: Texts that it searches.
+        written: Pairs for training.
+    """
+
+    pairs: DataFrame
+    judged: DataFrame | None
+    asked: int
+    documents: int
+    written: int
+
+
 def _write_split(
-    session: SparkSession,
-    scratch: Scratch,
-    pairs: DataFrame,
-    aside: Path,
-    settings: CorpusSettings,
-) -> list[FunnelLine]:
-    entered = pairs.count()
-    dropped = _reasons(pairs)
-    training, held_out = pairs.where("reason is null"), 0
+    scratch: Scratch, pairs: DataFrame, aside: Path, settings: CorpusSettings
+) -> _Split:
+    judged, asked, documents = None, 0, 0
     if settings.evaluation_share and settings.pairs != "single":
-        pairs = split.mark_held_out(pairs, settings)
-        judged = scratch.keep(split.judge_held_out(pairs, settings))
-        dropped |= _reasons(judged)
-        askable = judged.where("reason is null").count()
-        training = pairs.where("reason is null and not held")
-        if askable:
-            chosen = scratch.keep(split.choose_held_out(judged, settings))
-            write_single_file(split.queries(chosen), CorpusFolder(aside).queries)
-            write_single_file(split.documents(chosen), CorpusFolder(aside).documents)
-            held_out = _count_file(session, CorpusFolder(aside).queries)
-            dropped |= {split.BEYOND: askable - held_out} if askable > held_out else {}
-            training = scratch.keep(split.mark_leaks(pairs, chosen))
-            dropped |= _reasons(training)
-    final = training.where("reason is null").select(*PAIR_COLUMNS).sortWithinPartitions("id")
+        pairs = held_out.mark_held_out(pairs, settings)
+        judged = scratch.keep(held_out.judge_held_out(pairs, settings))
+        chosen = scratch.keep_counted(held_out.choose_held_out(judged, settings))
+        asked = chosen.rows
+        documents = held_out.write_evaluation(chosen.to_arrow(), aside) if asked else 0
+    else:
+        pairs = pairs.withColumn("held", F.lit(False))
+    training = pairs.where("reason is null and not held")
+    if asked:
+        training = held_out.without_leaks(training, chosen.frame)
     path = CorpusFolder(aside).pairs
-    final.write.parquet(write_path(path), compression="zstd")
-    written = session.read.schema(final.schema).parquet(read_path(path)).count()
-    return level_lines(
-        PAIRS, ("pairs made", entered), dropped, {TRAINING: written, HELD_OUT: held_out}
-    )
+    ordered = training.select(*PAIR_COLUMNS).sortWithinPartitions("id")
+    ordered.write.parquet(write_path(path), compression="zstd")
+    return _Split(pairs, judged, asked, documents, sum(rows_by_partition(path).values()))
+
+
+def _lines_of_pairs(counts: Counts, split: _Split) -> list[FunnelLine]:
+    reasons = dropped(counts.pairs) | dropped(counts.held_out)
+    others = {
+        held_out.BEYOND: counts.held_out.get(None, 0) - split.asked,
+        held_out.LEAK: counts.trainable - split.written,
+    }
+    reasons |= {reason: rows for reason, rows in others.items() if rows}
+    kept = {TRAINING: split.written, HELD_OUT: split.asked}
+    return level_lines(PAIRS, ("pairs made", sum(counts.pairs.values())), reasons, kept)
 
 
 def _check_some_left(lines: Iterable[FunnelLine]) -> None:
@@ -295,12 +331,3 @@ def _check_some_left(lines: Iterable[FunnelLine]) -> None:
         f"no pair is left of {read} rows: most often `{most.name}` ({most.rows})",
         _REMEDIES.get(most.name, "name other inputs"),
     )
-
-
-def _reasons(frame: DataFrame) -> dict[str, int]:
-    dropped = frame.where(F.col("reason").isNotNull())
-    return {row["reason"]: row["count"] for row in dropped.groupBy("reason").count().collect()}
-
-
-def _count_file(session: SparkSession, path: Path) -> int:
-    return session.read.parquet(read_path(path)).count() if path.exists() else 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 from typing_extensions import override
 
 from pipelines.engines.base import Mode
-from pipelines.engines.distributor import MonitoredDistributor
 from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
+
+if TYPE_CHECKING:
+    from pipelines.engines.distributor import MonitoredDistributor
 
 
 class DeepSpeedEngine(DistributorEngine):
@@ -29,15 +30,13 @@ class DeepSpeedEngine(DistributorEngine):
     steppers: ClassVar = dict.fromkeys(("optimizer", "gradients", "parameters"), "deepspeed")
     shardings = tuple(steppers)
     libraries = ("deepspeed", "torch")
-    rules = distributor_rules(DeepspeedTorchDistributor._DEEPSPEED_SSL_CONF)
+    rules = distributor_rules("deepspeed.spark.distributor.ignoreSsl")
 
     @override
     def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:
+        from pipelines.engines.distributor import MonitoredDeepspeedDistributor
+
         # No configuration: the library would write it to a file, and leave that behind.
-        return _MonitoredDeepspeedDistributor(
+        return MonitoredDeepspeedDistributor(
             numGpus=1, nnodes=workers, localMode=False, useGpu=use_gpu, deepspeedConfig=None
         )
-
-
-class _MonitoredDeepspeedDistributor(MonitoredDistributor, DeepspeedTorchDistributor):  # type: ignore[misc] # the library has no types
-    """Started and watched as PyTorch's is."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 from pyspark.ml.torch.distributor import TorchDistributor
 
 from pipelines.engines.processes import run_in_child
@@ -54,6 +55,10 @@ class MonitoredDistributor(TorchDistributor):  # type: ignore[misc] # the librar
         # Not the library's data frame, whose planning and compiling takes longer than all the rest.
         tasks = self.spark.sparkContext.parallelize(range(self.num_tasks), self.num_tasks)
         tasks.barrier().mapPartitions(partial(_run_task, function, task)).collect()
+
+
+class MonitoredDeepspeedDistributor(MonitoredDistributor, DeepspeedTorchDistributor):  # type: ignore[misc] # the library has no types
+    """DeepSpeed's, started and watched as PyTorch's is."""
 
 
 def _own_task(task: WorkerTask) -> WorkerTask:

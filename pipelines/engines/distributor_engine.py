@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
 from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
-from pipelines.engines.distributor import MonitoredDistributor
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 from pipelines.training.steppers import STEPPERS
+
+if TYPE_CHECKING:
+    from pipelines.engines.distributor import MonitoredDistributor
 
 NEEDS = (
     "As many task slots at once as workers (cores of the executors / `spark.task.cpus`),"

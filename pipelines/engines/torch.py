@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
 from pipelines.engines.base import Mode
-from pipelines.engines.distributor import MonitoredDistributor
 from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
+
+if TYPE_CHECKING:
+    from pipelines.engines.distributor import MonitoredDistributor
 
 
 class TorchEngine(DistributorEngine):
@@ -27,8 +29,10 @@ class TorchEngine(DistributorEngine):
     steppers: ClassVar = {"none": "torch", "parameters": "torch-fsdp"}
     shardings = tuple(steppers)
     libraries = ("torch",)
-    rules = distributor_rules(MonitoredDistributor._TORCH_SSL_CONF)
+    rules = distributor_rules("pytorch.spark.distributor.ignoreSsl")
 
     @override
     def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:
+        from pipelines.engines.distributor import MonitoredDistributor
+
         return MonitoredDistributor(workers, local_mode=False, use_gpu=use_gpu)

@@ -120,6 +120,11 @@ class PreparedFolder:
         return self.path / "stages.json"
 
     @property
+    def run_seconds(self) -> Path:
+        """How long parts of the last run on it took; see :mod:`pipelines.runs.stage_seconds`."""
+        return self.path / "run_seconds.json"
+
+    @property
     def report(self) -> Path:
         """The report of the corpus."""
         return self.path / "report.html"

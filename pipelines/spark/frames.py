@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _PARTITIONS = "spark.sql.shuffle.partitions"
+_WRITTEN = "written"
 
 
 def read_path(path: Path) -> str:
@@ -73,6 +76,70 @@ def shuffle_partitions(session: SparkSession, least: int) -> Iterator[None]:
         session.conf.set(_PARTITIONS, before)
 
 
+@dataclass(frozen=True)
+class Totals:
+    """What is added up of the rows of a frame while they are written.
+
+    Attributes:
+        keys: One or more columns of strings; rows that agree in all of them are added up together.
+        sums: Columns of int64 that are added up. The number of rows is, too, as `written`.
+    """
+
+    keys: tuple[str, ...]
+    sums: tuple[str, ...] = ()
+
+    @property
+    def ddl(self) -> str:
+        """The columns of the totals, in Spark's words."""
+        keys = [f"`{name}` string" for name in self.keys]
+        return ", ".join([*keys, *(f"`{name}` long" for name in (*self.sums, _WRITTEN))])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the totals: `keys`, `sums`, and `written`."""
+        sums = [(name, pa.int64()) for name in (*self.sums, _WRITTEN)]
+        return pa.schema([*((name, pa.string()) for name in self.keys), *sums])
+
+    def of(self, batch: pa.RecordBatch) -> pa.Table:
+        """The totals of a batch of the frame. Runs on an executor."""
+        columns = {name: batch[name] for name in (*self.keys, *self.sums)}
+        ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+        return self.merged(pa.table({**columns, _WRITTEN: ones}, schema=self.schema))
+
+    def merged(self, totals: pa.Table) -> pa.Table:
+        """Totals of several parts as those of the whole; sums of nothing but nulls are null."""
+        summed = (*self.sums, _WRITTEN)
+        grouped = totals.group_by(list(self.keys), use_threads=False)
+        added = grouped.aggregate([(name, "sum") for name in summed])
+        columns = {name: added[name] for name in self.keys}
+        columns |= {name: added[f"{name}_sum"] for name in summed}
+        return pa.table(columns, schema=self.schema)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A frame that has been computed and lies in files.
+
+    Attributes:
+        path: The folder of the files.
+        frame: Reads them in Spark.
+        partitions: The rows of each partition that has any, by its number.
+    """
+
+    path: Path
+    frame: DataFrame
+    partitions: Mapping[int, int]
+
+    @property
+    def rows(self) -> int:
+        """Of all partitions."""
+        return sum(self.partitions.values())
+
+    def to_arrow(self) -> pa.Table:
+        """All rows, in this process: for frames that are known to be small."""
+        return pq.read_table(self.path)
+
+
 class Scratch:
     """Keeps intermediate frames as Parquet files, and removes them at the end.
 
@@ -95,12 +162,18 @@ class Scratch:
 
     def keep(self, frame: DataFrame) -> DataFrame:
         """Computes the frame; what is returned reads the result."""
-        path = self._folder / str(self._frames)
-        self._frames += 1
-        frame.write.parquet(write_path(path), compression="zstd")
-        return frame.sparkSession.read.schema(frame.schema).parquet(read_path(path))
+        return self.keep_counted(frame).frame
 
-    def keep_arrow(self, frame: DataFrame, function: BatchFunction, schema: pa.Schema) -> DataFrame:
+    def keep_counted(self, frame: DataFrame) -> Kept:
+        """As :meth:`keep`, with the number of rows, for which Spark runs no further job."""
+        path = self._next_path()
+        frame.write.parquet(write_path(path), compression="zstd")
+        kept = frame.sparkSession.read.schema(frame.schema).parquet(read_path(path))
+        return Kept(path, kept, rows_by_partition(path))
+
+    def keep_arrow(
+        self, frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals
+    ) -> tuple[DataFrame, pa.Table]:
         """Applies a function to Arrow batches, as `mapInArrow` does, and keeps what it gives.
 
         The executors write the files themselves: the rows of the result cost the JVM nothing.
@@ -109,20 +182,52 @@ class Scratch:
             frame: Its partitions are the batches of one call each.
             function: From batches to batches.
             schema: Of the batches that it gives.
+            totals: What to add up on the way.
+
+        Returns:
+            The kept frame, and the totals of all its rows.
         """
-        path = self._folder / str(self._frames)
-        self._frames += 1
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        path = self._next_path()
         path.mkdir(parents=True)
-        write = partial(_write_partition, function=function, schema=schema, folder=str(path))
-        written = sum(row["rows"] for row in frame.mapInArrow(write, "rows long").collect())
-        there = sum(pq.read_metadata(part).num_rows for part in path.glob("part-*"))
+        write = partial(
+            _write_partition, function=function, schema=schema, totals=totals, folder=str(path)
+        )
+        rows = [row.asDict() for row in frame.mapInArrow(write, totals.ddl).collect()]
+        found = totals.merged(pa.Table.from_pylist(rows, schema=totals.schema))
+        written = sum(found[_WRITTEN].to_pylist())
+        there = sum(rows_by_partition(path).values())
         if there != written:
             raise PipelineError(f"{path} holds {there} rows of the {written} that executors wrote")
-        return frame.sparkSession.read.parquet(read_path(path))
+        spark_schema = from_arrow_schema(schema)
+        return frame.sparkSession.read.schema(spark_schema).parquet(read_path(path)), found
+
+    def _next_path(self) -> Path:
+        self._frames += 1
+        return self._folder / str(self._frames)
+
+
+def rows_by_partition(folder: Path) -> dict[int, int]:
+    """The rows of a folder that Spark wrote, by the number of the partition; from the footers.
+
+    A partition without rows may be missing.
+    """
+    rows: Counter[int] = Counter()
+    for file in folder.glob("part-*.parquet"):
+        found = re.match(r"part-(\d+)", file.name)
+        assert found is not None, "Spark numbers its files"
+        rows[int(found[1])] += pq.read_metadata(file).num_rows
+    return dict(rows)
 
 
 def _write_partition(
-    batches: Iterator[pa.RecordBatch], *, function: BatchFunction, schema: pa.Schema, folder: str
+    batches: Iterator[pa.RecordBatch],
+    *,
+    function: BatchFunction,
+    schema: pa.Schema,
+    totals: Totals,
+    folder: str,
 ) -> Iterator[pa.RecordBatch]:
     """Writes a file per partition, aside and then renamed. Runs on an executor."""
     from pyspark import TaskContext
@@ -132,11 +237,11 @@ def _write_partition(
     number, attempt = context.partitionId(), context.taskAttemptId()
     # A name that Spark passes over, so that a task that dies leaves nothing that is read.
     aside = Path(folder, f"_part-{number:05d}-{attempt}")
-    rows = 0
+    found = totals.schema.empty_table()
     with pq.ParquetWriter(aside, schema, compression="zstd") as writer:
         for batch in function(batches):
             if batch.num_rows:
                 writer.write_batch(batch)
-                rows += batch.num_rows
+                found = totals.merged(pa.concat_tables([found, totals.of(batch)]))
     aside.replace(Path(folder, f"part-{number:05d}.parquet"))
-    yield pa.RecordBatch.from_pydict({"rows": pa.array([rows], pa.int64())})
+    yield from found.to_batches()

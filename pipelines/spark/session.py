@@ -22,7 +22,8 @@ from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.redaction import HIDDEN
 from pipelines.spark import daemon
-from pipelines.spark.network import check_master, private_conf, start_jvm
+from pipelines.spark.jvm_options import brief_options
+from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 LOCAL_EXECUTOR_MEMORY_MB = 1024
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 PARENT_CHECK_SECONDS = 1.0
 _LOG_KEY = "sentence.pipelines.log"
 _LOGS: list[Path] = []
@@ -41,6 +43,8 @@ def spark_session(
     app_name: str = "sentence-pipelines",
     executors: int | None = None,
     conf: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda own: {},
+    *,
+    trains: bool = True,
 ) -> SparkSession:
     """Gives the running session, or starts one.
 
@@ -53,6 +57,8 @@ def spark_session(
         executors: Of a local cluster; one per training worker unless given.
         conf: What else a new session is to have, by what it has; not asked under spark-submit,
             whose own conf has started the driver already.
+        trains: Whether something is trained in it. Otherwise one executor of a local cluster has
+            the cores and the memory of all: every one more takes seconds to start.
 
     Raises:
         InputError: There is no Java, or the cluster cannot be reached.
@@ -66,7 +72,7 @@ def spark_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     submitted = under_spark_submit()
-    own = session_conf(config, submitted=submitted, executors=executors)
+    own = session_conf(config, submitted=submitted, executors=executors, trains=trains)
     if not submitted:
         own |= conf(own)
         check_master(own["spark.master"])
@@ -154,42 +160,75 @@ def _is_running() -> bool:
 
 
 def session_conf(
-    config: Config, *, submitted: bool, executors: int | None = None
+    config: Config, *, submitted: bool, executors: int | None = None, trains: bool = True
 ) -> dict[str, str]:
     """The Spark conf of a new session; what the user set wins.
 
     Args:
         submitted: True under spark-submit, whose own conf then decides about the cluster.
         executors: Of a local cluster; one per training worker unless given.
+        trains: See :func:`spark_session`.
     """
-    training = config.training
-    executors = training.workers if executors is None else executors
     conf = {
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "8192",
         "spark.sql.session.timeZone": "UTC",
     }
     if not submitted:
-        memory = memory_mb(config.spark.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
-        conf |= {
-            "spark.master": f"local-cluster[{executors},{training.threads},{ceil(memory)}]",
-            "spark.executor.cores": str(training.threads),
-            "spark.task.cpus": str(training.threads),
-            "spark.ui.enabled": "false",
-            "spark.sql.shuffle.partitions": str(4 * executors),
-            _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_log4j_file()}",
-        }
+        executors = config.training.workers if executors is None else executors
+        conf |= _local_cluster(config, executors, trains=trains)
     asked = {f"spark.{key}": value for key, value in config.spark.items()}
     for key, value in asked.items():
         if value == HIDDEN:
             raise InputError(key, "a run's `config.yaml` does not keep it", "set it again")
-    if _JAVA_OPTIONS in conf and _JAVA_OPTIONS in asked:
-        asked[_JAVA_OPTIONS] = f"{conf[_JAVA_OPTIONS]} {asked[_JAVA_OPTIONS]}"
+    if submitted:
+        return conf | asked
     conf |= asked
-    if not submitted and conf["spark.master"].startswith("local"):
-        # Executors on this machine have the package, without which no Python would start on them.
+    conf |= _java_options(conf)
+    if is_local(conf):
+        # Elsewhere an executor may lack the package, and then no Python would start on it.
         conf.setdefault("spark.python.daemon.module", daemon.MODULE)
     return conf
+
+
+def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str, str]:
+    """The conf of a cluster on this machine."""
+    cores = task_cores = config.training.threads
+    memory = memory_mb(config.spark.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
+    # A user who sizes executors gets them.
+    if not trains and not {"executor.cores", "executor.memory", "task.cpus"} & config.spark.keys():
+        cores, memory, executors, task_cores = cores * executors, memory * executors, 1, 1
+    return {
+        "spark.master": f"local-cluster[{executors},{cores},{ceil(memory)}]",
+        "spark.executor.cores": str(cores),
+        "spark.executor.memory": f"{ceil(memory)}m",
+        "spark.task.cpus": str(task_cores),
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": str(4 * config.training.workers),
+    }
+
+
+def _java_options(conf: Mapping[str, str]) -> dict[str, str]:
+    """The options of the JVMs of a session that starts here; those of the user come last.
+
+    Args:
+        conf: Of the session, with what the user asked for.
+    """
+    log = f"-Dlog4j2.configurationFile={_log4j_file()}"
+    asked = {key: conf[key] for key in (_JAVA_OPTIONS, _EXECUTOR_OPTIONS) if key in conf}
+    if not is_local(conf):
+        return {_JAVA_OPTIONS: f"{log} {asked.get(_JAVA_OPTIONS, '')}".rstrip()}
+    in_driver = in_one_process(conf["spark.master"])
+    brief = {_JAVA_OPTIONS: brief_options(_heap_mb(conf, "driver"), runs_tasks=in_driver)}
+    if not in_driver:
+        brief[_EXECUTOR_OPTIONS] = brief_options(_heap_mb(conf, "executor"), runs_tasks=True)
+    # All of the user's or all of ours: a JVM that is told two collectors does not start.
+    options = brief | asked
+    return options | {_JAVA_OPTIONS: f"{log} {options[_JAVA_OPTIONS]}"}
+
+
+def _heap_mb(conf: Mapping[str, str], role: str) -> float:
+    return memory_mb(conf.get(f"spark.{role}.memory", "1g"))
 
 
 def memory_mb(size: str) -> float:

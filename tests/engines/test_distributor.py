@@ -1,6 +1,8 @@
 """What the engines that start torchrun refuse."""
 
 import pytest
+from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
+from pyspark.ml.torch.distributor import TorchDistributor
 
 from pipelines.engines.conf import check_conf
 from pipelines.engines.distributor_engine import distributor_rules
@@ -31,6 +33,18 @@ def test_a_conf_that_fits_passes():
     check_conf({}, "torch", RULES)
     check_conf({"spark.ssl.enabled": "true", IGNORE: "true"}, "torch", RULES)
     check_conf({"spark.task.resource.gpu.amount": "1"}, "torch", RULES)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("torch", TorchDistributor._TORCH_SSL_CONF),
+        ("deepspeed", DeepspeedTorchDistributor._DEEPSPEED_SSL_CONF),
+    ],
+)
+def test_the_key_that_accepts_clear_text_is_the_library_s(name, key):
+    (rule,) = (rule for rule in load_engine(name).rules if rule.key == "spark.ssl.enabled")
+    assert rule.unless == key
 
 
 @pytest.mark.parametrize("name", ["torch", "deepspeed"])

@@ -74,7 +74,10 @@ def write_tokens(folder: Path, examples: list[Example]) -> None:
     parquet.mkdir(parents=True)
     pq.write_table(table.slice(0, len(examples) // 3), parquet / "part-0.parquet")
     pq.write_table(table.slice(len(examples) // 3), parquet / "part-1.parquet")
-    storage.write_json(folder / "tokens" / "manifest.json", {"vocabulary": 900, "max_length": 40})
+    told = {"vocabulary": 900, "max_length": 40, "examples": len(examples)}
+    storage.write_json(folder / "tokens" / "manifest.json", told)
+    counted = {"lengths": sorted(Counter(lengths).items())}
+    storage.write_json(folder / "tokens" / "lengths.json", counted)
 
 
 def settings_for(folder: Path, granule: int, lanes: int) -> Config:

@@ -16,6 +16,7 @@ from pipelines.spark.network import check_master, private_conf
 from pipelines.spark.session import session_conf
 
 OPTIONS = "spark.driver.extraJavaOptions"
+EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 
 
 def test_what_the_user_sets_wins():
@@ -25,10 +26,40 @@ def test_what_the_user_sets_wins():
     assert conf["spark.ui.enabled"] == "true"
 
 
-def test_java_options_are_added_to_ours():
-    ours = session_conf(parse({}), submitted=False)[OPTIONS]
+def test_java_options_of_the_user_replace_ours_but_for_the_log():
+    """A JVM that is told two collectors does not start."""
+    ours = session_conf(parse({}), submitted=False)
+    log = ours[OPTIONS].split()[0]
+    assert log.startswith("-Dlog4j2.configurationFile=")
     both = session_conf(parse({"spark": {"driver.extraJavaOptions": "-Xint"}}), submitted=False)
-    assert both[OPTIONS] == f"{ours} -Xint"
+    assert both[OPTIONS] == f"{log} -Xint"
+    assert both[EXECUTOR_OPTIONS] == ours[EXECUTOR_OPTIONS]
+
+
+def test_jvms_of_a_local_cluster_start_fast_and_others_are_left_alone():
+    conf = session_conf(parse({}), submitted=False)
+    assert "-XX:TieredStopAtLevel=1" in conf[OPTIONS], "it runs no tasks"
+    assert "-XX:TieredStopAtLevel=1" not in conf[EXECUTOR_OPTIONS]
+    assert "-XX:+UseSerialGC" in conf[EXECUTOR_OPTIONS]
+    large = session_conf(parse({"spark": {"executor.memory": "8g"}}), submitted=False)
+    assert "-XX:+UseSerialGC" not in large[EXECUTOR_OPTIONS]
+    one_process = session_conf(parse({"spark": {"master": "local[4]"}}), submitted=False)
+    assert "-XX:TieredStopAtLevel=1" not in one_process[OPTIONS]
+    cluster = session_conf(parse({"spark": {"master": "spark://host:7077"}}), submitted=False)
+    assert "-XX:" not in cluster[OPTIONS]
+    assert EXECUTOR_OPTIONS not in cluster
+
+
+def test_a_session_that_trains_nothing_has_one_executor_with_all_cores():
+    training = {"workers": 3, "threads": 2, "granules_per_step": 3}
+    conf = session_conf(parse({"training": training}), submitted=False, trains=False)
+    assert conf["spark.master"] == "local-cluster[1,6,3072]"
+    assert (conf["spark.executor.cores"], conf["spark.executor.memory"]) == ("6", "3072m")
+    assert conf["spark.task.cpus"] == "1"
+    sized = parse({"training": training, "spark": {"executor.memory": "2g"}})
+    assert session_conf(sized, submitted=False, trains=False) == session_conf(
+        sized, submitted=False
+    )
 
 
 def test_under_spark_submit_its_conf_decides():

@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from pipelines.engines.base import Mode
 from pipelines.engines.conf import NO_SPECULATION
-from pipelines.engines.elephas.spark_model import GranuleModel
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import EngineUnavailable
 from pipelines.losses.loss import spans_steps
@@ -51,7 +50,7 @@ class ElephasEngine(SparkJobEngine):
         ),
     }
     frameworks = ("tensorflow",)
-    libraries = ("elephas",)
+    libraries = ("elephas", "tensorflow")
     rules = (NO_SPECULATION,)
 
     @override
@@ -75,6 +74,9 @@ class ElephasEngine(SparkJobEngine):
 
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
+        # Imports the library, and TensorFlow with it.
+        from pipelines.engines.elephas.spark_model import GranuleModel
+
         run = task.run
         model = GranuleModel(
             run,

@@ -5,5 +5,4 @@ ours: the nodes' registration, what the workers exchange, the parameter servers,
 the nodes; see :mod:`pipelines.engines.tensorflowonspark.engine` for why.
 """
 
-# Before the library imports TensorFlow, which it does not need Keras of.
-import pipelines.lean_tensorflow  # noqa: F401
+NAME = "tensorflowonspark"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pipelines.engines.tensorflowonspark import NAME
 from pipelines.engines.tensorflowonspark.feeding import QUEUE_BOUND, feed_partition
 from pipelines.engines.tensorflowonspark.nodes import NodeArguments, run_node
 from pipelines.engines.tensorflowonspark.registration import RegistrationServer, registering_at
@@ -23,9 +24,6 @@ with quiet_import():
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
-
-
-NAME = "tensorflowonspark"
 
 
 class GuardedContext:

@@ -17,14 +17,7 @@ from typing_extensions import override
 from pipelines.engines.base import Mode, OnMetrics, monitor_for
 from pipelines.engines.conf import NO_SPECULATION, ConfRule
 from pipelines.engines.spark_engine import SparkEngine
-from pipelines.engines.tensorflowonspark.cluster import (
-    NAME,
-    GuardedContext,
-    start_nodes,
-    wait_feeding,
-)
-from pipelines.engines.tensorflowonspark.nodes import NodeArguments
-from pipelines.engines.tensorflowonspark.registration import RegistrationServer
+from pipelines.engines.tensorflowonspark import NAME
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.settings import Config
@@ -66,7 +59,7 @@ class TensorFlowOnSparkEngine(SparkEngine):
     }
     frameworks = ("tensorflow",)
     feeds = ("lanes", "spark", "memory")
-    libraries = ("tensorflow",)
+    libraries = ("tensorflow", "tensorflowonspark")
     rules = (
         NO_SPECULATION,
         ConfRule(
@@ -93,6 +86,15 @@ class TensorFlowOnSparkEngine(SparkEngine):
     def train_on(
         self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
+        # These import the library.
+        from pipelines.engines.tensorflowonspark.cluster import (
+            GuardedContext,
+            start_nodes,
+            wait_feeding,
+        )
+        from pipelines.engines.tensorflowonspark.nodes import NodeArguments
+        from pipelines.engines.tensorflowonspark.registration import RegistrationServer
+
         context = session.sparkContext
         host, bind = driver_addresses(context)
         servers = _parameter_servers(run.config)

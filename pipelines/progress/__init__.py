@@ -1,0 +1,13 @@
+"""Progress for people: a live display in terminals and notebooks, lines elsewhere.
+
+A job of several stages has one display from its first moment to its last, with a row for each stage
+that has begun; what the stages show by themselves otherwise is then a part of their rows.
+
+Where output is not a terminal (a log of a scheduler, a file) a line says what begins, and further
+lines follow after 30 seconds, then ever more rarely: a job of ten hours writes some hundred.
+"""
+
+from pipelines.progress.messages import MessageHandler
+from pipelines.progress.work import WorkProgress, activity, job, next_part
+
+__all__ = ["MessageHandler", "WorkProgress", "activity", "job", "next_part"]

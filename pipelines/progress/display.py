@@ -1,0 +1,247 @@
+"""The screen, or the log: a live display in terminals and notebooks, lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Task
+
+    from pipelines.progress.work import Work
+
+LINE_SECONDS = 30.0
+"""The shortest time between two lines about the same work."""
+LINES_PER_DOUBLING = 20
+"""The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
+_TICK_SECONDS = 1.0
+_JOIN_SECONDS = 5.0
+
+
+class Display:
+    """Rows of a live display in a terminal or a notebook, and lines elsewhere.
+
+    Args:
+        stays: Whether the rows are left on the screen at the end.
+    """
+
+    def __init__(self, *, stays: bool) -> None:
+        # Executors import this module too, but show nothing: they need not have rich.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = Console(stderr=True)
+        is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        # In a notebook rich uses a widget, and without ipywidgets it shows nothing at all.
+        is_live = is_live or (self._console.is_jupyter and find_spec("ipywidgets") is not None)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[state]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            disable=not is_live,
+            transient=not stays,
+            expand=True,
+        )
+        self._work: Work | None = None
+        self._row: Task | None = None
+        self._told = time.monotonic()
+        # Work is turned to on the thread of the job, and looked at on another one.
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def begin(self, work: Work) -> None:
+        """Shows work that begins, until its end."""
+        self._row = self.add_row(work.name)
+        self.show(work)
+        self.open()
+
+    def end(self, work: Work) -> None:
+        """The work has ended."""
+        self.refresh()
+        self.close()
+
+    def open(self) -> None:
+        """Puts the display on the screen."""
+        self._bar.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leaves on the screen what is to stay there."""
+        self._ended.set()
+        self._thread.join(_JOIN_SECONDS)
+        self._bar.stop()
+
+    def add_row(self, name: str) -> Task:
+        """A row below the others, for work that begins now."""
+        self._bar.add_task(name, total=None, state="", left="")
+        return self._bar.tasks[-1]
+
+    def show(self, work: Work) -> None:
+        """Turns to other work in the present row."""
+        with self._lock:
+            self._turn_to(work)
+            self.refresh()
+            self._bar.refresh()
+            self.tell()
+
+    def refresh(self) -> None:
+        """Shows what is known by now."""
+        with self._lock:
+            row, work = self._row, self._work
+            if row is None or work is None:
+                return
+            self._bar.update(row.id, completed=work.done, state=self.state_of(work))
+            self._bar.update(row.id, left=_left(row.time_remaining))
+
+    def state_of(self, work: Work) -> str:
+        """What the present row says."""
+        return work.state()
+
+    def line_of(self, work: Work | None) -> str:
+        """What a line of the log says."""
+        return "" if work is None else work.line()
+
+    def tell(self) -> None:
+        """Prints a line, where there is no screen."""
+        with self._lock:
+            self._told = time.monotonic()
+            line = self.line_of(self._work)
+            if self._bar.disable and line:
+                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _turn_to(self, work: Work | None) -> None:
+        self._work = work
+        if self._row is not None:
+            self._row.total = None if work is None else work.total
+            self._row.finished_time = None
+            self._bar.update(self._row.id, completed=0, state="", left="")
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_TICK_SECONDS):
+            work = self._work
+            if work is None:
+                continue
+            work.look()
+            self.refresh()
+            now = time.monotonic()
+            if now - self._told >= line_interval(now - work.began):
+                self.tell()
+
+
+class JobDisplay(Display):
+    """A row for the whole job, and below it one for each stage that has begun.
+
+    Args:
+        name: Of the job.
+        stages: Names of the stages, in their order. Work of such a name begins that stage; other
+            work belongs to the stage that has begun last.
+        expected: Seconds that stages may take, of those of which that is known.
+
+    Attributes:
+        seconds: That the stages took which have ended.
+    """
+
+    def __init__(self, name: str, stages: Sequence[str], expected: Mapping[str, float]) -> None:
+        super().__init__(stays=True)
+        self.seconds: dict[str, float] = {}
+        self._stages = stages
+        self._expected = expected
+        self._stage = 0
+        self._stage_began = time.monotonic()
+        self._whole = self.add_row(name)
+
+    def open(self) -> None:
+        """Begins with the first stage."""
+        self._begin_stage(0)
+        super().open()
+        self.tell()
+
+    def close(self) -> None:
+        """Leaves the stages on the screen."""
+        super().close()
+
+    def begin(self, work: Work) -> None:
+        """Shows work in the row of its stage."""
+        if work.name in self._stages[self._stage + 1 :]:
+            self._end_stage()
+            self._begin_stage(self._stages.index(work.name))
+        self.show(work)
+
+    def end(self, work: Work) -> None:
+        """The stage may have further work, and goes on until another one begins."""
+        with self._lock:
+            self.refresh()
+            self._bar.refresh()
+            self._turn_to(None)
+
+    def end_stages(self) -> None:
+        """All of the job is done."""
+        self._end_stage()
+        self._show_whole(len(self._stages))
+
+    def refresh(self) -> None:
+        """Shows what is known by now, of the whole job too."""
+        with self._lock:
+            super().refresh()
+            self._bar.update(self._whole.id, left=_left(self._seconds_left()))
+
+    def state_of(self, work: Work) -> str:
+        """The work's own state, and its name where that is not the stage's."""
+        state = work.state()
+        if work.name == self._stages[self._stage]:
+            return state
+        return f"{work.name}: {state}" if state else work.name
+
+    def line_of(self, work: Work | None) -> str:
+        """The work's own line, and before it the stage."""
+        stage = self._stages[self._stage]
+        line = stage if work is None else work.line()
+        said = line if line.startswith(stage) else f"{stage}: {line}"
+        return f"{self._stage + 1}/{len(self._stages)} {said}"
+
+    def _seconds_left(self) -> float | None:
+        """Of the job; None unless the rest of this stage and all later ones are known."""
+        present, *later = self._stages[self._stage :]
+        left = None if self._row is None else self._row.time_remaining
+        if left is None and present in self._expected:
+            elapsed = time.monotonic() - self._stage_began
+            left = max(0.0, self._expected[present] - elapsed)
+        if left is None or not self._expected.keys() >= set(later):
+            return None
+        return left + sum(self._expected[stage] for stage in later)
+
+    def _show_whole(self, ended: int) -> None:
+        count = len(self._stages)
+        state = f"{ended} of {count} stages"
+        self._bar.update(self._whole.id, total=count, completed=ended, state=state, left="")
+
+    def _begin_stage(self, number: int) -> None:
+        self._stage, count = number, len(self._stages)
+        self._stage_began = time.monotonic()
+        self._show_whole(number)
+        self._row = self.add_row(f"{number + 1}/{count} {self._stages[number]}")
+
+    def _end_stage(self) -> None:
+        with self._lock:
+            row, self._row, self._work = self._row, None, None
+            elapsed = time.monotonic() - self._stage_began
+            self.seconds[self._stages[self._stage]] = round(elapsed, 1)
+            if row is not None:
+                self._bar.update(row.id, total=1, completed=1, state="", left="")
+
+
+def line_interval(elapsed: float) -> float:
+    """Seconds until the next line of work that has taken so long."""
+    return max(LINE_SECONDS, elapsed / LINES_PER_DOUBLING)
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f"{timedelta(seconds=max(0, int(seconds)))} left"
