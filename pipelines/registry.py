@@ -54,6 +54,14 @@ class Registry(Generic[Entry]):
             raise InputError(self.key, f"there is no {self.kind} `{name}`", f"one of {known}")
         return name
 
+    def module(self, name: str) -> str:
+        """The module of what a name stands for; imports nothing.
+
+        Raises:
+            InputError: There is nothing of that name.
+        """
+        return self.entries[self.check(name)].partition(":")[0]
+
     def load(self, name: str) -> Entry:
         """What a name stands for; imports its module.
 

@@ -94,6 +94,14 @@ class Engine(ABC):
         """What spark-submit is to be given besides executors, cores and the rules."""
         return {}
 
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        """Modules that Spark's Python workers of a run are forked with.
+
+        Only such as compute nothing and start no threads while they are imported; see
+        :mod:`pipelines.spark.daemon`.
+        """
+        return ()
+
     def check_libraries(self, config: Config) -> None:
         """Looks for the libraries on the driver; called before Spark starts.
 

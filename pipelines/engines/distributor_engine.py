@@ -1,4 +1,4 @@
-"""What the engines share that start torchrun through Spark's distributors."""
+"""What the engines share that start torchrun's agent through Spark's distributors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing_extensions import override
 from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.runs.run import WorkerTask
+from pipelines.settings import Config
+from pipelines.training.steppers import STEPPERS
 
 if TYPE_CHECKING:
     from pipelines.engines.distributor import MonitoredDistributor
@@ -43,7 +45,7 @@ def distributor_rules(ignore_ssl: str) -> tuple[ConfRule, ...]:
 
 
 class DistributorEngine(SparkJobEngine):
-    """Trains in processes of torchrun, one per task of the distributor's Spark job.
+    """Trains in workers of torchrun's agents, one per task of the distributor's Spark job.
 
     Attributes:
         steppers: By ``training.sharding``, who computes: a name of
@@ -58,10 +60,20 @@ class DistributorEngine(SparkJobEngine):
         """The library's distributor, which has not started yet."""
 
     @override
-    def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
-        from pipelines.engines.distributor import run_torchrun_worker
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        return (
+            "pipelines.engines.torchrun",
+            STEPPERS.module(self._stepper(config)),
+            # Of Spark's worker, and of the library's task.
+            "pyspark.sql.pandas.serializers",
+            "pandas",
+        )
 
+    def _stepper(self, config: Config) -> str:
+        return self.steppers[config.training.sharding]
+
+    @override
+    def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         gpus_of_a_task = int(driver.context.getConf().get(GPU_AMOUNT) or 0)
         distributor = self.distributor(task.workers, gpus_of_a_task == 1)
-        stepper = self.steppers[task.run.config.training.sharding]
-        return partial(distributor.run, partial(run_torchrun_worker, stepper), task)
+        return partial(distributor.run, self._stepper(task.run.config), task)

@@ -19,6 +19,7 @@ from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
 from pipelines.spark.jobs import SparkJob, await_slots, dedicated_python_workers, driver_addresses
+from pipelines.training.steppers import STEPPERS
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -58,6 +59,12 @@ class SparkEngine(Engine):
                 lacks something else that the engine needs.
         """
         await_slots(session, self.name, config.training)
+
+    @override
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        framework = config.training.framework
+        stepper = (STEPPERS.module(framework),) if framework in STEPPERS else ()
+        return ("pipelines.training.worker", *stepper)
 
     @override
     def train(
@@ -148,9 +155,8 @@ class SparkJobEngine(SparkEngine):
         )
         # Entered first: the job ends after the monitor has told the workers to leave.
         with ExitStack() as resources, monitor:
-            resources.enter_context(
-                dedicated_python_workers(context, self.python_worker_role(run.config))
-            )
+            role, preloads = self.python_worker_role(run.config), self.preloads(run.config)
+            resources.enter_context(dedicated_python_workers(context, role, preloads))
             act = self.prepare_job(DriverSide(context, host, bind, resources), task)
             description = f"workers of engine {self.name}"
             job = SparkJob(context, self.name, self.job_name, description, act)

@@ -1,36 +1,60 @@
-"""torchrun as Spark's distributors start it, in one process less.
-
-Runs on an executor: ``python -m pipelines.engines.torchrun ARGUMENTS SCRIPT``.
-"""
+"""torchrun in a process of a Spark task, without new interpreters. Runs on executors."""
 
 from __future__ import annotations
 
-import runpy
-import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
 from pipelines.engines.processes import end_with_parent
+from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.process_group import (
+    ProcessGroupCollectives,
+    process_group_cleanup,
+)
+from pipelines.training.control.reporter import ABORTED, report_lost
+from pipelines.training.worker import run_worker
 
 
-def main() -> None:
-    """Runs a script in a worker, until both have ended.
+def run_torchrun(arguments: Sequence[str], stepper: str, task: WorkerTask) -> None:
+    """Runs a worker under torchrun's agent, until both have ended.
 
     The worker is forked, where torchrun starts an interpreter that imports PyTorch once more.
+
+    Args:
+        arguments: Of torchrun, but for the script.
+        stepper: A name of ``pipelines.training.steppers.STEPPERS``.
+        task: Of the worker.
     """
-    end_with_parent()
-    arguments = parse_args(sys.argv[1:])
-    config, *_ = config_from_args(arguments)
+    config, *_ = config_from_args(parse_args([*arguments, "no script"]))
     config.start_method = "fork"
-    elastic_launch(config, run_script)(arguments.training_script)
+    try:
+        elastic_launch(config, _run_worker)(stepper, task)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        if failure.exitcode == ABORTED:
+            return  # By the driver, which knows why.
+        # Counts only if the worker did not report its own error.
+        with suppress(OSError):
+            report_lost(task, _cause(failure))
 
 
-def run_script(path: str) -> None:
-    """The worker; ends with torchrun's process."""
+def _cause(failure: ProcessFailure) -> str:
+    """Why a worker has ended, in a line."""
+    told: Any = failure.message
+    if isinstance(told, dict):
+        return str(told["message"])
+    return f"the worker's process died (exit code {failure.exitcode})"
+
+
+def _run_worker(stepper: str, task: WorkerTask) -> None:
+    """The worker, from its first to its last moment; ends with the agent."""
     end_with_parent()
-    runpy.run_path(path, run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()
+    with process_group_cleanup():
+        collectives = partial(ProcessGroupCollectives, task.run.config.training)
+        run_worker(task, collectives, stepper=stepper)

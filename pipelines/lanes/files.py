@@ -282,11 +282,12 @@ def decode(batch: pa.RecordBatch, number: int, sides: Collection[SideName] = SID
     }
     return Granule(
         number=number,
-        groups=batch.column("group").to_numpy(),
+        # Not `to_numpy`, for which pyarrow imports pandas in every worker.
+        groups=np.from_dlpack(batch.column("group")),
         anchor=wanted["anchor"],
         positive=wanted.get("positive"),
         negative=wanted.get("negative"),
-        scores=None if scores.null_count else scores.to_numpy(),
+        scores=None if scores.null_count else np.from_dlpack(scores),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.settings import TrainingSettings
+from pipelines.spark.daemon import PRELOAD
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.job_thread import END_SECONDS, JobThread
 from pipelines.spark.session import in_one_process
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNPACK_SECONDS = 600.0
+ROLE = "SENTENCE_PIPELINES_ROLE"
 
 
 def driver_addresses(context: SparkContext) -> tuple[str, str]:
@@ -32,22 +34,29 @@ def driver_addresses(context: SparkContext) -> tuple[str, str]:
 
 
 @contextmanager
-def dedicated_python_workers(context: SparkContext, role: str) -> Iterator[None]:
+def dedicated_python_workers(
+    context: SparkContext, role: str, preloads: Iterable[str] = ()
+) -> Iterator[None]:
     """Has Spark start Python workers for a role that jobs of other roles have not used.
 
     An evaluation before, in the same session, computes with TensorFlow in Spark's Python
     workers: one that is forked from such a process can no longer join a cluster, and the number
-    of threads stays what it was. PySpark keeps workers apart by their environment.
+    of threads stays what it was. PySpark keeps workers apart by their environment, and the daemons
+    that they are forked from.
 
     Args:
         context: Of the jobs that are started inside the block.
         role: Differs between jobs that must not share workers.
+        preloads: Modules that :mod:`pipelines.spark.daemon` imports before it forks workers;
+            Spark's own daemon does not look at them.
     """
-    context.environment["SENTENCE_PIPELINES_ROLE"] = role
+    variables = {ROLE: role, PRELOAD: " ".join(preloads)}
+    context.environment.update(variables)
     try:
         yield
     finally:
-        del context.environment["SENTENCE_PIPELINES_ROLE"]
+        for name in variables:
+            del context.environment[name]
 
 
 def await_slots(session: SparkSession, engine: str, training: TrainingSettings) -> None:

@@ -21,6 +21,7 @@ from pipelines.errors import InputError
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.redaction import HIDDEN
+from pipelines.spark import daemon
 from pipelines.spark.jvm_options import brief_options
 from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
 
@@ -184,6 +185,9 @@ def session_conf(
         return conf | asked
     conf |= asked
     conf |= _java_options(conf)
+    if is_local(conf):
+        # Elsewhere an executor may lack the package, and then no Python would start on it.
+        conf.setdefault("spark.python.daemon.module", daemon.MODULE)
     return conf
 
 

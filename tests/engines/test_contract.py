@@ -43,7 +43,8 @@ def started() -> set[int]:
 
 
 def name_of(process: psutil.Process) -> str:
-    return "daemon" if "pyspark.daemon" in process.cmdline() else process.name()
+    is_daemon = not {"pyspark.daemon", "pipelines.spark.daemon"}.isdisjoint(process.cmdline())
+    return "daemon" if is_daemon else process.name()
 
 
 def listening() -> set[int]:

@@ -65,6 +65,10 @@ class BigDLEngine(Engine):
         return self._chosen(config).extra_submit_conf(config)
 
     @override
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        return self._chosen(config).preloads(config)
+
+    @override
     def check_libraries(self, config: Config) -> None:
         self._chosen(config).check_libraries(config)
 

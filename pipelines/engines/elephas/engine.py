@@ -69,6 +69,10 @@ class ElephasEngine(SparkJobEngine):
         return f"{self.name}, {config.training.threads} threads"
 
     @override
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        return (*super().preloads(config), "pipelines.engines.elephas.worker")
+
+    @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         # Imports the library, and TensorFlow with it.
         from pipelines.engines.elephas.spark_model import GranuleModel

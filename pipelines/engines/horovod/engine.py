@@ -12,7 +12,7 @@ from typing_extensions import override
 from pipelines.engines.base import Mode, OnMetrics
 from pipelines.engines.conf import NO_SPECULATION
 from pipelines.engines.horovod.elastic import Recovery, check_elastic
-from pipelines.engines.horovod.ranks import RankMaker
+from pipelines.engines.horovod.ranks import COLLECTIVES, RankMaker
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.libraries import check_framework
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
@@ -68,6 +68,11 @@ class HorovodEngine(SparkJobEngine):
     @override
     def check_settings(self, config: Config) -> None:
         check_elastic(config.training)
+
+    @override
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        collectives, _ = COLLECTIVES[config.training.framework]
+        return (*super().preloads(config), "pipelines.engines.horovod.ranks", collectives)
 
     @override
     def train_on(

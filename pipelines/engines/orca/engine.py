@@ -56,6 +56,10 @@ class OrcaEngine(SparkJobEngine):
         return f"{self.name}-orca"
 
     @override
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        return (*super().preloads(config), "pipelines.engines.orca.worker")
+
+    @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         with quiet_import():
             from pipelines.engines.orca.estimator import MonitoredEstimator

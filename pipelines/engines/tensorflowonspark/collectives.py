@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from pipelines.engines.tensorflowonspark.registration import node_address
+from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives, SingleProcess
 from pipelines.training.collectives.ring import BROKEN, Ring

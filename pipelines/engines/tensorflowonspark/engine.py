@@ -75,6 +75,10 @@ class TensorFlowOnSparkEngine(SparkEngine):
         return config.training.workers + _parameter_servers(config)
 
     @override
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        return (*super().preloads(config), "pipelines.engines.tensorflowonspark.nodes")
+
+    @override
     def check_cluster(self, session: SparkSession, config: Config) -> None:
         _check_executors(session, config, self.executors(config))
 
@@ -111,7 +115,7 @@ class TensorFlowOnSparkEngine(SparkEngine):
         guarded = GuardedContext(context, group)
         try:
             with (
-                dedicated_python_workers(context, NAME),
+                dedicated_python_workers(context, NAME, self.preloads(run.config)),
                 RegistrationServer(nodes, host, bind, monitor.token) as registration,
                 monitor,
             ):

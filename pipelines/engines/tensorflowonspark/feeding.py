@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyspark import TaskContext
 
+import pipelines.lean_tensorflow  # noqa: F401 - before the library imports TensorFlow, and Keras
 from pipelines.errors import PipelineError
 from pipelines.lanes.files import SCHEMA, LaneReader, decode
 from pipelines.quiet import quiet_import

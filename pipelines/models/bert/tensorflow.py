@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import tensorflow as tf
-
+from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.tensorflow_kernels import add_and_normalise, add_bias, bias_gelu
 from pipelines.models.bert.weights import POSITIONS, SEGMENTS, layer_prefix

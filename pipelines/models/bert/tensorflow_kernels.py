@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
+from pipelines.lean_tensorflow import tensorflow as tf
 
 Function = Callable[..., Any]
 

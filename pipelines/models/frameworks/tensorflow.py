@@ -9,8 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import tensorflow as tf
-
+from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.architecture import form_of
 from pipelines.models.spec import EncoderSpec
 

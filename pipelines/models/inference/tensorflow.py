@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
+from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.frameworks.tensorflow import configure_threads, forward
 from pipelines.models.inference.batches import TokenEmbedder
 from pipelines.models.spec import EncoderSpec

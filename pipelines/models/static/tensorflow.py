@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import tensorflow as tf
-
+from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.frameworks.tensorflow import Dropout, mean
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WORDS

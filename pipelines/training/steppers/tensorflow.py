@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
+from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps

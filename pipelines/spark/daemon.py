@@ -1,0 +1,54 @@
+"""Spark's Python daemon, for engines whose workers are to find their framework imported.
+
+Runs on executors: where ``spark.python.daemon.module`` names it, Spark starts one for each set of
+environment variables of its Python workers, and forks these from it. Forking is safe as long as
+nothing has been computed: TensorFlow and PyTorch start their threads, and look for GPUs, at their
+first operation, and not when they are imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from importlib import import_module
+
+from pipelines.quiet import quiet_import
+
+MODULE = "pipelines.spark.daemon"
+PRELOAD = "SENTENCE_PIPELINES_PRELOAD"
+"""Environment variable with the modules to import, separated by spaces."""
+
+
+def main() -> None:
+    """Imports what the workers will need, and becomes Spark's own daemon."""
+    modules = os.environ.get(PRELOAD, "").split()
+    try:
+        _import(modules)
+    except Exception:  # noqa: BLE001 - a worker raises it again, and is heard
+        # In a new process: some libraries give another error when they are imported once more.
+        os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon"])
+    from pyspark.daemon import manager
+
+    # What is there stays: the workers' collections need not look at it, nor copy its pages.
+    gc.collect()
+    gc.freeze()
+    manager()  # type: ignore[no-untyped-call]
+
+
+def _import(modules: list[str]) -> None:
+    """Imports modules, without a line on standard output: Spark reads the daemon's port there."""
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with quiet_import():
+            for module in modules:
+                import_module(module)
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+if __name__ == "__main__":
+    main()

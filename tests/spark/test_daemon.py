@@ -1,0 +1,97 @@
+"""Python workers that are forked from a daemon with modules imported already."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from pipelines.engines import ENGINES
+from pipelines.engines.loading import load_engine
+from pipelines.settings import Config
+from pipelines.settings.load import parse
+from pipelines.spark.daemon import MODULE
+from pipelines.spark.jobs import dedicated_python_workers
+from pipelines.spark.session import session_conf
+
+KEY = "spark.python.daemon.module"
+# Standard modules that nothing else imports; the second one prints as it is imported.
+PRELOADED = ("colorsys", "this")
+# Not in every installation that runs the tests.
+OPTIONAL = ("horovod",)
+
+COMPUTES_NOTHING = """
+import importlib, sys, threading
+from pipelines.quiet import quiet_import
+with quiet_import():
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+assert threading.active_count() == 1, threading.enumerate()
+if "tensorflow" in sys.modules:
+    from tensorflow.python.eager import context
+    assert not context.context()._initialized
+if "torch" in sys.modules:
+    assert not sys.modules["torch"].cuda.is_initialized()
+    assert not sys.modules["torch"].distributed.is_initialized()
+"""
+
+
+def imported(spark, names):
+    """Which modules a Python worker has before it imports any; tried on every executor."""
+
+    def find(_):
+        import sys
+
+        yield [name for name in names if name in sys.modules]
+
+    found = spark.sparkContext.parallelize(range(3), 3).mapPartitions(find).collect()
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+def test_workers_of_a_job_have_its_modules_and_those_of_others_do_not(spark):
+    with dedicated_python_workers(spark.sparkContext, "a test", PRELOADED):
+        assert imported(spark, PRELOADED) == [*PRELOADED]
+    assert imported(spark, PRELOADED) == []
+
+
+def test_a_module_that_cannot_be_imported_fails_where_it_is_used(spark):
+    def use(_):
+        import no_such_module
+
+        yield no_such_module
+
+    with dedicated_python_workers(spark.sparkContext, "a test", ["colorsys", "no_such_module"]):
+        assert imported(spark, PRELOADED) == []
+        with pytest.raises(Exception, match="No module named 'no_such_module'"):
+            spark.sparkContext.parallelize(range(1), 1).mapPartitions(use).collect()
+
+
+def preloads():
+    """What the engines that are installed preload, whatever framework computes."""
+    for name in ENGINES:
+        engine = load_engine(name)
+        for framework in engine.frameworks:
+            settings = {"framework": framework, "sharding": engine.shardings[-1]}
+            training = Config().training.model_copy(update=settings)
+            if name not in OPTIONAL or find_spec(name):
+                yield from engine.preloads(Config().model_copy(update={"training": training}))
+
+
+def test_what_engines_preload_computes_nothing():
+    modules = dict.fromkeys(preloads())
+    assert {"pipelines.engines.torchrun", "pipelines.training.steppers.tensorflow"} <= set(modules)
+    subprocess.run([sys.executable, "-c", COMPUTES_NOTHING, *modules], check=True, timeout=300)
+
+
+def test_only_executors_of_this_machine_are_told_of_the_daemon():
+    assert session_conf(parse({}), submitted=False)[KEY] == MODULE
+    assert KEY not in session_conf(parse({}), submitted=True)
+    assert KEY not in session_conf(
+        parse({"spark": {"master": "spark://10.0.0.1:7077"}}), submitted=False
+    )
+
+
+def test_a_daemon_of_the_users_wins():
+    config = parse({"spark": {"python.daemon.module": "pyspark.daemon"}})
+    assert session_conf(config, submitted=False)[KEY] == "pyspark.daemon"

@@ -1,0 +1,36 @@
+"""TensorFlow is imported without Keras, which then still works for who uses it."""
+
+import subprocess
+import sys
+
+HAS_NO_KERAS = """
+import sys
+from pipelines.lean_tensorflow import tensorflow as tf
+assert not any(name.partition(".")[0] == "keras" for name in sys.modules)
+"""
+USES_KERAS = """
+assert tf.keras.layers.Dense(2)(tf.ones([1, 3])).shape == (1, 2)
+"""
+
+
+def run_in_new_interpreter(program):
+    return subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_tensorflow_is_imported_without_keras_and_in_silence():
+    ended = run_in_new_interpreter(HAS_NO_KERAS)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_keras_is_imported_where_it_is_used():
+    ended = run_in_new_interpreter(HAS_NO_KERAS + USES_KERAS)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_keras_that_is_there_already_stays():
+    ended = run_in_new_interpreter(
+        "import keras; from pipelines.lean_tensorflow import tensorflow as tf" + USES_KERAS
+    )
+    assert ended.returncode == 0, ended.stderr
