@@ -1,6 +1,6 @@
 # `make run` trains the embedded default job, `make test` runs the tests (all of them with
-# ARGS=--matrix); both first make `.venv`, the tests with Horovod in it unless HOROVOD=0, and beside
-# it an environment with Airflow unless AIRFLOW=0. `make package` packs the environment for a cluster.
+# ARGS=--matrix, those of two minutes with ARGS=--quick); both first make `.venv`, the tests with
+# Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0. `make package` packs the environment for a cluster.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 HOROVOD ?= 1
@@ -17,6 +17,10 @@ HOROVOD_STAMP := $(STAMP)-horovod-$(HOROVOD_KEY)
 AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
 IN_VENV := .venv/bin/python
+# Test files are shared among so many processes, each of which has a cluster of its own; see
+# CONTRIBUTING.md. In the order of their names, those that start no cluster come last.
+TESTERS ?= 2
+SHARED := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 PIP := $(IN_VENV) -m pip --disable-pip-version-check
 
 # What `make package` packs: engines, and extras of pyproject.toml beside them (`spark`: Spark itself).
@@ -32,7 +36,7 @@ run: $(STAMP)
 	.venv/bin/sentence-pipelines run --config jobs/default.yaml --set run.overwrite=true $(ARGS)
 
 test: environment $(if $(filter 0,$(AIRFLOW)),,airflow)
-	$(IN_VENV) -m pytest $(ARGS)
+	$(IN_VENV) -m pytest $(SHARED) $(ARGS)
 
 lint: $(STAMP)
 	$(IN_VENV) -m ruff check
