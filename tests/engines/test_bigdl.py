@@ -339,7 +339,7 @@ def test_memory_grows_with_all_that_takes_it():
 
 def test_a_session_that_is_too_small_is_refused_before_anything_is_written(spark, prepared):
     config = small_config(prepared, engine="bigdl", framework="bigdl")
-    encoder = config.encoder.model_copy(update={"hidden": 8192, "intermediate": 8192})
+    encoder = config.encoder.model_copy(update={"hidden": 2048, "intermediate": 2048})
     with pytest.raises(EngineUnavailable, match=r"^spark\.executor\.memory: .* at least \d+m"):
         load_engine("bigdl").check(spark, config.model_copy(update={"encoder": encoder}))
 
