@@ -28,8 +28,11 @@ os.environ["SPARK_SUBMIT_OPTS"] = BRIEF_JVM
 # Of every shuffle: one for each executor, since the tests' rows are few.
 PARTITIONS = "3"
 
-# What modules of tests import that start processes.
-STARTING = {"subprocess", "NotebookClient", "ask_airflow"}
+# What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
+STARTING = {
+    *("spark", "ask_airflow", "mlflow_server"),
+    *("subprocess", "NotebookClient", "measure_command", "_embedder", "_trainer", "build_package"),
+}
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -56,9 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether a test uses no Spark session, and is of a module that starts no processes."""
-    fixtures = getattr(item, "fixturenames", ())
-    return "spark" not in fixtures and STARTING.isdisjoint(vars(getattr(item, "module", None)))
+    """Whether neither a test nor its module uses what starts a cluster or processes."""
+    used = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or item)}
+    return STARTING.isdisjoint(used)
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,8 @@ from pipelines.training.control.monitor import Monitor
 STEPS = 24
 # In runs that are to end long before: who waits for a step gives up after STALL_SECONDS alone.
 ENDLESS = 100_000
-STALL_SECONDS = 900
-PROMPT_SECONDS = 300
+STALL_SECONDS = 1200
+PROMPT_SECONDS = 600
 
 
 def started() -> set[int]:
