@@ -94,7 +94,9 @@ def test_a_worker_gets_the_sides_that_its_objective_embeds(make_run, triplets, n
 
 
 def test_triplets_train_a_model(triplets, tmp_path):
-    config = small_config(triplets, engine="local", workers=1, epochs=4, max_steps=100)
+    config = small_config(
+        triplets, engine="local", framework="torch", workers=1, epochs=4, max_steps=100
+    )
     run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
     model = workflow.train(config.model_copy(update={"run": run}))
     assert (model / "model.safetensors").exists()
