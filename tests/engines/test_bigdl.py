@@ -18,7 +18,7 @@ from engine_cases import resumed
 from hypothesis import given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
-from test_contract import PROMPT_SECONDS, STALL_SECONDS
+from test_contract import PROMPT_SECONDS, STALL_SECONDS, distance
 
 from pipelines.engines.bigdl import jars, memory
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
@@ -93,8 +93,9 @@ def test_slices_that_are_not_alike_and_what_is_left_afterwards(spark, make_run, 
         curves[name] = load_engine(name).train(spark, run, lambda line: None).losses
     np.testing.assert_allclose(curves["bigdl"], curves["local"], rtol=1e-3)
     last, expected = (load_checkpoint(runs[name].run_folder, FEW_STEPS) for name in runs)
-    for name, weight in expected.weights.items():
-        np.testing.assert_allclose(last.weights[name], weight, atol=5e-5, err_msg=name)
+    assert last.weights.keys() == expected.weights.keys()
+    apart, moved = (distance(one, expected.weights) for one in (last.weights, weights))
+    assert apart < 1e-3 * moved
     # What dllib has cached is gone, and what others have is not.
     assert "test_" not in blocks(spark)
     assert "rdd_" in blocks(spark)

@@ -7,6 +7,7 @@ import numpy as np
 import psutil
 import pytest
 from pyspark import SparkConf
+from test_contract import distance
 from unauthenticated import approach, tells_nothing
 
 from pipelines.engines.elephas.spark_model import GranuleModel
@@ -74,8 +75,9 @@ def test_rounds_average_weights_and_optimiser(spark, make_run):
     run = make_run(FEW_STEPS, **settings)
     np.testing.assert_allclose(losses(spark, run), expected, rtol=1e-4)
     result = load_checkpoint(run.run_folder, FEW_STEPS)
-    for name, value in mean.weights.items():
-        np.testing.assert_allclose(result.weights[name], value, atol=2e-5, err_msg=name)
+    start = load_checkpoint(run.run_folder, 0)
+    apart, moved = (distance(one.weights, mean.weights) for one in (result, start))
+    assert apart < 1e-3 * moved
 
 
 def averaged_by_hand(run: TrainingRun):
