@@ -1,6 +1,6 @@
 # `make run` trains the embedded default job, `make test` runs the tests (all of them with
-# ARGS=--matrix); both first make `.venv`, the tests with Horovod in it unless HOROVOD=0, and beside
-# it an environment with Airflow unless AIRFLOW=0. `make package` packs the environment for a cluster.
+# ARGS=--matrix, those of two minutes with ARGS=--quick); both first make `.venv`, the tests with
+# Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0. `make package` packs the environment for a cluster.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 HOROVOD ?= 1
@@ -27,6 +27,10 @@ ifeq ($(filter-out test airflow environment,$(MAKECMDGOALS)),)
 MAKEFLAGS += --jobs=2
 endif
 endif
+# Test files are shared among so many processes, each of which has a cluster of its own; see
+# CONTRIBUTING.md. In the order of their names, those that start no cluster come last.
+TESTERS ?= 2
+SHARED := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 # What `make package` packs: engines, and extras of pyproject.toml beside them (`spark`: Spark itself).
 ENGINE ?= tensorflowonspark
@@ -41,7 +45,7 @@ run: $(STAMP) $(ARCHIVE_STAMP)
 	.venv/bin/sentence-pipelines run --config jobs/default.yaml --set run.overwrite=true $(ARGS)
 
 test: environment $(if $(filter 0,$(AIRFLOW)),,airflow)
-	$(IN_VENV) -m pytest $(ARGS)
+	$(IN_VENV) -m pytest $(SHARED) $(ARGS)
 
 lint: $(STAMP)
 	$(IN_VENV) -m ruff check

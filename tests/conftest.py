@@ -25,6 +25,15 @@ settings.load_profile("pipelines")
 BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["SPARK_SUBMIT_OPTS"] = BRIEF_JVM
 
+# Of every shuffle: one for each executor, since the tests' rows are few.
+PARTITIONS = "3"
+
+# What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
+STARTING = {
+    *("spark", "ask_airflow", "mlflow_server"),
+    *("subprocess", "NotebookClient", "measure_command", "_embedder", "_trainer", "build_package"),
+}
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -32,21 +41,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--matrix", action="store_true", help="every combination of engine, mode, feed and fault"
     )
+    parser.addoption(
+        "--quick", action="store_true", help="what needs no cluster and no process of its own"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the slow matrix out, unless it is asked for."""
-    if config.getoption("--matrix"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("matrix")]
+    """Leaves out the slow matrix, unless it is asked for, and what is not quick, if that is."""
+    matrix, quick = config.getoption("--matrix"), config.getoption("--quick")
+    left_out = [
+        item
+        for item in items
+        if (not matrix and item.get_closest_marker("matrix")) or (quick and not is_quick(item))
+    ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Whether neither a test nor its module uses what starts a cluster or processes."""
+    used = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or item)}
+    return STARTING.isdisjoint(used)
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator:
     """A session on a real local cluster: executors of one core for two workers and a server."""
-    brief = Config(spark={"executor.extraJavaOptions": BRIEF_JVM})
+    brief = Config(
+        spark={"executor.extraJavaOptions": BRIEF_JVM, "sql.shuffle.partitions": PARTITIONS}
+    )
     with_bigdl = {"conf": class_paths} if find_spec("bigdl") else {}
     session = spark_session(brief, "tests", executors=3, **with_bigdl)
     yield session

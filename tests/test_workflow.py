@@ -174,7 +174,8 @@ def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
 def test_a_static_encoder_is_trained_and_measured_too(config_file, tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    static = overrides("encoder.kind=static", "encoder.hidden=64", "training.learning_rate=0.02")
+    settings = ("encoder.kind=static", "encoder.hidden=64", "training.learning_rate=0.02")
+    static = overrides(*settings, "training.framework=torch")
     assert main(["train", "--config", str(config_file), *static]) == 0
     assert main(["evaluate", "--config", str(config_file), *static]) == 0
     run = tmp_path / "run"

@@ -37,6 +37,15 @@ def lines(summary):
     return {(line.level, line.kind, line.name): line.rows for line in summary.funnel}
 
 
+@pytest.fixture(scope="module")
+def adjacent(spark, tmp_path_factory):
+    """The documents, and what their neighbouring sentences give."""
+    folder = tmp_path_factory.mktemp("adjacent")
+    documents = folder / "documents"
+    documents.mkdir()
+    return documents, prepared(spark, folder, **write_documents(documents), pairs="adjacent")
+
+
 def test_neighbours_of_one_document_are_paired(spark, tmp_path):
     corpus = write_documents(tmp_path)
     summary = prepared(spark, tmp_path, **corpus, pairs="adjacent", near_duplicates=0)
@@ -50,15 +59,15 @@ def test_neighbours_of_one_document_are_paired(spark, tmp_path):
     check_adds_up(summary.funnel)
 
 
-def test_near_duplicates_are_dropped_once(spark, tmp_path):
-    summary = prepared(spark, tmp_path, **write_documents(tmp_path), pairs="adjacent")
+def test_near_duplicates_are_dropped_once(adjacent):
+    _, summary = adjacent
     assert dropped(summary)["near duplicate"] == 1
     texts = {text for pair in sides_of(summary) for text in pair}
     assert len(texts & {OPENING, NEAR}) <= 1
 
 
-def test_pairs_that_share_a_sentence_are_of_one_group(spark, tmp_path):
-    summary = prepared(spark, tmp_path, **write_documents(tmp_path), pairs="adjacent")
+def test_pairs_that_share_a_sentence_are_of_one_group(adjacent):
+    _, summary = adjacent
     group_of = {}
     for row in pairs_of(summary):
         for text in (row["anchor"], row["positive"]):
@@ -143,10 +152,8 @@ def test_quarantine_and_its_limit(spark, tmp_path):
     assert raised.value.key == "corpus.max_quarantined"
 
 
-def test_statistics_hold_examples_of_what_was_dropped(spark, tmp_path):
-    documents = tmp_path / "documents"
-    documents.mkdir()
-    summary = prepared(spark, tmp_path, **write_documents(documents), pairs="adjacent")
+def test_statistics_hold_examples_of_what_was_dropped(adjacent):
+    documents, summary = adjacent
     told = json.loads((summary.folder / "statistics.json").read_text())
     assert told["examples"]["rows"]["no prose"] == ["Only a title"]
     assert told["examples"]["paragraphs"]["title line"]

@@ -290,7 +290,8 @@ ODD = st.one_of(
 )
 ODD_ROWS = st.lists(
     st.tuples(ODD, ODD, st.sampled_from(["a", "b", "c", None]), st.sampled_from([0.0, 1.0, 7.0])),
-    max_size=25,
+    min_size=20,
+    max_size=60,
 )
 
 
@@ -298,7 +299,7 @@ ODD_ROWS = st.lists(
     "form", ["summary", "adjacent", "title", "columns", "triplets", "group", "single"]
 )
 @settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(odd=ODD_ROWS)
 def test_the_funnel_adds_up_on_odd_rows(spark, tmp_path, form, odd):

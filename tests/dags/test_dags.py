@@ -175,19 +175,27 @@ def chain(prepared, tmp_path_factory, ask_airflow) -> Callable[..., dict[str, An
 
 def kill_training(run_folder: Path, after: int, stopped: threading.Event) -> list[list[str]]:
     """Kills the process that trains, once; gives the metrics lines that it had written by then."""
-    path, seen = run_folder / "metrics.jsonl", []
-    while not seen and not stopped.wait(0.01):
-        lines = path.read_text().splitlines() if path.exists() else []
-        for child in psutil.Process().children(recursive=True) if len(lines) > after else ():
-            with suppress(psutil.NoSuchProcess):
-                command = child.cmdline()
-                if (
-                    "python" in Path(command[0]).name
-                    and str(ROOT / "jobs/train.py") in command[1:2]
-                ):
-                    child.kill()
-                    seen.append(path.read_text().splitlines())
-    return seen
+    path, trainers = run_folder / "metrics.jsonl", []
+    while not stopped.wait(0.01):
+        # Found before the steps are made, which take less time than to look for it.
+        trainers = trainers or (training_processes() if run_folder.exists() else [])
+        if trainers and path.exists() and len(path.read_text().splitlines()) > after:
+            for trainer in trainers:
+                trainer.kill()
+            return [path.read_text().splitlines()]
+    return []
+
+
+def training_processes() -> list[psutil.Process]:
+    """The drivers of `jobs/train.py` among all processes below this one."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            command = child.cmdline()
+            is_python = bool(command) and "python" in Path(command[0]).name
+            if is_python and str(ROOT / "jobs/train.py") in command[1:2]:
+                found.append(child)
+    return found
 
 
 def test_a_killed_training_goes_on_and_its_model_is_promoted(chain):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from corpus_factory import small_config
-from engine_cases import ENGINE_CASES, FIRST_OF_ENGINES, EngineCase
+from engine_cases import ENGINE_CASES, FIRST_OF_LAUNCHES, EngineCase
 
+from pipelines.engines.loading import load_engine
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
@@ -21,8 +23,16 @@ from pipelines.training_job import batch_plan
 def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
     """Makes a run of some steps, with its first checkpoint written."""
 
-    def make(steps: int, folder: str = "run", data: Path = prepared, **training) -> TrainingRun:
+    def make(
+        steps: int,
+        folder: str = "run",
+        data: Path = prepared,
+        negatives: str = "granule",
+        **training,
+    ) -> TrainingRun:
         config = small_config(data, **training)
+        objective = config.objective.model_copy(update={"negatives": negatives})
+        config = config.model_copy(update={"objective": objective})
         manifest = LaneManifest.load(data / "lanes")
         run_folder = tmp_path / folder
         spec, weights = start_encoder(config, manifest.vocabulary)
@@ -38,6 +48,27 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def known_curves() -> dict:
+    """What :func:`reference` has computed, by the arguments."""
+    return {}
+
+
+@pytest.fixture
+def reference(spark, make_run, known_curves) -> Callable[..., np.ndarray]:
+    """Finds the losses of one process, which all tests compute once."""
+
+    def find(steps: int, framework: str = "tensorflow", **settings) -> np.ndarray:
+        key = (steps, framework, *sorted(settings.items()))
+        if key not in known_curves:
+            run = make_run(steps, "reference", workers=1, framework=framework, **settings)
+            outcome = load_engine("local").train(spark, run, lambda line: None)
+            known_curves[key] = np.array(outcome.losses)
+        return known_curves[key]
+
+    return find
 
 
 def in_matrix(unless: Callable[[EngineCase], bool]) -> list:
@@ -66,8 +97,8 @@ def killable(request, monkeypatch) -> EngineCase:
     return request.param
 
 
-@pytest.fixture(params=in_matrix(unless=lambda one: one in FIRST_OF_ENGINES))
-def each_engine(request, monkeypatch) -> EngineCase:
-    """Every engine once; in the matrix in every mode."""
+@pytest.fixture(params=in_matrix(unless=lambda one: one in FIRST_OF_LAUNCHES))
+def each_launch(request, monkeypatch) -> EngineCase:
+    """Every way to start workers once; in the matrix every engine in every mode."""
     monkeypatch.setitem(STEPPERS.entries, "numpy", "numpy_stepper:NumpyStepper")
     return request.param

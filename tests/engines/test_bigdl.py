@@ -18,6 +18,7 @@ from engine_cases import resumed
 from hypothesis import given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
+from test_contract import PROMPT_SECONDS, STALL_SECONDS, distance
 
 from pipelines.engines.bigdl import jars, memory
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
@@ -36,35 +37,22 @@ from pipelines.settings.objective import objective
 pytest.importorskip("bigdl", reason="BigDL is not installed")
 training_graph = pytest.importorskip("pipelines.engines.bigdl.graph").training_graph
 
-STEPS = 12
+STEPS = 24
+# After which weights are compared: roundings add up.
+FEW_STEPS = 12
 
 
 def trained(spark, run, on_metrics=lambda line: None):
     return np.array(load_engine("bigdl").train(spark, run, on_metrics).losses)
 
 
-@pytest.fixture(scope="module")
-def reference():
-    """Loss curves of the reference, by what is special about them."""
-    return {}
-
-
-def expected(reference, spark, make_run, **settings):
-    key = tuple(settings.items())
-    if key not in reference:
-        run = make_run(STEPS, "reference", workers=1, framework="torch", **settings)
-        reference[key] = np.array(load_engine("local").train(spark, run, lambda line: None).losses)
-    return reference[key]
-
-
-@pytest.mark.parametrize(("workers", "compression"), [(1, "none"), (2, "none"), (2, "fp16")])
+@pytest.mark.parametrize(("workers", "compression"), [(1, "none"), (2, "fp16")])
 def test_its_curve_is_that_of_one_process(spark, make_run, reference, workers, compression):
     run = make_run(STEPS, workers=workers, framework="bigdl", compression=compression)
     # dllib's fp16 is the upper half of the bits of an fp32: seven binary digits of each gradient,
     # and of the weights on their way.
     bound = {"none": 1e-3, "fp16": 2e-2}[compression]
-    curve = expected(reference, spark, make_run)
-    np.testing.assert_allclose(trained(spark, run), curve, rtol=bound)
+    np.testing.assert_allclose(trained(spark, run), reference(STEPS, "torch"), rtol=bound)
 
 
 def test_threads_and_parts_change_nothing(spark, make_run, reference, monkeypatch):
@@ -74,7 +62,7 @@ def test_threads_and_parts_change_nothing(spark, make_run, reference, monkeypatc
     # Steps of 2 x 8 pairs of at most 32 tokens: five to a part.
     monkeypatch.setattr("pipelines.engines.bigdl.dllib.PART_TOKENS", 5 * 2 * 8 * 2 * 32)
     curve = trained(spark, run)
-    np.testing.assert_allclose(curve, expected(reference, spark, make_run, **settings), rtol=1e-3)
+    np.testing.assert_allclose(curve, reference(STEPS, "torch", **settings), rtol=1e-3)
     assert checkpoint_steps(run.run_folder) == [0, STEPS]
     assert not list((run.run_folder / "checkpoints").glob(".*"))
 
@@ -92,8 +80,8 @@ def test_slices_that_are_not_alike_and_what_is_left_afterwards(spark, make_run, 
     assert sum(value.size for value in weights.values()) % 2 == 1
     settings = {"weight_decay": 0.1, "clip_norm": 0.5}
     runs = {
-        "local": make_run(STEPS, "reference", workers=1, framework="torch", **settings),
-        "bigdl": make_run(STEPS, workers=2, framework="bigdl", **settings),
+        "local": make_run(FEW_STEPS, "reference", workers=1, framework="torch", **settings),
+        "bigdl": make_run(FEW_STEPS, workers=2, framework="bigdl", **settings),
     }
     # Steps of 8 pairs a worker of at most 32 tokens: five to a part.
     monkeypatch.setattr("pipelines.engines.bigdl.dllib.PART_TOKENS", 5 * 8 * 2 * 32)
@@ -104,9 +92,10 @@ def test_slices_that_are_not_alike_and_what_is_left_afterwards(spark, make_run, 
         save_checkpoint(run.run_folder, Checkpoint(0, spec, weights, {}), 9)
         curves[name] = load_engine(name).train(spark, run, lambda line: None).losses
     np.testing.assert_allclose(curves["bigdl"], curves["local"], rtol=1e-3)
-    last, expected = (load_checkpoint(runs[name].run_folder, STEPS) for name in runs)
-    for name, weight in expected.weights.items():
-        np.testing.assert_allclose(last.weights[name], weight, atol=5e-5, err_msg=name)
+    last, expected = (load_checkpoint(runs[name].run_folder, FEW_STEPS) for name in runs)
+    assert last.weights.keys() == expected.weights.keys()
+    apart, moved = (distance(one, expected.weights) for one in (last.weights, weights))
+    assert apart < 1e-3 * moved
     # What dllib has cached is gone, and what others have is not.
     assert "test_" not in blocks(spark)
     assert "rdd_" in blocks(spark)
@@ -146,7 +135,8 @@ def executors_process(spark, rank):
 
 
 def test_an_executor_that_is_killed_ends_the_run_which_can_be_resumed(spark, make_run, reference):
-    run = make_run(STEPS, workers=2, framework="bigdl", checkpoint_every=4)
+    settings = {"checkpoint_every": 4, "stall_seconds": STALL_SECONDS}
+    run = make_run(STEPS, workers=2, framework="bigdl", **settings)
     killed = []
 
     def kill_once(line):
@@ -156,11 +146,14 @@ def test_an_executor_that_is_killed_ends_the_run_which_can_be_resumed(spark, mak
 
     with pytest.raises(EngineError, match=r"rank 1, host \S+, lane 1: its executor is gone"):
         trained(spark, run, kill_once)
-    assert time.monotonic() - killed[0] < 60
-    assert checkpoint_steps(run.run_folder) == [0, 4]
+    assert time.monotonic() - killed[0] < PROMPT_SECONDS
+    # Some steps more may have been made until it was killed.
+    kept = checkpoint_steps(run.run_folder)
+    assert kept[:2] == [0, 4]
+    assert kept[-1] < STEPS
     assert spark.range(3).count() == 3, "the session lives on"
-    curve = trained(spark, resumed(run, 4))
-    np.testing.assert_allclose(curve, expected(reference, spark, make_run)[4:], rtol=1e-3)
+    curve = trained(spark, resumed(run, kept[-1]))
+    np.testing.assert_allclose(curve, reference(STEPS, "torch")[kept[-1] :], rtol=1e-3)
 
 
 FORMS = {
@@ -347,7 +340,7 @@ def test_memory_grows_with_all_that_takes_it():
 
 def test_a_session_that_is_too_small_is_refused_before_anything_is_written(spark, prepared):
     config = small_config(prepared, engine="bigdl", framework="bigdl")
-    encoder = config.encoder.model_copy(update={"hidden": 8192, "intermediate": 8192})
+    encoder = config.encoder.model_copy(update={"hidden": 2048, "intermediate": 2048})
     with pytest.raises(EngineUnavailable, match=r"^spark\.executor\.memory: .* at least \d+m"):
         load_engine("bigdl").check(spark, config.model_copy(update={"encoder": encoder}))
 

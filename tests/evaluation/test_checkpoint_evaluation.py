@@ -51,7 +51,13 @@ def measured_config(prepared, tmp_path) -> Config:
     pq.write_table(pa.table(pairs | {"label": [1, 1, 0, 0, 0]}), tmp_path / "same.parquet")
     write_set(tmp_path / "beir", DOCUMENTS, QUERIES, QRELS)
     config = small_config(
-        prepared, engine="local", workers=1, max_steps=12, checkpoint_every=3, keep_checkpoints=9
+        prepared,
+        engine="local",
+        framework="torch",
+        workers=1,
+        max_steps=12,
+        checkpoint_every=3,
+        keep_checkpoints=9,
     )
     evaluation = {
         "similarity": (str(tmp_path / "sts.parquet"),),

@@ -101,7 +101,7 @@ def test_workers_end_before_the_lock_of_their_run_is_taken_over():
 
 @pytest.mark.parametrize("further", [{"more": 1}, {"job": None}], ids=["more", "something else"])
 def test_a_file_that_changes_is_not_taken_over_whatever_it_holds(tmp_path, monkeypatch, further):
-    monkeypatch.setattr(locks, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(locks, "SILENT_SECONDS", 10.0)
     path, done = tmp_path / ".lock", threading.Event()
     path.write_bytes(b"")
 

@@ -19,8 +19,8 @@ def test_a_job_that_stands_still_is_called_off(spark) -> None:
     began = time.monotonic()
     with pytest.raises(PipelineError, match=r"^embedding was called off: nothing was written for"):
         run_with_timeout(context, "embedding", act, lambda: None, stall_seconds=2.0)
-    assert time.monotonic() - began < 30
-    deadline = time.monotonic() + 20
+    assert time.monotonic() - began < 200
+    deadline = time.monotonic() + 60
     while context.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not context.statusTracker().getActiveJobsIds()

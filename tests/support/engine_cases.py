@@ -32,6 +32,8 @@ class EngineCase:
         faults: Whether its failures are tried outside of the matrix too: another case's
             take the same way if not.
         trains: The same of its training: other tests hold its curve to the reference's if not.
+        equivalent: Whether its curve is that of one process.
+        launch: How its workers are started.
         watched: Whether its workers are processes of ours that report to a monitor.
         marks: Of its tests.
     """
@@ -43,6 +45,8 @@ class EngineCase:
     repeats: bool = True
     faults: bool = True
     trains: bool = True
+    equivalent: bool = True
+    launch: str = ""
     watched: bool = True
     marks: tuple = ()
 
@@ -56,32 +60,46 @@ def engine_case(
     repeats: bool = True,
     faults: bool = True,
     trains: bool = True,
+    equivalent: bool = True,
+    launch: str = "",
     watched: bool = True,
     marks: tuple = (),
     **training,
 ) -> EngineCase:
     """An engine of the registry: what stands before the first dash of the name."""
+    engine = name.split("-", maxsplit=1)[0]
     return EngineCase(
         name,
-        lambda: load_engine(name.split("-", maxsplit=1)[0]),
+        lambda: load_engine(engine),
         {"workers": 2} | training,
         # Gradients at parameters of steps before teach less, by how much depends on the machine.
         falls_to=0.95 if repeats else 0.97,
         repeats=repeats,
         faults=faults,
         trains=trains,
+        equivalent=equivalent and repeats,
+        launch=launch or engine,
         watched=watched,
         marks=marks,
     )
 
 
+def distributor_case(name: str, **known) -> EngineCase:
+    """An engine that starts its workers by Spark's distributor of torchrun."""
+    return engine_case(name, framework="torch", launch="distributor", **known)
+
+
 # What an engine is tried with beside, or instead of, its defaults.
 VARIANTS = {
-    "local": [engine_case("local"), engine_case("local-torch", framework="torch", faults=False)],
+    # The reference itself.
+    "local": [
+        engine_case("local", equivalent=False),
+        engine_case("local-torch", framework="torch", equivalent=False, faults=False),
+    ],
     "tensorflowonspark": [
         engine_case("tensorflowonspark-lanes"),
-        engine_case("tensorflowonspark-spark", feed="spark", trains=False),
-        engine_case("tensorflowonspark-async", mode="async", repeats=False),
+        engine_case("tensorflowonspark-spark", feed="spark", trains=False, faults=False),
+        engine_case("tensorflowonspark-async", mode="async", repeats=False, faults=False),
         engine_case(
             "tensorflowonspark-async-spark",
             mode="async",
@@ -92,30 +110,31 @@ VARIANTS = {
         ),
     ],
     "elephas": [
-        engine_case("elephas-sync", round_steps=4, transport="socket"),
+        engine_case(
+            "elephas-sync", round_steps=4, transport="socket", equivalent=False, faults=False
+        ),
         engine_case("elephas-async", mode="async", repeats=False),
         engine_case(
-            "elephas-hogwild", mode="hogwild", transport="socket", repeats=False, faults=False
+            "elephas-hogwild",
+            mode="hogwild",
+            transport="socket",
+            max_staleness=3,
+            repeats=False,
+            faults=False,
         ),
     ],
     "bigdl": [
         engine_case("bigdl", framework="bigdl", watched=False),
-        engine_case("bigdl-torch", framework="torch"),
+        engine_case("bigdl-torch", framework="torch", launch="orca"),
     ],
     "torch": [
-        engine_case("torch-ddp", framework="torch"),
-        engine_case(
-            "torch-fsdp", framework="torch", sharding="parameters", trains=False, faults=False
-        ),
+        distributor_case("torch-ddp"),
+        distributor_case("torch-fsdp", sharding="parameters", trains=False, faults=False),
     ],
     "deepspeed": [
-        engine_case(
-            "deepspeed-zero1", framework="torch", sharding="optimizer", trains=False, faults=False
-        ),
-        engine_case(
-            "deepspeed-zero2", framework="torch", sharding="gradients", trains=False, faults=False
-        ),
-        engine_case("deepspeed-zero3", framework="torch", sharding="parameters"),
+        distributor_case("deepspeed-zero1", sharding="optimizer", trains=False, faults=False),
+        distributor_case("deepspeed-zero2", sharding="gradients", trains=False, faults=False),
+        distributor_case("deepspeed-zero3", sharding="parameters", faults=False),
     ],
     "horovod": [
         engine_case("horovod-tensorflow", marks=(WITH_HOROVOD,)),
@@ -133,12 +152,17 @@ def engine_cases() -> list[EngineCase]:
 
 ENGINE_CASES = [
     EngineCase(
-        "test", ForkEngine, {"workers": 1, "framework": "numpy", "learning_rate": 1e-2}, 0.97
+        "test",
+        ForkEngine,
+        {"workers": 1, "framework": "numpy", "learning_rate": 1e-2},
+        falls_to=0.97,
+        equivalent=False,
+        launch="test",
     ),
     *engine_cases(),
 ]
 
-FIRST_OF_ENGINES = [*{one.name.partition("-")[0]: one for one in reversed(ENGINE_CASES)}.values()]
+FIRST_OF_LAUNCHES = [*{one.launch: one for one in reversed(ENGINE_CASES)}.values()]
 
 
 def resumed(run: TrainingRun, step: int) -> TrainingRun:

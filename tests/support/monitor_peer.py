@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 
 from pipelines.runs.run import WorkerTask
 from pipelines.training.control.monitor import Monitor
@@ -23,3 +24,16 @@ class Peer:
         """The driver's last word, which comes after those that it is there."""
         with self.socket.makefile("rb") as words:
             return next((word for word in words if word != b"here\n"), b"")
+
+
+def end(peer: Peer) -> bytes:
+    """Hears the last word, and hangs up."""
+    word = peer.hears()
+    peer.socket.close()
+    return word
+
+
+def end_later(*peers: Peer) -> None:
+    """The same of each, on threads."""
+    for peer in peers:
+        threading.Thread(target=end, args=(peer,), daemon=True).start()

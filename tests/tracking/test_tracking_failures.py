@@ -71,8 +71,8 @@ def test_a_server_that_does_not_serve_costs_no_more_than_the_wait(server, tmp_pa
             left = time.monotonic()
         waited = time.monotonic() - left
     # Far below what any request could take, on any machine.
-    assert took < 10
-    assert waited < WAIT + 10
+    assert took < 40
+    assert waited < WAIT + 40
     (warning,) = warnings(caplog)
     assert warning.startswith("mlflow is behind or cannot be reached, and the run goes on")
     assert Path(warning.rsplit("see ", 1)[1]).is_file()

@@ -180,14 +180,14 @@ def test_the_workers_granules_are_those_of_the_plan(mode, workers):
 
 
 def test_a_worker_that_waits_for_a_slow_one_is_no_failure(tmp_path, monkeypatch):
-    run = make_run(8, 0, tmp_path, mode="async", stall_seconds=5)
-    training = run.config.training.model_copy(update={"stall_seconds": 0.3})
+    run = make_run(16, 0, tmp_path, mode="async", stall_seconds=5)
+    training = run.config.training.model_copy(update={"stall_seconds": 1.5})
     config = run.config.model_copy(update={"training": training})
-    # The second worker takes 0.2 s a step, so the first waits for it more than 0.3 s at the end.
-    monkeypatch.setattr(Slow, "gradients", lambda slow, *_: (time.sleep(0.2 * slow.rank), {}))
+    # The second worker takes 0.3 s a step, so the first waits for it more than 1.5 s at the end.
+    monkeypatch.setattr(Slow, "gradients", lambda slow, *_: (time.sleep(0.3 * slow.rank), {}))
     monkeypatch.setattr("pipelines.training.asynchronous.check_finite", lambda *_: None)
     _, records = train(type(run)(**(vars(run) | {"config": config})))
-    assert len(records) == 8
+    assert len(records) == 16
 
 
 def test_a_wait_has_a_deadline(tmp_path):

@@ -128,9 +128,9 @@ def test_no_operation_waits_for_a_worker_that_has_not_joined():
 
     def be_late(ring):
         if ring.rank == 2:
-            time.sleep(2.5)
+            time.sleep(4)
 
-    sums = in_ring(3, lambda ring: ring.sum(np.ones(3)), wait_seconds=1.0, before=be_late)
+    sums = in_ring(3, lambda ring: ring.sum(np.ones(3)), wait_seconds=2.0, before=be_late)
     assert [one.tolist() for one in sums] == [[3, 3, 3]] * 3
 
 
