@@ -195,13 +195,15 @@ def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str,
     """The conf of a cluster on this machine."""
     cores = task_cores = config.training.threads
     memory = memory_mb(config.spark.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
-    # A user who sizes executors gets them.
-    if not trains and not {"executor.cores", "executor.memory", "task.cpus"} & config.spark.keys():
+    sized: dict[str, str] = {}
+    # A user who sizes executors, or names a master, gets them so.
+    by_user = {"master", "executor.cores", "executor.memory", "task.cpus"} & config.spark.keys()
+    if not trains and not by_user:
         cores, memory, executors, task_cores = cores * executors, memory * executors, 1, 1
-    return {
+        sized = {"spark.executor.memory": f"{ceil(memory)}m"}
+    return sized | {
         "spark.master": f"local-cluster[{executors},{cores},{ceil(memory)}]",
         "spark.executor.cores": str(cores),
-        "spark.executor.memory": f"{ceil(memory)}m",
         "spark.task.cpus": str(task_cores),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": str(4 * config.training.workers),
