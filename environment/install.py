@@ -5,8 +5,8 @@ The Makefile calls it with what it would give to ``pip install``:
     python environment/install.py .venv --require-hashes --no-deps -r requirements.lock
 
 uv takes the same pins in the same order, in a fraction of the time. It does not read pip's
-configuration, so the registries and the certificate of pip are handed to it. Where uv fails, pip
-tries. ``UV=`` in the environment leaves uv out, ``UV=/path/to/uv`` names one.
+configuration, so the registries, the certificate and the proxy of pip are handed to it. Where uv
+fails, pip tries. ``UV=`` in the environment leaves uv out, ``UV=/path/to/uv`` names one.
 
 In a terminal one line shows what is downloaded or installed now. In a log, and where make runs
 several recipes at once, a line is printed every few seconds.
@@ -49,6 +49,7 @@ _UV_VARIABLES = {
     "no-index": ("UV_NO_INDEX", " "),
     "trusted-host": ("UV_INSECURE_HOST", " "),
     "cert": ("SSL_CERT_FILE", " "),
+    "proxy": ("ALL_PROXY", " "),
 }
 # Later ones win, as pip has it.
 _SECTIONS = ("global", "install", ":env:")

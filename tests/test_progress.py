@@ -233,6 +233,27 @@ def test_a_job_that_fails_does_not_say_that_its_stages_are_done(capsys, screen):
     assert work._JOB.get() is None
 
 
+def test_a_job_that_fails_leaves_how_far_it_was(capsys, screen):
+    with (
+        pytest.raises(ValueError, match="odd"),
+        job("run", STAGES),
+        WorkProgress("training", 100, 0, "") as bar,
+    ):
+        bar.show(57, "loss 0.5")
+        raise ValueError("odd")
+    shown = _plain(capsys.readouterr().err.replace("\r", "\n"))
+    last = [line for line in shown.splitlines() if line.strip()][-1]
+    assert "57/100 loss 0.5" in last
+
+
+def test_work_goes_on_after_work_that_was_a_part_of_it(capsys):
+    with job("run", STAGES), WorkProgress("training", 2, 0, "step {done}/{total} {text}") as bar:
+        with activity("starting Spark"):
+            pass
+        bar.show(1, "loss 1")
+    assert capsys.readouterr().err.splitlines()[-1] == "3/3 training: step 1/2 loss 1"
+
+
 def test_the_time_left_of_a_stage_is_shown_once_steps_are_made(capsys, screen, impatient):
     with job("run", STAGES), WorkProgress("training", 10_000, 0, "") as bar:
         shown, end = "", time.monotonic() + 30

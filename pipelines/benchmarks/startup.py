@@ -169,7 +169,6 @@ def prepare_config(config: Config, pairs: Sequence[tuple[str, str]], folder: Pat
             "prepared": config.prepared.model_copy(update=prepared),
             "training": config.training.model_copy(update={"start_seconds": _START_SECONDS}),
             "tokens": config.tokens.model_copy(update={"max_length": _MAX_LENGTH}),
-            "spark": {"executor.memory": _EXECUTOR_MEMORY, **config.spark},
             "lanes": config.lanes.model_copy(update={"granule": _GRANULE}),
         }
     )
@@ -208,6 +207,8 @@ def _engine_costs(config: Config) -> list[dict[str, Any]]:
     # Imported late, with all that trains.
     measure_engines: Callable[[Config, Sequence[str]], list[dict[str, Any]]]
     measure_engines = import_module("pipelines.benchmarks.startup_engines").measure_engines
+    memory = {"executor.memory": _EXECUTOR_MEMORY, **config.spark}
+    config = config.model_copy(update={"spark": memory})
     figures = []
     for name in installed_engines(config):
         logger.info("startup: engine %s", name)

@@ -118,13 +118,10 @@ def write_evaluation(chosen: pa.Table, folder: Path) -> int:
     """
     queries = chosen.select(["query_id", "anchor", "document_id"])
     queries = queries.rename_columns(["query_id", "text", "document_id"]).sort_by("query_id")
-    texts: dict[int, str] = {}
-    for row in chosen.select(["document_id", "positive"]).to_pylist():
-        number, text = row["document_id"], row["positive"]
-        # Two texts of one number, which is a hash, would be one document.
-        texts[number] = min(texts.get(number, text), text)
+    # Two texts of one number, which is a hash, would be one document.
+    grouped = chosen.group_by("document_id", use_threads=False).aggregate([("positive", "min")])
     documents = pa.table(
-        {"document_id": pa.array(texts, pa.int64()), "text": pa.array(texts.values(), pa.string())}
+        {"document_id": grouped["document_id"], "text": grouped["positive_min"]}
     ).sort_by("document_id")
     files = CorpusFolder(folder)
     files.queries.parent.mkdir()

@@ -37,7 +37,7 @@ from pipelines.corpus.readers.sources import read_rows, texts_of
 from pipelines.corpus.statistics import Counts, count_reasons, dropped, example_texts
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import text_level, unit_batches
-from pipelines.errors import InputError
+from pipelines.errors import InputError, PipelineError
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
@@ -302,11 +302,21 @@ def _write_split(
 
 
 def _lines_of_pairs(counts: Counts, split: _Split) -> list[FunnelLine]:
+    """The level of pairs.
+
+    Raises:
+        PipelineError: Fewer or more pairs lie in the files than were to be written.
+    """
     reasons = dropped(counts.pairs) | dropped(counts.held_out)
     others = {
         held_out.BEYOND: counts.held_out.get(None, 0) - split.asked,
         held_out.LEAK: counts.trainable - split.written,
     }
+    if min(others.values()) < 0 or (others[held_out.LEAK] and not split.asked):
+        raise PipelineError(
+            f"{split.written} of {counts.trainable} pairs for training are in their files, and"
+            f" {split.asked} of {counts.held_out.get(None, 0)} that may be held out"
+        )
     reasons |= {reason: rows for reason, rows in others.items() if rows}
     kept = {TRAINING: split.written, HELD_OUT: split.asked}
     return level_lines(PAIRS, ("pairs made", sum(counts.pairs.values())), reasons, kept)

@@ -11,6 +11,7 @@ from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distr
 
 if TYPE_CHECKING:
     from pipelines.engines.distributor import MonitoredDistributor
+    from pipelines.settings import Config
 
 
 class DeepSpeedEngine(DistributorEngine):
@@ -31,6 +32,12 @@ class DeepSpeedEngine(DistributorEngine):
     shardings = tuple(steppers)
     libraries = ("deepspeed", "torch")
     rules = distributor_rules("deepspeed.spark.distributor.ignoreSsl")
+
+    @override
+    def stepper_preloads(self, config: Config) -> tuple[str, ...]:
+        # DeepSpeed looks for accelerators while it is imported: a process forked after that cannot
+        # use a GPU, and all workers would have the device that the daemon found.
+        return ("pipelines.training.steppers.sharded",)
 
     @override
     def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:

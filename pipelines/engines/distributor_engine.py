@@ -63,11 +63,15 @@ class DistributorEngine(SparkJobEngine):
     def preloads(self, config: Config) -> tuple[str, ...]:
         return (
             "pipelines.engines.torchrun",
-            STEPPERS.module(self._stepper(config)),
+            *self.stepper_preloads(config),
             # Of Spark's worker, and of the library's task.
             "pyspark.sql.pandas.serializers",
             "pandas",
         )
+
+    def stepper_preloads(self, config: Config) -> tuple[str, ...]:
+        """Modules of the stepper, which may be imported before a worker has its device."""
+        return (STEPPERS.module(self._stepper(config)),)
 
     def _stepper(self, config: Config) -> str:
         return self.steppers[config.training.sharding]

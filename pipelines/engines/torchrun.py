@@ -13,6 +13,7 @@ from torch.distributed.run import config_from_args, parse_args
 
 from pipelines.engines.processes import end_with_parent
 from pipelines.runs.run import WorkerTask
+from pipelines.spark.errors import spark_cause
 from pipelines.training.collectives.process_group import (
     ProcessGroupCollectives,
     process_group_cleanup,
@@ -42,6 +43,11 @@ def run_torchrun(arguments: Sequence[str], stepper: str, task: WorkerTask) -> No
         # Counts only if the worker did not report its own error.
         with suppress(OSError):
             report_lost(task, _cause(failure))
+    except Exception as error:
+        # The agent's own: a port that is taken, agents that did not find one another in time.
+        with suppress(OSError):
+            report_lost(task, spark_cause(error))
+        raise
 
 
 def _cause(failure: ProcessFailure) -> str:

@@ -30,7 +30,6 @@ from pipelines.lanes.writer import COUNTED, OPTIONAL, WRITTEN, write_lanes
 from pipelines.progress import next_part
 from pipelines.settings import Config
 from pipelines.spark.frames import Scratch, read_path
-from pipelines.spark.parquet_parts import find_files
 from pipelines.tokens.stage import SCHEMA as EXAMPLE_SCHEMA
 
 if TYPE_CHECKING:
@@ -107,8 +106,8 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    parts = find_files(tokens.examples)
-    if parts and SIDES[0] not in pq.read_schema(parts[0].path).names:
+    first = next(tokens.examples.glob("*.parquet"), None)
+    if first is not None and SIDES[0] not in pq.read_schema(first).names:
         raise InputError("prepared.folder", f"{tokens.path} has another format", _AGAIN)
     frame = session.read.schema(from_arrow_schema(EXAMPLE_SCHEMA))
     return frame.parquet(read_path(tokens.examples))

@@ -49,7 +49,8 @@ class Display:
             transient=not stays,
             expand=True,
         )
-        self._work: Work | None = None
+        # The last one is shown: it began inside of those before it.
+        self._works: list[Work] = []
         self._row: Task | None = None
         self._told = time.monotonic()
         # Work is turned to on the thread of the job, and looked at on another one.
@@ -67,6 +68,10 @@ class Display:
         """The work has ended."""
         self.refresh()
         self.close()
+
+    @property
+    def _work(self) -> Work | None:
+        return self._works[-1] if self._works else None
 
     def open(self) -> None:
         """Puts the display on the screen."""
@@ -87,6 +92,7 @@ class Display:
     def show(self, work: Work) -> None:
         """Turns to other work in the present row."""
         with self._lock:
+            self._works.append(work)
             self._turn_to(work)
             self.refresh()
             self._bar.refresh()
@@ -117,12 +123,11 @@ class Display:
             if self._bar.disable and line:
                 self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def _turn_to(self, work: Work | None) -> None:
-        self._work = work
+    def _turn_to(self, work: Work) -> None:
         if self._row is not None:
-            self._row.total = None if work is None else work.total
+            self._row.total = work.total
             self._row.finished_time = None
-            self._bar.update(self._row.id, completed=0, state="", left="")
+            self._bar.update(self._row.id, completed=work.done, state="", left="")
 
     def _watch(self) -> None:
         while not self._ended.wait(_TICK_SECONDS):
@@ -164,10 +169,6 @@ class JobDisplay(Display):
         super().open()
         self.tell()
 
-    def close(self) -> None:
-        """Leaves the stages on the screen."""
-        super().close()
-
     def begin(self, work: Work) -> None:
         """Shows work in the row of its stage."""
         if work.name in self._stages[self._stage + 1 :]:
@@ -176,11 +177,14 @@ class JobDisplay(Display):
         self.show(work)
 
     def end(self, work: Work) -> None:
-        """The stage may have further work, and goes on until another one begins."""
+        """The stage may have further work; until that begins, its row shows what was last known."""
         with self._lock:
             self.refresh()
             self._bar.refresh()
-            self._turn_to(None)
+            if work in self._works:
+                self._works.remove(work)
+            if (around := self._work) is not None:
+                self._turn_to(around)
 
     def end_stages(self) -> None:
         """All of the job is done."""
@@ -231,7 +235,8 @@ class JobDisplay(Display):
 
     def _end_stage(self) -> None:
         with self._lock:
-            row, self._row, self._work = self._row, None, None
+            row, self._row = self._row, None
+            self._works.clear()
             elapsed = time.monotonic() - self._stage_began
             self.seconds[self._stages[self._stage]] = round(elapsed, 1)
             if row is not None:

@@ -168,8 +168,8 @@ def job(
         return
     shown = JobDisplay(name, stages, expected)
     token = _JOB.set(shown)
-    shown.open()
     try:
+        shown.open()
         yield shown.seconds
         shown.end_stages()
     finally:

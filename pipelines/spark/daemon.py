@@ -25,9 +25,10 @@ def main() -> None:
     modules = os.environ.get(PRELOAD, "").split()
     try:
         _import(modules)
-    except Exception:  # noqa: BLE001 - a worker raises it again, and is heard
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a worker raises it again, and is heard
+        print(f"{MODULE}: {' '.join(modules)}: {error!r}", file=sys.stderr, flush=True)
         # In a new process: some libraries give another error when they are imported once more.
-        os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon"])
+        os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])
     from pyspark.daemon import manager
 
     # What is there stays: the workers' collections need not look at it, nor copy its pages.

@@ -7,7 +7,12 @@ together, for code that is not run again.
 
 from __future__ import annotations
 
-from pipelines.spark.class_archive import archive_options
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipelines.spark.class_archive import archive_options, spark_home
 
 SMALL_HEAP_MB = 2048
 """Heaps up to this size are collected by one thread: those of other collectors need CPU, too."""
@@ -21,15 +26,37 @@ _LATE_C2 = (
 )
 # A driver that runs no tasks plans jobs, and never comes to the thresholds with anything.
 _NO_C2 = ("-XX:TieredStopAtLevel=1",)
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 
 
-def brief_options(heap_mb: float, *, runs_tasks: bool) -> str:
+def brief_options(heap_mb: float, *, runs_tasks: bool, any_collector: bool) -> str:
     """The options of a JVM of a local session.
 
     Args:
         heap_mb: Its largest heap, in MiB.
         runs_tasks: Whether it works on data.
+        any_collector: Whether the collector may be chosen; see :func:`names_collector`.
     """
-    collector = ("-XX:+UseSerialGC",) if heap_mb <= SMALL_HEAP_MB else ()
+    is_small = any_collector and heap_mb <= SMALL_HEAP_MB
+    collector = ("-XX:+UseSerialGC",) if is_small else ()
     compiler = _LATE_C2 if runs_tasks else _NO_C2
     return " ".join((*collector, *compiler, *archive_options()))
+
+
+def names_collector(conf: Mapping[str, str]) -> bool:
+    """Whether the user names a garbage collector: a JVM that is told two does not start.
+
+    Args:
+        conf: Of the session; the environment and Spark's file of defaults are looked at as well.
+    """
+    said = [value for key, value in conf.items() if key.endswith("JavaOptions")]
+    said += [os.environ.get(name, "") for name in _VARIABLES]
+    return any(_COLLECTOR.search(text) for text in (*said, defaults_file()))
+
+
+def defaults_file() -> str:
+    """The content of Spark's file of defaults, `spark-defaults.conf`; empty without one."""
+    home = Path(os.environ.get("SPARK_HOME") or spark_home())
+    file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""

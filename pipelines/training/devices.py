@@ -41,9 +41,11 @@ def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
         environment: Of the process.
     """
     visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if given is not None:
-        # PyTorch counts the visible ones only.
-        return f"cuda:{visible.index(given) if given in visible else given}"
+    # PyTorch counts the visible ones only.
+    if given in visible:
+        return f"cuda:{visible.index(given)}"
+    if given is not None and (not visible or given in map(str, range(len(visible)))):
+        return f"cuda:{given}"
     if visible:
         return f"cuda:{int(environment.get('LOCAL_RANK', '0')) % len(visible)}"
     return "cpu"

@@ -21,8 +21,17 @@ PRELOADED = ("colorsys", "this")
 OPTIONAL = ("horovod",)
 
 COMPUTES_NOTHING = """
-import importlib, sys, threading
+import importlib, os, sys, threading
 from pipelines.quiet import quiet_import
+import torch
+
+def refuse(*arguments):
+    raise AssertionError("GPUs are looked for")
+
+# Even a look keeps processes that are forked afterwards from using GPUs.
+for name in ("is_available", "device_count", "_lazy_init", "init", "current_device"):
+    setattr(torch.cuda, name, refuse)
+before = dict(os.environ)
 with quiet_import():
     for module in sys.argv[1:]:
         importlib.import_module(module)
@@ -30,9 +39,9 @@ assert threading.active_count() == 1, threading.enumerate()
 if "tensorflow" in sys.modules:
     from tensorflow.python.eager import context
     assert not context.context()._initialized
-if "torch" in sys.modules:
-    assert not sys.modules["torch"].cuda.is_initialized()
-    assert not sys.modules["torch"].distributed.is_initialized()
+assert not torch.distributed.is_initialized()
+changed = {name for name in os.environ if os.environ[name] != before.get(name)}
+assert changed <= {"TF_CPP_MIN_LOG_LEVEL"}, changed
 """
 
 

@@ -16,7 +16,8 @@ from pipelines.spark.network import check_master, private_conf
 from pipelines.spark.session import session_conf
 
 OPTIONS = "spark.driver.extraJavaOptions"
-EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
+DRIVER = "spark.driver.defaultJavaOptions"
+EXECUTOR = "spark.executor.defaultJavaOptions"
 
 
 def test_what_the_user_sets_wins():
@@ -26,40 +27,70 @@ def test_what_the_user_sets_wins():
     assert conf["spark.ui.enabled"] == "true"
 
 
-def test_java_options_of_the_user_replace_ours_but_for_the_log():
-    """A JVM that is told two collectors does not start."""
+def test_java_options_of_the_user_come_after_ours():
     ours = session_conf(parse({}), submitted=False)
-    log = ours[OPTIONS].split()[0]
-    assert log.startswith("-Dlog4j2.configurationFile=")
+    assert ours[OPTIONS].startswith("-Dlog4j2.configurationFile=")
     both = session_conf(parse({"spark": {"driver.extraJavaOptions": "-Xint"}}), submitted=False)
-    assert both[OPTIONS] == f"{log} -Xint"
-    assert both[EXECUTOR_OPTIONS] == ours[EXECUTOR_OPTIONS]
+    assert both[OPTIONS] == f"{ours[OPTIONS]} -Xint"
+    assert both[DRIVER] == ours[DRIVER], "Spark puts them before those"
 
 
-def test_jvms_of_a_local_cluster_start_fast_and_others_are_left_alone():
+def test_jvms_of_a_local_cluster_start_fast_and_others_are_left_alone(monkeypatch):
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     conf = session_conf(parse({}), submitted=False)
-    assert "-XX:TieredStopAtLevel=1" in conf[OPTIONS], "it runs no tasks"
-    assert "-XX:TieredStopAtLevel=1" not in conf[EXECUTOR_OPTIONS]
-    assert "-XX:+UseSerialGC" in conf[EXECUTOR_OPTIONS]
+    assert "-XX:TieredStopAtLevel=1" in conf[DRIVER], "it runs no tasks"
+    assert "-XX:TieredStopAtLevel=1" not in conf[EXECUTOR]
+    assert "-XX:+UseSerialGC" in conf[EXECUTOR]
     large = session_conf(parse({"spark": {"executor.memory": "8g"}}), submitted=False)
-    assert "-XX:+UseSerialGC" not in large[EXECUTOR_OPTIONS]
+    assert "-XX:+UseSerialGC" not in large[EXECUTOR]
     one_process = session_conf(parse({"spark": {"master": "local[4]"}}), submitted=False)
-    assert "-XX:TieredStopAtLevel=1" not in one_process[OPTIONS]
+    assert "-XX:TieredStopAtLevel=1" not in one_process[DRIVER]
     cluster = session_conf(parse({"spark": {"master": "spark://host:7077"}}), submitted=False)
-    assert "-XX:" not in cluster[OPTIONS]
-    assert EXECUTOR_OPTIONS not in cluster
+    assert cluster.keys().isdisjoint((DRIVER, EXECUTOR))
+    submitted = session_conf(parse({}), submitted=True)
+    assert submitted.keys().isdisjoint((DRIVER, EXECUTOR))
 
 
-def test_a_session_that_trains_nothing_has_one_executor_with_all_cores():
+@pytest.mark.parametrize("said", ["variable", "conf", "file"])
+def test_a_collector_of_the_users_is_the_only_one(said, monkeypatch, tmp_path):
+    """A JVM that is told two collectors does not start."""
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    spark = {}
+    if said == "variable":
+        monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseG1GC")
+    elif said == "conf":
+        spark = {"executor.extraJavaOptions": "-XX:+UseParallelGC"}
+    else:
+        monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+        options = "spark.executor.extraJavaOptions  -XX:+UseZGC"
+        (tmp_path / "spark-defaults.conf").write_text(options)
+    conf = session_conf(parse({"spark": spark}), submitted=False)
+    assert "-XX:+UseSerialGC" not in conf[DRIVER] + conf[EXECUTOR]
+
+
+def test_what_sparks_file_of_defaults_says_is_left_to_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    lines = [f"{DRIVER} -Xss4m", "spark.python.daemon.module pyspark.daemon"]
+    (tmp_path / "spark-defaults.conf").write_text("\n".join(lines))
+    conf = session_conf(parse({}), submitted=False)
+    assert DRIVER not in conf
+    assert "spark.python.daemon.module" not in conf
+
+
+def test_a_wrong_size_names_its_key():
+    with pytest.raises(InputError, match=r"^spark\.driver\.memory: `lots` is no size"):
+        session_conf(parse({"spark": {"driver.memory": "lots"}}), submitted=False)
+
+
+def test_a_session_that_trains_nothing_has_one_executor_for_as_many_tasks():
     training = {"workers": 3, "threads": 2, "granules_per_step": 3}
     conf = session_conf(parse({"training": training}), submitted=False, trains=False)
     assert conf["spark.master"] == "local-cluster[1,6,3072]"
     assert (conf["spark.executor.cores"], conf["spark.executor.memory"]) == ("6", "3072m")
-    assert conf["spark.task.cpus"] == "1"
+    assert conf["spark.task.cpus"] == "2"
     sized = parse({"training": training, "spark": {"executor.memory": "2g"}})
-    assert session_conf(sized, submitted=False, trains=False) == session_conf(
-        sized, submitted=False
-    )
+    whole = session_conf(sized, submitted=False)
+    assert session_conf(sized, submitted=False, trains=False) == whole
 
 
 def test_under_spark_submit_its_conf_decides():

@@ -119,6 +119,9 @@ def test_words_that_are_not_in_a_step_have_no_gradient():
         (None, {"CUDA_VISIBLE_DEVICES": "4,5", "LOCAL_RANK": "3"}, "cuda:1"),
         ("2", {}, "cuda:2"),
         ("5", {"CUDA_VISIBLE_DEVICES": "4,5"}, "cuda:1"),
+        ("1", {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "cuda:1"),
+        # Of the machine, where the executor sees one GPU of it.
+        ("3", {"CUDA_VISIBLE_DEVICES": "0", "LOCAL_RANK": "0"}, "cuda:0"),
     ],
 )
 def test_a_worker_takes_the_gpu_that_it_was_given(given, environment, expected):
