@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from importlib import import_module
 
@@ -18,6 +19,8 @@ from pipelines.quiet import quiet_import
 MODULE = "pipelines.spark.daemon"
 PRELOAD = "SENTENCE_PIPELINES_PRELOAD"
 """Environment variable with the modules to import, separated by spaces."""
+LOOK_SECONDS = 4.0
+IDLE_LOOKS = 4
 
 
 def main() -> None:
@@ -31,10 +34,36 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])
     from pyspark.daemon import manager
 
+    if modules:
+        _end_when_idle()
     # What is there stays: the workers' collections need not look at it, nor copy its pages.
     gc.collect()
     gc.freeze()
     manager()  # type: ignore[no-untyped-call]
+
+
+def _end_when_idle() -> None:
+    """Has this process end once it has had no workers for a while, since it holds memory.
+
+    Spark ends workers that have had nothing to do for a minute, and starts another daemon where the
+    one that it knows is gone.
+    """
+    idle = 0
+
+    def look(*_: object) -> None:
+        nonlocal idle
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            idle += 1
+        else:
+            idle = 0
+        if idle > IDLE_LOOKS:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    # A timer, since a thread would not be in the workers that are forked; nor is a timer.
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
 
 
 def _import(modules: list[str]) -> None:
