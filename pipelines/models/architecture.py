@@ -78,8 +78,8 @@ class Architecture:
         forms: `module:attribute` by framework, for those that can compute it. `torch`,
             `tensorflow`, `bigdl` and `openvino`: see the module of that name (`dllib` for `bigdl`)
             in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
-            sharded training, which else takes the encoder as one unit; `bigdl_memory` says what
-            BigDL needs.
+            sharded training, which else takes the encoder as one unit; `bigdl_memory`, which
+            goes with `bigdl`, says what heap a step needs.
     """
 
     spec: type[EncoderSpec]
@@ -92,6 +92,10 @@ class Architecture:
     described: Callable[[Any], str]
     described_settings: Callable[[EncoderSettings], str]
     forms: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if "bigdl" in self.forms and "bigdl_memory" not in self.forms:
+            raise ValueError(f"architecture {self.spec.kind}: the form bigdl needs bigdl_memory")
 
     def form(self, name: str) -> Any:
         """The form of a framework; imports that framework."""

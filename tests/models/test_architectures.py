@@ -11,6 +11,7 @@ from toy_architecture import ToySpec
 from pipelines.errors import InputError
 from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import architecture_of, check_framework
+from pipelines.models.bert.architecture import BERT
 from pipelines.models.card import model_card
 from pipelines.models.folder import check_start, read_encoder, start_encoder, write_encoder
 from pipelines.models.inference import BACKENDS
@@ -110,3 +111,9 @@ def test_an_architecture_without_any_backend_is_refused_by_name(monkeypatch):
     monkeypatch.setattr("pipelines.models.bert.architecture.BERT", bert)
     with pytest.raises(InputError, match=r"^embedding\.backend: architecture bert has no form in"):
         choose_backend("auto", "bert")
+
+
+def test_a_form_for_bigdl_comes_with_what_memory_it_needs():
+    forms = {name: form for name, form in BERT.forms.items() if name != "bigdl_memory"}
+    with pytest.raises(ValueError, match="architecture bert: the form bigdl needs bigdl_memory"):
+        dataclasses.replace(BERT, forms=forms)
