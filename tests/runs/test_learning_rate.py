@@ -1,5 +1,6 @@
 """The learning rate over a run."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -73,5 +74,10 @@ def test_no_rate_jumps_wherever_the_end_is_moved(steps, moves, schedule, warmup)
     assert all(0 <= one <= 2.0 for one in rates)
     # A decay or a warm-up of the shortest of these runs changes it by so much at most.
     shortest = min(steps, *(to - at for at, to in moved)) if moved else steps
-    steepest = 2.0 * max(1 / max(int(warmup * shortest), 1), 4 / max(shortest * (1 - warmup), 1))
+    # So does a decay from the top of a warm-up to an end that was moved nearer to it meanwhile.
+    spans = [(0, steps), *moved]
+    tops = [at + math.ceil(warmup * (to - at)) for at, to in spans]
+    falls = [to - top for top in tops for _, to in spans if to > top]
+    shortest_fall = min(shortest * (1 - warmup), *falls, shortest)
+    steepest = 2.0 * max(1 / max(int(warmup * shortest), 1), 4 / max(shortest_fall, 1))
     assert all(abs(b - a) <= steepest + 1e-9 for a, b in pairwise(rates))
