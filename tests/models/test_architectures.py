@@ -106,8 +106,8 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are():
 
 
 def test_an_architecture_without_any_backend_is_refused_by_name(monkeypatch):
-    forms = {"bigdl": ARCHITECTURES.load("bert").forms["bigdl"]}
-    bert = dataclasses.replace(ARCHITECTURES.load("bert"), forms=forms)
+    forms = {name: BERT.forms[name] for name in ("bigdl", "bigdl_memory")}
+    bert = dataclasses.replace(BERT, forms=forms)
     monkeypatch.setattr("pipelines.models.bert.architecture.BERT", bert)
     with pytest.raises(InputError, match=r"^embedding\.backend: architecture bert has no form in"):
         choose_backend("auto", "bert")
