@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--matrix", action="store_true", help="every combination of engine, mode, feed and fault"
     )
     parser.addoption(
-        "--quick", action="store_true", help="what needs no cluster and no process of its own"
+        "--quick", action="store_true", help="what ends within two minutes, without any cluster"
     )
 
 
@@ -59,7 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether neither a test nor its module uses what starts a cluster or processes."""
+    """Whether a test is not slow, and neither it nor its module uses what starts processes."""
+    if item.get_closest_marker("slow"):
+        return False
     used = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or item)}
     return STARTING.isdisjoint(used)
 

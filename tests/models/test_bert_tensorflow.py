@@ -65,6 +65,7 @@ class TestDropout:
         for other in ((5, 7), (6, 6)):
             assert np.abs(first - self.seeded(*other, precision=precision)).max() > 1e-2
 
+    @pytest.mark.slow
     def test_its_mean_is_the_quiet_result(self):
         spec = dataclasses.replace(SPEC, normalise=False, layers=1)
         quiet = run(tokens(), spec=spec)

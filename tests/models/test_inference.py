@@ -25,6 +25,7 @@ def cosines(left, right):
 
 
 @pytest.mark.parametrize("name", ["default_folder", "small_folder"])
+@pytest.mark.slow
 def test_embeddings_are_those_of_sentence_transformers(name, request, sentences):
     library = pytest.importorskip("sentence_transformers")
     folder = request.getfixturevalue(name)

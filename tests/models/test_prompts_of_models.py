@@ -59,6 +59,7 @@ def least_cosine(found, expected) -> float:
 
 @pytest.mark.parametrize("kind", ["bert", "static"])
 @pytest.mark.parametrize(("prompts", "default"), KEPT)
+@pytest.mark.slow
 def test_a_trained_folder_embeds_as_the_library_does(
     with_prompts, tmp_path, sentences, prompts, default, kind
 ) -> None:

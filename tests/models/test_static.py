@@ -141,6 +141,7 @@ class TestDropout:
         np.testing.assert_array_equal(first, again)
         assert np.abs(first - other).max() > 1e-3
 
+    @pytest.mark.slow
     def test_its_mean_is_the_quiet_result(self, run):
         noise = [run(tokens(), dropout=0.2, seed=(1, number))[0] for number in range(60)]
         mean, quiet = np.mean(noise, 0), run(tokens())[0]

@@ -14,6 +14,8 @@ from pipelines.files import storage
 from pipelines.promotion import history, served
 from pipelines.promotion.stage import promote, roll_back
 
+pytestmark = pytest.mark.slow
+
 KILLED = 9
 TURN = ("open", "mkdir", "fsync", "symlink", "replace", "unlink")
 COPY = ("sendfile", "rename")

@@ -49,6 +49,7 @@ def test_current_leads_to_the_newest_version_and_back(tmp_path):
     assert names(target) == IN_ORDER
 
 
+@pytest.mark.slow
 def test_a_reader_that_follows_the_link_once_sees_one_whole_model(tmp_path):
     target = tmp_path / "served"
     promote(target, write_model(tmp_path / "model", "0"))

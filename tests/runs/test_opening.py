@@ -103,6 +103,7 @@ def check_killed(folder: Path, tmp_path: Path) -> None:
     assert names_in(folder) == BEGUN | {"checkpoints/plan.json"}
 
 
+@pytest.mark.slow
 def test_an_overwriting_that_is_killed_at_any_step_locks_nobody_out(tmp_path):
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["pytest", "pipelines.runs.opening"])

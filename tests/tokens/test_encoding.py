@@ -168,6 +168,7 @@ def real_sentences(folder):
             yield from json.loads(line)["text"].split("\n")[:20]
 
 
+@pytest.mark.slow
 def test_ids_of_a_hundred_thousand_real_sentences_are_those_of_the_library(shared_data):
     texts = list(real_sentences(shared_data))
     assert len(texts) >= 100_000

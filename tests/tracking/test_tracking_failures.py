@@ -21,6 +21,8 @@ from pipelines.tracking import proxy as link
 from pipelines.tracking.base import RunStart
 from pipelines.tracking.run_tracking import RunTracking
 
+pytestmark = pytest.mark.slow
+
 WAIT = 4
 
 

@@ -10,6 +10,8 @@ from pipelines.settings.load import parse
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.tracking.tensorboard import MARKER
 
+pytestmark = pytest.mark.slow
+
 
 def tracked(**tracking):
     return parse({"tracking": {"trackers": ["tensorboard"], **tracking}})

@@ -19,6 +19,8 @@ from pipelines.runs.step_metrics import StepMetrics
 from pipelines.training.control.monitor import Monitor
 from pipelines.training.control.reporter import ABORTED, Reporter
 
+pytestmark = pytest.mark.slow
+
 RECORD = {
     "step": 0,
     "epoch": 0,

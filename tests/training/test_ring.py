@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from pipelines.training.collectives.ring import BLOCK_ELEMENTS, Ring
 from pipelines.training.control.authenticated_server import TOKEN_BYTES
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "t" * TOKEN_BYTES
 START_SECONDS = 10.0
 WAIT_SECONDS = 10.0

@@ -6,6 +6,8 @@ import torch
 from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_pair
 from steppers import SPEC, STATIC, stepper
 
+pytestmark = pytest.mark.slow
+
 HARD = {"precision": "bf16", "dropout": 0.1, "activation_checkpointing": True}
 
 WAYS = [
