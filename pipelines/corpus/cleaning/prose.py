@@ -124,7 +124,7 @@ def _is_link(lines: Paragraph) -> bool:
 def _has_few_words(lines: Paragraph) -> bool:
     text = "".join(lines)
     letters = sum(map(len, _WORD.findall(text)))
-    visible = sum(not character.isspace() for character in text)
+    visible = len("".join(text.split()))
     return letters < _MIN_LETTERS * visible or not _is_wordy(" ".join(lines))
 
 

@@ -42,6 +42,8 @@ _LEADING_LINES = re.compile(r"\A(?:[ \t]*\n)+")
 _LARGEST_SOURCE = 8 << 20
 _BLOCKS = (ast.If, ast.Try, ast.With)
 _SOURCES_PER_TASK = 250
+_FILES_AT_ONCE = 64
+_COLUMNS = ("level", "document", "unit", "text", "reason")
 _NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -146,26 +148,20 @@ def docstring_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
     """
     with _fast_parsing():
         for batch in batches:
-            pairs = zip(batch["root"].to_pylist(), batch["path"].to_pylist(), strict=True)
-            for root, path in pairs:
-                yield _file_batch(SourceFile(root, path))
+            # A batch for each file would cost more to pass on than to fill.
+            for start in range(0, batch.num_rows, _FILES_AT_ONCE):
+                yield _docstring_batch(batch.slice(start, _FILES_AT_ONCE))
 
 
-def _file_batch(file: SourceFile) -> pa.RecordBatch:
-    docstrings, reason = file_docstrings(file)
-    count = len(docstrings)
-    return pa.RecordBatch.from_pydict(
-        {
-            "level": [FILES] + [ROWS] * count,
-            "document": [file.path] + [docstring.document for docstring in docstrings],
-            "unit": [file.package] * (count + 1),
-            "text": [None] + [_valid(docstring.text) for docstring in docstrings],
-            "reason": [reason] + [None] * count,
-        },
-        schema=pa.schema(
-            [(name, pa.string()) for name in ("level", "document", "unit", "text", "reason")]
-        ),
-    )
+def _docstring_batch(files: pa.RecordBatch) -> pa.RecordBatch:
+    rows: list[tuple[str | None, ...]] = []
+    for root, path in zip(*(files[name].to_pylist() for name in ("root", "path")), strict=True):
+        file = SourceFile(root, path)
+        docstrings, reason = file_docstrings(file)
+        rows.append((FILES, path, file.package, None, reason))
+        rows += ((ROWS, one.document, file.package, _valid(one.text), None) for one in docstrings)
+    columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=_COLUMNS)
 
 
 def _valid(text: str) -> str:
@@ -221,8 +217,7 @@ def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFra
         [(file.root, file.path) for file in files], "root string, path string"
     )
     found = listed.repartition(tasks, "path").mapInArrow(
-        docstring_batches,
-        "level string, document string, unit string, text string, reason string",
+        docstring_batches, ", ".join(f"{name} string" for name in _COLUMNS)
     )
     own = {name: F.col(name) for name in ("level", "document", "unit", "reason")}
     file = F.substring_index("document", "::", 1)
