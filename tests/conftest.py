@@ -33,6 +33,10 @@ os.environ["SPARK_SUBMIT_OPTS"] = BRIEF_JVM
 # Of every shuffle: more than one, and no more than there can be executors, since rows are few.
 PARTITIONS = "3"
 
+# Rows are few and most queries are run once, so that compiling them costs more than they do. The
+# jobs that tests start as processes have Spark's defaults.
+INTERPRETED = {"sql.codegen.wholeStage": "false", "sql.codegen.factoryMode": "NO_CODEGEN"}
+
 # Folders and files whose tests run tasks and no workers of an engine. They have one executor: each
 # further one loads Spark's classes, compiles its queries and imports what Python needs once more.
 EXECUTORS = 3
@@ -99,6 +103,7 @@ def spark(pytestconfig) -> Iterator:
         spark={
             "executor.extraJavaOptions": BRIEF_JVM,
             "sql.shuffle.partitions": PARTITIONS,
+            **INTERPRETED,
         }
     )
     with_bigdl = {"conf": class_paths} if find_spec("bigdl") else {}
