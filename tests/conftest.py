@@ -6,15 +6,20 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from corpus_factory import small_config, write_docstrings
 from hypothesis import settings
+from local_cluster import have_executors
 
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # A machine that is busy with a cluster is slow now and then, which is no failure.
 settings.register_profile("pipelines", deadline=None)
@@ -25,8 +30,22 @@ settings.load_profile("pipelines")
 BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["SPARK_SUBMIT_OPTS"] = BRIEF_JVM
 
-# Of every shuffle: one for each executor, since the tests' rows are few.
+# Of every shuffle: more than one, and no more than there can be executors, since rows are few.
 PARTITIONS = "3"
+
+# Rows are few and most queries are run once, so that compiling them costs more than they do. The
+# jobs that tests start as processes have Spark's defaults.
+INTERPRETED = {"sql.codegen.wholeStage": "false", "sql.codegen.factoryMode": "NO_CODEGEN"}
+
+# Folders and files whose tests run tasks and no workers of an engine. They have one executor: each
+# further one loads Spark's classes, compiles its queries and imports what Python needs once more.
+EXECUTORS = 3
+OF_ONE_EXECUTOR = {
+    *("corpus", "embedding", "evaluation", "lanes", "search", "tokens", "test_preparation.py"),
+    *("test_duplicates_benchmark.py", "test_tokenise.py"),
+}
+WANTED = pytest.StashKey[int]()
+CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 
 # What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
 STARTING = {
@@ -66,15 +85,35 @@ def is_quick(item: pytest.Item) -> bool:
     return STARTING.isdisjoint(used)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Has the cluster, where there is one already, the executors that the next test needs."""
+    if "spark" not in getattr(item, "fixturenames", ()):
+        return
+    wanted = EXECUTORS if OF_ONE_EXECUTOR.isdisjoint(item.path.parts) else 1
+    item.config.stash[WANTED] = wanted
+    if (session := item.config.stash.get(CLUSTER, None)) is not None:
+        have_executors(session, wanted)
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator:
+def spark(pytestconfig) -> Iterator:
     """A session on a real local cluster: executors of one core for two workers and a server."""
     brief = Config(
-        spark={"executor.extraJavaOptions": BRIEF_JVM, "sql.shuffle.partitions": PARTITIONS}
+        spark={
+            "executor.extraJavaOptions": BRIEF_JVM,
+            "sql.shuffle.partitions": PARTITIONS,
+            **INTERPRETED,
+        }
     )
     with_bigdl = {"conf": class_paths} if find_spec("bigdl") else {}
-    session = spark_session(brief, "tests", executors=3, **with_bigdl)
+    session = spark_session(brief, "tests", executors=EXECUTORS, **with_bigdl)
+    # Those that come later would not be ended.
+    have_executors(session, EXECUTORS)
+    have_executors(session, pytestconfig.stash[WANTED])
+    pytestconfig.stash[CLUSTER] = session
     yield session
+    del pytestconfig.stash[CLUSTER]
     session.stop()
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,20 +33,32 @@ def stages(folder):
     }
 
 
-@pytest.fixture(scope="module")
-def folder(spark, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stages")
-    write_docstrings(folder / "docstrings.jsonl")
-    workflow.prepare(small_config(folder))
-    return folder
+@pytest.fixture
+def folder(prepared, tmp_path):
+    """A copy of what is prepared from the small corpus, as it was left."""
+    return Path(shutil.copytree(prepared, tmp_path / "prepared"))
+
+
+@pytest.fixture
+def config(prepared, folder):
+    """What the copy was prepared by: the texts beside what it is a copy of."""
+    return changed(small_config(prepared), "prepared", folder=str(folder))
+
+
+@pytest.fixture
+def touched(prepared):
+    """Gives the texts another time of change, as if they were written again, until the end."""
+    texts = prepared / "docstrings.jsonl"
+    before = texts.stat().st_mtime_ns
+    yield lambda: os.utime(texts, ns=(1, 1))
+    os.utime(texts, ns=(before, before))
 
 
 def changed(config, section, **values):
     return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
 
 
-def test_only_what_changed_is_run_again(folder):
-    config = small_config(folder)
+def test_only_what_changed_is_run_again(folder, config, touched):
     assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
     manifest = workflow.prepare(config)
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": True}
@@ -56,7 +69,7 @@ def test_only_what_changed_is_run_again(folder):
     assert digests(folder / "lanes") != before
     workflow.prepare(changed(config, "tokens", max_length=24))
     assert stages(folder) == {"corpus": True, "tokens": False, "lanes": False}
-    os.utime(folder / "docstrings.jsonl", ns=(1, 1))
+    touched()
     assert workflow.prepare(config) == manifest
     assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}
     assert digests(folder / "lanes") == before
@@ -68,7 +81,7 @@ def test_only_what_changed_is_run_again(folder):
     assert (folder / "report.html").is_file()
 
 
-def test_a_job_that_was_killed_is_finished_by_the_next(folder, tmp_path):
+def test_a_job_that_was_killed_is_finished_by_the_next(prepared, tmp_path):
     write_docstrings(tmp_path / "docstrings.jsonl")
     config = small_config(tmp_path)
     (tmp_path / "job.yaml").write_text(dump(config))
@@ -89,5 +102,5 @@ def test_a_job_that_was_killed_is_finished_by_the_next(folder, tmp_path):
     assert not (tmp_path / "lanes").exists()
     workflow.prepare(config)
     assert stages(tmp_path) == {"corpus": True, "tokens": False, "lanes": False}
-    assert digests(tmp_path / "lanes") == digests(folder / "lanes")
+    assert digests(tmp_path / "lanes") == digests(prepared / "lanes")
     assert not list(tmp_path.glob(".*"))

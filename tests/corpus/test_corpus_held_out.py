@@ -2,11 +2,14 @@
 
 import re
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from corpus_runs import (
     dropped,
     evaluation_of,
     many_pairs,
+    pairs_of,
     prepared,
     sentence,
     sides_of,
@@ -17,6 +20,13 @@ from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import check_adds_up
 from pipelines.corpus.held_out import packages_to_hold_out, without_leaks
+
+SHARE = {
+    "format": "parquet",
+    "pairs": "columns",
+    "evaluation_share": 0.3,
+    "evaluation_pairs": 40,
+}
 
 
 def test_only_similar_pairs_are_asked(spark, tmp_path):
@@ -41,16 +51,16 @@ def test_only_similar_pairs_are_asked(spark, tmp_path):
     assert dropped(summary)["held out, but not similar enough to ask for"] > 0
 
 
-def test_no_held_out_text_is_trained_on(spark, tmp_path):
-    summary = prepared(
-        spark,
-        tmp_path,
-        inputs=many_pairs(tmp_path),
-        format="parquet",
-        pairs="columns",
-        evaluation_share=0.3,
-        evaluation_pairs=40,
-    )
+@pytest.fixture(scope="module")
+def held_out(spark, tmp_path_factory):
+    """Files of pairs, and what is made of them where 40 pairs are held out."""
+    folder = tmp_path_factory.mktemp("held-out")
+    inputs = many_pairs(folder)
+    return inputs, prepared(spark, folder, inputs=inputs, **SHARE)
+
+
+def test_no_held_out_text_is_trained_on(held_out):
+    _, summary = held_out
     queries, documents = evaluation_of(summary)
     assert len(queries) == summary.queries == 40
     assert len({row["text"] for row in queries}) == len({row["query_id"] for row in queries}) == 40
@@ -61,6 +71,21 @@ def test_no_held_out_text_is_trained_on(spark, tmp_path):
     assert {"another pair of its group is held out", "held out beyond corpus.evaluation_pairs"} <= (
         dropped(summary).keys()
     )
+
+
+def test_the_content_depends_on_no_partition(spark, held_out, tmp_path):
+    inputs, first = held_out
+    whole = tmp_path / "whole.parquet"
+    pq.write_table(pa.concat_tables([pq.read_table(path) for path in reversed(inputs)]), whole)
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", str(int(before) + 2))
+    try:
+        second = prepared(spark, tmp_path, inputs=[str(whole)], **SHARE)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+    assert pairs_of(first) == pairs_of(second)
+    assert evaluation_of(first) == evaluation_of(second)
+    assert first.funnel == second.funnel
 
 
 def test_what_is_asked_or_ranked_leaks_on_every_side_and_nothing_else(spark):

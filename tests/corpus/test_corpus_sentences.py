@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pyarrow.parquet as pq
 import pytest
-from test_corpus_stage import dropped, pairs_of, prepared, sides_of
+from corpus_runs import dropped, pairs_of, prepared, sides_of
 
 from pipelines.corpus.funnel import check_adds_up
 from pipelines.errors import InputError

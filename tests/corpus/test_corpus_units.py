@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
@@ -182,6 +182,7 @@ def test_units_of_settings(settings, unit):
 
 
 @pytest.mark.parametrize("pairs", ["adjacent", "single", "title", "summary", "columns", "triplets"])
+@settings(max_examples=30)
 @given(rows=st.lists(st.none() | st.text(max_size=80), max_size=5))
 def test_every_row_is_accounted_for(pairs, rows):
     pieces = [

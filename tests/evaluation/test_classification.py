@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measured_sets import measured_on
-from sentence_transformers.sentence_transformer.evaluation import BinaryClassificationEvaluator
 from sklearn.metrics import f1_score
 
 from pipelines.errors import InputError
@@ -33,26 +32,32 @@ PAIRS = [
 ]
 
 
-@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 1)), min_size=2))
-def test_thresholds_are_those_of_sentence_transformers(pairs) -> None:
+@pytest.fixture(scope="module")
+def evaluator() -> type:
+    """The evaluator of sentence-transformers, which takes seconds to import."""
+    from sentence_transformers.sentence_transformer import evaluation
+
+    return evaluation.BinaryClassificationEvaluator
+
+
+@given(pairs=st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 1)), min_size=2))
+def test_thresholds_are_those_of_sentence_transformers(evaluator, pairs) -> None:
     scores = np.array([score / 10 for score, _ in pairs])
     labels = np.array([label for _, label in pairs])
     if len(set(labels)) < 2:
         return
-    accuracy = BinaryClassificationEvaluator.find_best_acc_and_threshold(scores, labels, True)
+    accuracy = evaluator.find_best_acc_and_threshold(scores, labels, True)
     assert best_accuracy(scores, labels) == pytest.approx(accuracy)
-    f1, *_ = BinaryClassificationEvaluator.find_best_f1_and_threshold(scores, labels, True)
+    f1, *_ = evaluator.find_best_f1_and_threshold(scores, labels, True)
     ours, threshold = best_f1(scores, labels)
     assert ours == pytest.approx(f1)
     # Of two that are equally good it is left to rounding which of them the library takes.
     assert f1_score(labels, scores >= threshold) == pytest.approx(f1)
 
 
-def check_against_library(figures, pairs, model) -> None:
+def check_against_library(figures, pairs, evaluator, model) -> None:
     left, right, labels = map(list, zip(*pairs, strict=True))
-    expected = BinaryClassificationEvaluator(left, right, labels, similarity_fn_names=["cosine"])(
-        model
-    )
+    expected = evaluator(left, right, labels, similarity_fn_names=["cosine"])(model)
     assert figures["pairs"] == len(pairs)
     names = {"average_precision": "ap", "f1": "f1", "accuracy": "accuracy"}
     for name, theirs in names.items():
@@ -61,26 +66,27 @@ def check_against_library(figures, pairs, model) -> None:
         assert figures[name] == pytest.approx(expected[f"cosine_{name}"], abs=1e-5)
 
 
-def test_equals_sentence_transformers(spark, tmp_path, reference_loader) -> None:
+def test_equals_sentence_transformers(
+    spark, tmp_path, evaluator, reference, reference_loader
+) -> None:
     path = tmp_path / "pairs.parquet"
     pq.write_table(
         pa.table(dict(zip(COLUMNS, map(list, zip(*PAIRS, strict=True)), strict=True))), path
     )
     pairs = labelled_pairs(spark, str(path), COLUMNS)
-    figures = classification_figures(*cosines_of(pairs, reference_loader))
-    check_against_library(figures, PAIRS, reference_loader().model)
+    load = reference_loader([text for *texts, _ in PAIRS for text in texts])
+    figures = classification_figures(*cosines_of(pairs, load))
+    check_against_library(figures, PAIRS, evaluator, reference)
 
 
-def test_equals_sentence_transformers_on_parade(spark, shared_data, minilm) -> None:
-    from sentence_transformers import SentenceTransformer
-
+def test_equals_sentence_transformers_on_parade(
+    spark, shared_data, minilm, evaluator, reference
+) -> None:
     path = shared_data / "pairs" / "parade-validation.parquet"
     columns = ("text1", "text2", "label2")
     figures = measured_on(spark, minilm, classification=[str(path)], classification_columns=columns)
     rows = [tuple(row.values()) for row in pq.read_table(path, columns=list(columns)).to_pylist()]
-    check_against_library(
-        figures["parade-validation"], rows, SentenceTransformer(str(minilm), device="cpu")
-    )
+    check_against_library(figures["parade-validation"], rows, evaluator, reference)
     assert figures["parade-validation"]["average_precision"] > 60
 
 

@@ -1,13 +1,10 @@
 """Alignment and uniformity against the code in the paper."""
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from pipelines.evaluation.embedder import embedder_loader, unit_length
-from pipelines.evaluation.geometry import EVALUATION, geometry_figures, uniformity
-from pipelines.evaluation.held_out import held_out_tables
+from pipelines.evaluation.embedder import unit_length
+from pipelines.evaluation.geometry import geometry_figures, uniformity
 
 
 def papers_alignment(x, y) -> float:
@@ -40,20 +37,3 @@ def test_texts_that_are_there_twice_count_once() -> None:
     rows = unit_length(np.random.default_rng(4).normal(size=(40, 8)))
     assert uniformity(np.concatenate([rows, rows[:30]])) == pytest.approx(uniformity(rows))
     assert uniformity(rows[:1].repeat(5, axis=0)) == 0.0
-
-
-def test_whole_job_on_a_model_folder(spark, tmp_path, minilm) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    asked = ["a sleeping animal", "stocks went down", "weather in England"]
-    texts = ["A cat sleeps.", "The market fell.", "It rains in London.", "Not asked for."]
-    queries, documents = tmp_path / "queries.parquet", tmp_path / "documents.parquet"
-    pq.write_table(
-        pa.table({"query_id": [3, 4, 5], "text": asked, "document_id": [0, 1, 2]}), queries
-    )
-    pq.write_table(pa.table({"document_id": [0, 1, 2, 3], "text": texts}), documents)
-    encode = SentenceTransformer(str(minilm), device="cpu").encode
-    expected = geometry_figures(unit_length(encode(asked)), unit_length(encode(texts[:3])))
-    tables = held_out_tables(spark, queries, documents)
-    figures = EVALUATION.measure(tables, embedder_loader(spark, minilm), lambda found: None)
-    assert figures == pytest.approx(expected, abs=1e-4)

@@ -1,14 +1,16 @@
 """Which pairs and queries the report shows, and that they come out of a run."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.embedder import embedder_loader
-from pipelines.evaluation.held_out import held_out_tables
-from pipelines.evaluation.retrieval import EVALUATION, Queries, Retrieved
+from pipelines.evaluation.embedder import unit_length
+from pipelines.evaluation.nearest import nearest
+from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved
 from pipelines.evaluation.samples import (
     MAX_CHARACTERS,
     choose_queries,
@@ -18,6 +20,7 @@ from pipelines.evaluation.samples import (
     write_samples,
 )
 from pipelines.files import storage
+from pipelines.models.inference.embedder import load_embedder
 from pipelines.settings.load import parse
 
 RANKS = st.none() | st.integers(1, 10)
@@ -63,6 +66,20 @@ def test_queries_are_chosen_by_what_became_of_them(ranks, count) -> None:
         assert all(gain[key] <= least for key in gain if key not in chosen["better"])
 
 
+def retrieved_by(model: Path, queries: dict[int, str], documents: dict[int, str]) -> Retrieved:
+    """What a model finds where the first query belongs to the first document, and so on."""
+    embed = load_embedder(model)
+    found, ids = (np.array(list(texts), np.int64) for texts in (documents, queries))
+    asked = unit_length(embed.queries(list(queries.values())))
+    best = nearest(asked, unit_length(embed.documents(list(documents.values()))), found, DEPTH)
+    ranked: dict[int, list[int]] = {}
+    for query, document in zip(best.queries, best.documents, strict=True):
+        ranked.setdefault(int(ids[query]), []).append(int(document))
+    order = np.argsort(ids)
+    relevant = {query: {document: 1.0} for query, document in zip(queries, documents, strict=True)}
+    return Retrieved(Queries(ids[order], asked[order], relevant), ranked)
+
+
 def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
     held_out = tmp_path / "prepared" / "corpus" / "evaluation"
     held_out.mkdir(parents=True)
@@ -83,12 +100,12 @@ def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
     pq.write_table(pa.table(table), held_out / "queries.parquet")
     settings = {"prepared": {"folder": str(tmp_path / "prepared")}}
     config = parse(settings | {"run": {"folder": str(tmp_path / "run")}})
-    models, retrieved = {"before": minilm, "after": minilm}, {}
-    EVALUATION.measure(
-        held_out_tables(spark, held_out / "queries.parquet", held_out / "documents.parquet"),
-        embedder_loader(spark, minilm),
-        lambda found: retrieved.update(before=found, after=found),
+    found = retrieved_by(
+        minilm,
+        dict(zip(table["query_id"], queries, strict=True)),
+        dict(zip(numbers, texts, strict=True)),
     )
+    models, retrieved = {"before": minilm, "after": minilm}, {"before": found, "after": found}
     path = write_samples(spark, config, models, retrieved)
     assert path == tmp_path / "run" / "samples.json"
     samples = storage.read_json(path)

@@ -46,26 +46,20 @@ def test_every_format_gives_the_same_pairs(spark, files) -> None:
         assert sorted(found) == sorted(PAIRS)
 
 
-def test_equals_sentence_transformers(spark, files, reference_loader) -> None:
+def test_equals_sentence_transformers(spark, files, reference, reference_loader) -> None:
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
     pairs = scored_pairs(spark, files[0], COLUMNS)
-    figures = similarity_figures(*cosines_of(pairs, reference_loader))
     left, right, scores = map(list, zip(*PAIRS, strict=True))
+    load = reference_loader([*left, *right])
+    figures = similarity_figures(*cosines_of(pairs, load))
     expected = EmbeddingSimilarityEvaluator(left, right, scores, main_similarity="cosine")(
-        reference_loader().model
+        reference
     )
     assert figures["pairs"] == len(PAIRS)
     assert figures["spearman"] == pytest.approx(100 * expected["spearman_cosine"], abs=1e-6)
     assert figures["pearson"] == pytest.approx(100 * expected["pearson_cosine"], abs=1e-3)
     assert 0 < figures["spearman"] < 100
-
-
-def test_whole_job_on_a_model_folder(spark, files, minilm) -> None:
-    figures = measured_on(spark, minilm, similarity=files, similarity_columns=COLUMNS)
-    assert list(figures) == ["in-parquet", "in-json", "in-csv"]
-    for found in figures.values():
-        assert found == pytest.approx(figures["in-parquet"], abs=1e-3)
 
 
 def test_refuses_what_cannot_be_ranked(spark, minilm, tmp_path) -> None:
