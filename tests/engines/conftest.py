@@ -8,15 +8,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus_factory import small_config
-from engine_cases import ENGINE_CASES, FIRST_OF_LAUNCHES, EngineCase
+from engine_cases import (
+    ENGINE_CASES,
+    FIRST_OF_LAUNCHES,
+    FIRST_OF_LOOPS,
+    EngineCase,
+    trained_here,
+)
 
-from pipelines.engines.loading import load_engine
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.training.steppers import STEPPERS
 from pipelines.training_job import batch_plan
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Has one engine's tests follow one another: its Python workers on Spark are still there."""
+    cases = {place: case for place, item in enumerate(items) if (case := case_of(item))}
+    by_engine = sorted(cases, key=lambda place: ENGINE_CASES.index(cases[place]))
+    ordered = [items[place] for place in by_engine]
+    for place, item in zip(cases, ordered, strict=True):
+        items[place] = item
+
+
+def case_of(item: pytest.Item) -> EngineCase | None:
+    """The engine case that a test is run with, if any."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return next((value for value in values if isinstance(value, EngineCase)), None)
 
 
 @pytest.fixture
@@ -57,15 +77,14 @@ def known_curves() -> dict:
 
 
 @pytest.fixture
-def reference(spark, make_run, known_curves) -> Callable[..., np.ndarray]:
+def reference(make_run, known_curves) -> Callable[..., np.ndarray]:
     """Finds the losses of one process, which all tests compute once."""
 
     def find(steps: int, framework: str = "tensorflow", **settings) -> np.ndarray:
         key = (steps, framework, *sorted(settings.items()))
         if key not in known_curves:
             run = make_run(steps, "reference", workers=1, framework=framework, **settings)
-            outcome = load_engine("local").train(spark, run, lambda line: None)
-            known_curves[key] = np.array(outcome.losses)
+            known_curves[key], _ = trained_here(run)
         return known_curves[key]
 
     return find
@@ -101,4 +120,26 @@ def killable(request, monkeypatch) -> EngineCase:
 def each_launch(request, monkeypatch) -> EngineCase:
     """Every way to start workers once; in the matrix every engine in every mode."""
     monkeypatch.setitem(STEPPERS.entries, "numpy", "numpy_stepper:NumpyStepper")
+    return request.param
+
+
+@pytest.fixture(params=in_matrix(unless=lambda one: one in FIRST_OF_LOOPS))
+def each_loop(request, monkeypatch) -> EngineCase:
+    """Every loop that makes steps once; in the matrix every engine in every mode."""
+    monkeypatch.setitem(STEPPERS.entries, "numpy", "numpy_stepper:NumpyStepper")
+    return request.param
+
+
+WITH_TENSORFLOW = {"tensorflowonspark-lanes", "elephas-async", "horovod-tensorflow"}
+
+
+@pytest.fixture(
+    params=[
+        param
+        for param in in_matrix(unless=lambda one: one.name == "tensorflowonspark-lanes")
+        if str(param.values[0]) in WITH_TENSORFLOW
+    ]
+)
+def in_executors(request) -> EngineCase:
+    """The engines that compute with TensorFlow where an evaluation may have done so before."""
     return request.param

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from engine_cases import ENGINE_CASES, WITH_HOROVOD, resumed
+from engine_cases import ENGINE_CASES, resumed, trained_here
 from lanes_factory import damage_lane
 
 from pipelines.engines import ENGINES
@@ -141,10 +141,8 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
     if not engine_case.repeats:
         # What it makes in step is what one process makes, which goes on from the same state.
         alone = with_training(run, mode="sync", feed="lanes", workers=1)
-        losses = load_engine("local").train(spark, resumed(alone, 20), lambda line: None).losses
-        whole = load_checkpoint(run.run_folder, STEPS).weights
-        shutil.rmtree(checkpoint_path(run.run_folder, STEPS))
-        run = with_training(run, max_staleness=0)
+        losses, last = trained_here(resumed(alone, 20))
+        whole, run = last.weights, with_training(run, max_staleness=0)
     again = made.train(spark, resumed(run, 20), lines.append)
     np.testing.assert_allclose(again.losses, losses, rtol=1e-4)
     rest = load_checkpoint(run.run_folder, STEPS).weights
@@ -175,15 +173,7 @@ def with_training(run, **settings):
     return dataclasses.replace(run, config=run.config.model_copy(update={"training": training}))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tensorflowonspark",
-        pytest.param("elephas", marks=pytest.mark.matrix),
-        pytest.param("horovod", marks=(WITH_HOROVOD, pytest.mark.matrix)),
-    ],
-)
-def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, name):
+def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, in_executors):
     def compute_with_tensorflow(batches):
         import tensorflow as tf
 
@@ -192,8 +182,8 @@ def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, name
 
     rows = spark.range(2).repartition(2).mapInArrow(compute_with_tensorflow, "id long")
     assert rows.count() == 2
-    outcome = load_engine(name).train(spark, make_run(2, workers=2), lambda line: None)
-    assert outcome.steps == 2
+    run = make_run(2, **in_executors.training)
+    assert in_executors.make().train(spark, run, lambda line: None).steps == 2
 
 
 def test_a_worker_that_fails_is_named(each_launch, make_run, spark, tmp_path):
@@ -226,13 +216,13 @@ def place_of_the_last_lane(engine_case):
     return (r"\d", r"\d") if engine_case.training.get("feed") == "spark" else ("1", "1")
 
 
-def test_an_objective_that_fails_on_an_executor_ends_the_run(each_launch, make_run, spark):
-    run = make_run(STEPS, **each_launch.training)
+def test_an_objective_that_fails_on_an_executor_ends_the_run(each_loop, make_run, spark):
+    run = make_run(STEPS, **each_loop.training)
     objective = run.config.objective.model_copy(update={"temperature": 1e-45})
     config = run.config.model_copy(update={"objective": objective})
     before, ports = started(), listening()
     with pytest.raises(EngineError, match=r"rank \d, host .*lower training\.learning_rate"):
-        each_launch.make().train(
+        each_loop.make().train(
             spark, type(run)(**(vars(run) | {"config": config})), lambda line: None
         )
     assert checkpoint_steps(run.run_folder) == [0]

@@ -22,6 +22,10 @@ from pipelines.training.rounds import checkpoint_of, round_ends, state_of
 STEPS = 24
 # After which weights are compared: roundings add up.
 FEW_STEPS = 12
+# The contract's runs go by either; what each answers strangers is in `test_elephas_servers.py`.
+TRANSPORTS = pytest.mark.parametrize(
+    "transport", ["http", pytest.param("socket", marks=pytest.mark.matrix)]
+)
 
 
 def losses(spark, run, on_metrics=lambda line: None):
@@ -46,7 +50,7 @@ def test_one_worker_gives_the_curve_of_the_reference(spark, make_run, reference,
     np.testing.assert_allclose(losses(spark, run), reference(STEPS), rtol=1e-4)
 
 
-@pytest.mark.parametrize("transport", ["http", "socket"])
+@TRANSPORTS
 def test_in_step_the_curve_is_the_reference_even_among_unauthenticated_clients(
     spark, make_run, reference, transport
 ):
@@ -102,7 +106,7 @@ def averaged_by_hand(run: TrainingRun):
     return curve, mean
 
 
-@pytest.mark.parametrize("transport", ["http", "socket"])
+@TRANSPORTS
 def test_a_failure_leaves_nothing(spark, make_run, transport):
     ports, threads = listening(), set(threading.enumerate())
 

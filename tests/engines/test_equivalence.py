@@ -21,10 +21,11 @@ def curve(spark, run, name):
 
 
 RUNS = [
-    ("tensorflowonspark", {"feed": "spark"}),
     ("torch", {"framework": "torch", "sharding": "parameters"}),
     ("bigdl", {"framework": "torch", "feed": "memory"}),
     pytest.param("horovod", {"framework": "torch", "feed": "memory"}, marks=WITH_HOROVOD),
+    # What Spark feeds is compared in `test_triplets.py`.
+    pytest.param("tensorflowonspark", {"feed": "spark"}, marks=MATRIX),
     pytest.param("tensorflowonspark", {}, marks=MATRIX),
     pytest.param("torch", {"framework": "torch"}, marks=MATRIX),
     pytest.param("deepspeed", {"framework": "torch", "sharding": "parameters"}, marks=MATRIX),

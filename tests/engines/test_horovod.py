@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from engine_cases import WITH_HOROVOD
+from engine_cases import WITH_HOROVOD, trained_here
 from pyspark import SparkConf
 from test_contract import ENDLESS, connections, listening, started, wait_until_gone
 from unauthenticated import tells_nothing, visit
@@ -154,12 +154,20 @@ def test_an_elastic_run_loses_a_worker_and_not_a_step(
 
 
 @WITH_HOROVOD
-def test_an_elastic_run_ends_with_its_last_worker(spark, make_run, monitors):
+def test_strangers_change_nothing_and_an_elastic_run_ends_with_its_last_worker(
+    spark, make_run, monitors
+):
     run = make_run(ENDLESS, framework="torch", elastic=True)
     before, ports, killed = started(), listening(), []
+    losses, visited, told = [], set(), []
 
     def kill_each(line):
-        if len(killed) < len(monitors) and line["step"] >= 3:
+        losses.append(line["loss"])
+        if line["step"] == 3:
+            there = {c.laddr for c in connections() if c.status == psutil.CONN_LISTEN}
+            visited.update(address for address in there if address.port not in ports)
+            told.extend(visit(visited))
+        if len(killed) < len(monitors) and line["step"] >= MANY_STEPS:
             killed.append(len(monitors[-1]._shared.workers) - 1)
             kill(monitors[-1], killed[-1])
 
@@ -168,6 +176,10 @@ def test_an_elastic_run_ends_with_its_last_worker(spark, make_run, monitors):
     assert killed == [1, 0]
     wait_until_gone(before, ports)
     assert spark.range(3).count() == 3, "the session lives on"
+    np.testing.assert_allclose(losses[:MANY_STEPS], trained_here(run, MANY_STEPS)[0], rtol=1e-3)
+    assert len(visited) == 2, "monitor and store; the ranks do not listen any more"
+    assert all(map(tells_nothing, told)), told
+    assert not {address.ip for address in visited} & {"0.0.0.0", "::"}
 
 
 @WITH_HOROVOD
@@ -177,23 +189,6 @@ def test_an_elastic_run_does_not_try_again_what_cannot_be_computed(spark, make_r
     with pytest.raises(EngineError, match=r"rank \d, host .*lower training\.learning_rate"):
         train(spark, run)
     assert len(monitors) == 1
-
-
-@WITH_HOROVOD
-def test_unauthenticated_clients_learn_and_change_nothing(spark, make_run, reference):
-    before, visited, told = listening(), set(), []
-
-    def let_strangers_come(line):
-        if line["step"] == 3:
-            there = {c.laddr for c in connections() if c.status == psutil.CONN_LISTEN}
-            visited.update(address for address in there if address.port not in before)
-            told.extend(visit(visited))
-
-    outcome = train(spark, make_run(MANY_STEPS, framework="torch"), let_strangers_come)
-    np.testing.assert_allclose(outcome.losses, reference(MANY_STEPS, "torch"), rtol=1e-3)
-    assert len(visited) == 2, "monitor and store; the ranks do not listen any more"
-    assert all(map(tells_nothing, told)), told
-    assert not {address.ip for address in visited} & {"0.0.0.0", "::"}
 
 
 def test_a_rank_that_cannot_speak_is_spoken_for(make_run, monkeypatch):

@@ -36,13 +36,13 @@ def sentences() -> list[str]:
 
 @pytest.fixture(scope="session")
 def small_folder(sentences, tmp_path_factory) -> Path:
-    """A random 4x256 encoder over a vocabulary trained on the sentences."""
+    """A random 2x64 encoder over a vocabulary trained on the sentences."""
     counts = Counter(word for text in sentences for word in text.lower().split())
     pieces = learn_wordpieces(dict(counts.most_common()), 600)
     tokenizer = tmp_path_factory.mktemp("tokenizer")
     save_wordpieces(tokenizer, pieces, 64, lowercase=True)
     spec = BertSpec(
-        vocabulary=len(pieces), layers=4, hidden=256, heads=4, intermediate=1024, normalise=False
+        vocabulary=len(pieces), layers=2, hidden=64, heads=4, intermediate=256, normalise=False
     )
     folder = tmp_path_factory.mktemp("small") / "model"
     write_encoder(folder, spec, random_weights(spec, 5), tokenizer, "# A small encoder\n")

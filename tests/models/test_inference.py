@@ -29,7 +29,7 @@ def cosines(left, right):
 def test_embeddings_are_those_of_sentence_transformers(name, request, sentences):
     library = pytest.importorskip("sentence_transformers")
     folder = request.getfixturevalue(name)
-    texts = [*sentences, *NASTY]
+    texts = [*sentences[::4], *NASTY]
     model = library.SentenceTransformer(str(folder), device="cpu")
     expected = model.encode(texts, batch_size=16, show_progress_bar=False)
     for backend in BACKENDS:
@@ -72,7 +72,7 @@ def test_equal_texts_are_embedded_once(small_folder, sentences):
 
 
 def test_no_texts_give_no_rows(small_folder):
-    assert load_embedder(small_folder)([]).shape == (0, 256)
+    assert load_embedder(small_folder)([]).shape == (0, 64)
 
 
 def test_batches_are_padded_and_put_back():

@@ -6,13 +6,19 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 
+import numpy as np
 import pytest
 from fork_engine import ForkEngine
 
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
-from pipelines.runs.run import TrainingRun
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint
+from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.training.collectives.base import SingleProcess
+from pipelines.training.feed import lane_feed
+from pipelines.training.steppers import STEPPERS
 
 WITH_HOROVOD = pytest.mark.skipif(
     find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
@@ -34,6 +40,7 @@ class EngineCase:
         trains: The same of its training: other tests hold its curve to the reference's if not.
         equivalent: Whether its curve is that of one process.
         launch: How its workers are started.
+        loop: What makes its steps, and finds that one has no finite loss.
         watched: Whether its workers are processes of ours that report to a monitor.
         marks: Of its tests.
     """
@@ -47,6 +54,7 @@ class EngineCase:
     trains: bool = True
     equivalent: bool = True
     launch: str = ""
+    loop: str = "steps"
     watched: bool = True
     marks: tuple = ()
 
@@ -62,6 +70,7 @@ def engine_case(
     trains: bool = True,
     equivalent: bool = True,
     launch: str = "",
+    loop: str = "steps",
     watched: bool = True,
     marks: tuple = (),
     **training,
@@ -79,6 +88,7 @@ def engine_case(
         trains=trains,
         equivalent=equivalent and repeats,
         launch=launch or engine,
+        loop=loop,
         watched=watched,
         marks=marks,
     )
@@ -91,15 +101,16 @@ def distributor_case(name: str, **known) -> EngineCase:
 
 # What an engine is tried with beside, or instead of, its defaults.
 VARIANTS = {
-    # The reference itself.
     "local": [
-        engine_case("local", equivalent=False),
-        engine_case("local-torch", framework="torch", equivalent=False, faults=False),
+        engine_case("local", faults=False),
+        engine_case("local-torch", framework="torch"),
     ],
     "tensorflowonspark": [
         engine_case("tensorflowonspark-lanes"),
         engine_case("tensorflowonspark-spark", feed="spark", trains=False, faults=False),
-        engine_case("tensorflowonspark-async", mode="async", repeats=False, faults=False),
+        engine_case(
+            "tensorflowonspark-async", mode="async", repeats=False, faults=False, loop="served"
+        ),
         engine_case(
             "tensorflowonspark-async-spark",
             mode="async",
@@ -107,13 +118,19 @@ VARIANTS = {
             repeats=False,
             trains=False,
             faults=False,
+            loop="served",
         ),
     ],
     "elephas": [
         engine_case(
-            "elephas-sync", round_steps=4, transport="socket", equivalent=False, faults=False
+            "elephas-sync",
+            round_steps=4,
+            transport="socket",
+            equivalent=False,
+            faults=False,
+            loop="rounds",
         ),
-        engine_case("elephas-async", mode="async", repeats=False),
+        engine_case("elephas-async", mode="async", repeats=False, loop="served"),
         engine_case(
             "elephas-hogwild",
             mode="hogwild",
@@ -121,11 +138,12 @@ VARIANTS = {
             max_staleness=3,
             repeats=False,
             faults=False,
+            loop="served",
         ),
     ],
     "bigdl": [
-        engine_case("bigdl", framework="bigdl", watched=False),
-        engine_case("bigdl-torch", framework="torch", launch="orca"),
+        engine_case("bigdl", framework="bigdl", loop="dllib", watched=False),
+        engine_case("bigdl-torch", framework="torch", launch="orca", loop="orca"),
     ],
     "torch": [
         distributor_case("torch-ddp"),
@@ -162,9 +180,36 @@ ENGINE_CASES = [
     *engine_cases(),
 ]
 
-FIRST_OF_LAUNCHES = [*{one.launch: one for one in reversed(ENGINE_CASES)}.values()]
+
+def first_of_each(kind: Callable[[EngineCase], str], cases: list[EngineCase]) -> list[EngineCase]:
+    """The first case of each kind."""
+    return [*{kind(one): one for one in reversed(cases)}.values()]
+
+
+FIRST_OF_LAUNCHES = first_of_each(
+    lambda one: one.launch, [one for one in ENGINE_CASES if one.faults]
+)
+FIRST_OF_LOOPS = first_of_each(lambda one: one.loop, ENGINE_CASES)
 
 
 def resumed(run: TrainingRun, step: int) -> TrainingRun:
     """The same run, to go on from the checkpoint before a step."""
     return dataclasses.replace(run, first_step=step)
+
+
+def trained_here(run: TrainingRun, steps: int | None = None) -> tuple[np.ndarray, Checkpoint]:
+    """The losses of a run's steps and the state after them, by one process and no engine.
+
+    The framework computes in this process, and takes its threads where it has not begun.
+
+    Args:
+        steps: How many are made; all unless given.
+    """
+    task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
+    factory = STEPPERS.load(run.config.training.framework)
+    factory.prepare_process(run.config.training)
+    stepper = factory(task, load_checkpoint(run.run_folder, run.first_step), SingleProcess())
+    losses = [
+        stepper.step(work, run.learning_rate(work.index)) for work in islice(lane_feed(task), steps)
+    ]
+    return np.array(losses), stepper.checkpoint(run.first_step + len(losses))

@@ -66,7 +66,10 @@ def stepper(
     config = parse({"objective": objective, "training": training, "corpus": corpus})
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
     checkpoint = checkpoint or Checkpoint(0, spec, random_weights(spec, 3), {})
-    return STEPPERS.load(key or framework)(task, checkpoint, collectives or SingleProcess())
+    factory = STEPPERS.load(key or framework)
+    # As a worker does: for so small an encoder, threads only wait for one another.
+    factory.prepare_process(config.training)
+    return factory(task, checkpoint, collectives or SingleProcess())
 
 
 def assert_close(gradients, expected, rtol=1e-4, atol=1e-5):

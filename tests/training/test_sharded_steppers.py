@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_pair
 from steppers import SPEC, STATIC, stepper
 
@@ -22,15 +21,6 @@ WAYS = [
     ("deepspeed", {}, {"sharding": "optimizer"}, "static"),
     ("deepspeed", {}, {"sharding": "parameters"}, "static"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """For so small an encoder more of them only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

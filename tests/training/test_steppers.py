@@ -23,6 +23,10 @@ from pipelines.runs.checkpoint import (
 from pipelines.training.steppers.adamw import AdamW
 
 UNCLIPPED = {"clip_norm": 0.0}
+# A triplet holds a pair, and steps of pairs are compared throughout.
+PAIRS_OR_TRIPLETS = pytest.mark.parametrize(
+    "sides", [pytest.param(PAIR, marks=pytest.mark.matrix), TRIPLET]
+)
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -80,7 +84,7 @@ def test_clipping_bounds_the_norm(stepper):
     assert norms[0] > 10 * norms[1]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.matrix), 0.2])
 def test_negatives_of_a_step_of_one_granule_are_the_granules(stepper, dropout):
     curves = []
     for negatives in ("granule", "step"):
@@ -96,7 +100,7 @@ def a_few_anchors_at_a_time(monkeypatch):
 
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
-@pytest.mark.parametrize("sides", [PAIR, TRIPLET])
+@PAIRS_OR_TRIPLETS
 def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides):
     parts = [granule(number, sides) for number in (1, 2, 3)]
 
@@ -166,7 +170,7 @@ def like(tensor, array):
 
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
-@pytest.mark.parametrize("sides", [PAIR, TRIPLET])
+@PAIRS_OR_TRIPLETS
 def test_two_workers_share_the_gradient_of_a_step(stepper, sides):
     objective, training = {"negatives": "step"}, {"dropout": 0.1, "clip_norm": 0.0}
     granules, start = [granule(number, sides) for number in range(4)], random_weights(SPEC, 3)
