@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-from engine_cases import resumed
+from engine_cases import resumed, trained_here
 from test_contract import (
     ENDLESS,
     PROMPT_SECONDS,
@@ -107,13 +107,37 @@ def monitors(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("feed", ["lanes", pytest.param("spark", marks=pytest.mark.matrix)])
-def test_a_parameter_server_that_is_killed_ends_the_run(spark, make_run, monitors, feed):
-    run = make_run(ENDLESS, mode="async", feed=feed, stall_seconds=STALL_SECONDS)
-    before, ports, killed = started(), listening(), []
+class Strangers:
+    """Visit all that a run listens at, once it has made a few steps."""
 
-    def kill_once(line):
-        if line["step"] >= 3 and not killed:
+    def __init__(self):
+        self.before, self.visited, self.told = listening(), set(), []
+
+    def come(self, line):
+        if line["step"] == 3:
+            there = {c.laddr for c in connections() if c.status == psutil.CONN_LISTEN}
+            self.visited.update(one for one in there if one.port not in self.before)
+            self.told.extend(visit(self.visited))
+
+    def check(self, doors):
+        """They have found so many doors, and learnt nothing at any."""
+        assert len(self.visited) == doors
+        assert all(map(tells_nothing, self.told)), self.told
+        assert {address.ip for address in self.visited} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("feed", ["lanes", pytest.param("spark", marks=pytest.mark.matrix)])
+def test_strangers_change_nothing_and_a_parameter_server_that_is_killed_ends_the_run(
+    spark, make_run, monitors, feed
+):
+    settings = {"mode": "async", "max_staleness": 0, "feed": feed, "stall_seconds": STALL_SECONDS}
+    run = make_run(ENDLESS, **settings)
+    before, ports, killed, losses, strangers = started(), listening(), [], [], Strangers()
+
+    def kill_at_last(line):
+        losses.append(line["loss"])
+        strangers.come(line)
+        if line["step"] >= MANY_STEPS and not killed:
             there = monitors[-1]._shared.workers[2].connection.getpeername()[1]
             # The field of the file descriptor holds the process.
             server = next(c.fd for c in connections() if c.laddr.port == there)
@@ -121,33 +145,20 @@ def test_a_parameter_server_that_is_killed_ends_the_run(spark, make_run, monitor
             killed.append(time.monotonic())
 
     with pytest.raises(EngineError) as caught:
-        train(spark, run, on_metrics=kill_once)
+        train(spark, run, on_metrics=kill_at_last)
     assert re.search(r"rank 2, host .*the worker's process died", str(caught.value))
     assert time.monotonic() - killed[0] < PROMPT_SECONDS
     wait_until_gone(before, ports)
+    expected, _ = trained_here(run, MANY_STEPS)
+    np.testing.assert_allclose(losses[:MANY_STEPS], expected, rtol=1e-3)
+    # Monitor, registration and the parameter server.
+    strangers.check(doors=3)
     assert train(spark, make_run(2, "next", mode="async", feed=feed)).steps == 2
 
 
-@pytest.mark.parametrize(
-    ("mode", "doors"),
-    [
-        # Monitor and registration, and then the workers' ring or the parameter server.
-        ("sync", 4),
-        ("async", 3),
-    ],
-)
-def test_unauthenticated_clients_learn_and_change_nothing(spark, make_run, reference, mode, doors):
-    before, visited, told = listening(), set(), []
-
-    def let_strangers_come(line):
-        if line["step"] == 3:
-            there = {c.laddr for c in connections() if c.status == psutil.CONN_LISTEN}
-            visited.update(address for address in there if address.port not in before)
-            told.extend(visit(visited))
-
-    run = make_run(MANY_STEPS, mode=mode, workers=2, max_staleness=0)
-    outcome = train(spark, run, on_metrics=let_strangers_come)
+def test_unauthenticated_clients_of_a_ring_learn_and_change_nothing(spark, make_run, reference):
+    strangers = Strangers()
+    outcome = train(spark, make_run(MANY_STEPS, workers=2), on_metrics=strangers.come)
     np.testing.assert_allclose(outcome.losses, reference(MANY_STEPS), rtol=1e-3)
-    assert len(visited) == doors
-    assert all(map(tells_nothing, told)), told
-    assert {address.ip for address in visited} == {"127.0.0.1"}
+    # Monitor, registration and each worker's end of the ring.
+    strangers.check(doors=4)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from corpus_factory import small_config
+from engine_cases import trained_here
 
 from pipelines import workflow
 from pipelines.engines.loading import load_engine
@@ -63,9 +64,8 @@ def test_two_workers_give_the_curve_of_one_process(
     alone = {"workers": 1, "feed": "lanes", "framework": "tensorflow"}
     if "framework" in training:
         alone["framework"] = "torch"
-    run = make_run(12, "reference", triplets, negatives, **(training | alone))
-    together = make_run(12, "run", triplets, negatives, workers=2, **training)
-    expected, ours = curve(spark, run, "local"), curve(spark, together, name)
+    expected, _ = trained_here(make_run(12, "alone", triplets, negatives, **(training | alone)))
+    ours = curve(spark, make_run(12, "run", triplets, negatives, workers=2, **training), name)
     np.testing.assert_allclose(ours, expected, rtol=1e-3)
 
 
