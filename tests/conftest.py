@@ -14,6 +14,7 @@ from hypothesis import settings
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
 from pipelines.settings import Config
+from pipelines.spark.class_archive import archive_options
 from pipelines.spark.session import spark_session
 
 # A machine that is busy with a cluster is slow now and then, which is no failure.
@@ -23,7 +24,7 @@ settings.load_profile("pipelines")
 # Tests run most code of Spark a few times only: its compilation costs more than it gives. The
 # variable is spark-submit's, by which pyspark starts every driver, those of child processes too.
 BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ["SPARK_SUBMIT_OPTS"] = BRIEF_JVM
+os.environ["SPARK_SUBMIT_OPTS"] = " ".join((BRIEF_JVM, *archive_options()))
 
 # Of every shuffle: one for each executor, since the tests' rows are few.
 PARTITIONS = "3"
