@@ -5,11 +5,7 @@ The encoders are plain functions. Where a library does use ``tf.keras``, Keras i
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from pipelines.quiet import quiet_import
+from pipelines.quiet import import_without, quiet_import
 
 __all__ = ["tensorflow"]
 
@@ -17,18 +13,5 @@ __all__ = ["tensorflow"]
 # if that fails, as it does where Keras is not installed.
 _KERAS = "keras.src.optimizers"
 
-
-@contextmanager
-def _without_keras() -> Iterator[None]:
-    if _KERAS in sys.modules:
-        yield
-        return
-    sys.modules[_KERAS] = None  # type: ignore[assignment] # Python's own mark of what must not be imported
-    try:
-        yield
-    finally:
-        del sys.modules[_KERAS]
-
-
-with quiet_import(), _without_keras():
+with quiet_import(), import_without(_KERAS):
     import tensorflow

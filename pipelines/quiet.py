@@ -1,4 +1,4 @@
-"""Keeps the greetings of libraries off the user's screen."""
+"""Keeps the greetings of libraries off the user's screen, and what they need not import out."""
 
 from __future__ import annotations
 
@@ -29,3 +29,19 @@ def quiet_import() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+@contextmanager
+def import_without(module: str) -> Iterator[None]:
+    """Has a module be missing for what a block imports, unless it is imported already.
+
+    For libraries that import one if it is there, for the sake of what is not asked of them here.
+    """
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment] # Python's own mark of what must not be imported
+    try:
+        yield
+    finally:
+        del sys.modules[module]

@@ -16,6 +16,7 @@ from local_cluster import have_executors
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
 from pipelines.settings import Config
+from pipelines.spark.class_archive import archive_options
 from pipelines.spark.session import spark_session
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ settings.load_profile("pipelines")
 # Tests run most code of Spark a few times only: its compilation costs more than it gives. The
 # variable is spark-submit's, by which pyspark starts every driver, those of child processes too.
 BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ["SPARK_SUBMIT_OPTS"] = BRIEF_JVM
+os.environ["SPARK_SUBMIT_OPTS"] = " ".join((BRIEF_JVM, *archive_options()))
 
 # Of every shuffle: more than one, and no more than there can be executors, since rows are few.
 PARTITIONS = "3"

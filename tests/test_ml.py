@@ -95,10 +95,11 @@ def test_a_pipeline_is_fitted_saved_and_loaded(spark, pairs, tmp_path) -> None:
 
 def test_estimators_of_spark_take_the_output(spark, small_model) -> None:
     texts = [(f"{word} number {n}", float(word == "cat")) for word in ("cat", "tax") for n in "123"]
-    frame = spark.createDataFrame([*texts, (None, 0.0)], "text string, label double")
+    # In one partition: an estimator goes over its rows again and again.
+    frame = spark.createDataFrame([*texts, (None, 0.0)], "text string, label double").coalesce(1)
     encoder = SentenceEncoderModel(modelFolder=str(small_model), outputCol="vector")
     arrays = encoder.transform(frame).dropna()
-    clusters = KMeans(featuresCol="vector", k=2, seed=1, maxIter=2).fit(arrays)
+    clusters = KMeans(featuresCol="vector", k=2, seed=1, maxIter=1, initMode="random").fit(arrays)
     assert np.array(clusters.clusterCenters()).shape == (2, 16)
 
     as_vectors = encoder.copy({encoder.outputType: "vector"})
@@ -108,7 +109,7 @@ def test_estimators_of_spark_take_the_output(spark, small_model) -> None:
     assert rows.pop(None) is None
     expected = {row["text"]: row["vector"] for row in arrays.collect()}
     assert {text: list(vector) for text, vector in rows.items()} == expected
-    classifier = LogisticRegression(featuresCol="vector", maxIter=5)
+    classifier = LogisticRegression(featuresCol="vector", maxIter=1)
     fitted = Pipeline(stages=[as_vectors, classifier]).fit(frame.dropna())
     assert fitted.transform(frame.dropna()).select("prediction").count() == 6
     for params in ({"outputType": "tensor"}, {"outputType": "vector", "quantise": "int8"}):

@@ -23,14 +23,13 @@ from pipelines.files.locks import held
 from pipelines.settings.load import dump
 
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-TORCH = ("training.engine=torch", "training.framework=torch")
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
 def config_file(prepared, tmp_path) -> Path:
     """The small settings with the local engine, as a file."""
-    config = small_config(prepared, engine="local", workers=1, max_steps=12)
+    config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=12)
     run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
     path = tmp_path / "small.yaml"
     path.write_text(dump(config.model_copy(update={"run": run})))
@@ -128,7 +127,7 @@ def test_a_training_may_be_asked_for_again_whatever_became_of_it(
     config_file, tmp_path, capsys, caplog
 ):
     run = tmp_path / "run"
-    settings = overrides("training.framework=torch", "training.max_steps=1", "training.resume=true")
+    settings = overrides("training.max_steps=1", "training.resume=true")
     train = ["train", "--config", str(config_file), *settings]
     assert main(train) == 0
     model = storage.digest_folder(run / "model")
@@ -152,7 +151,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
     config_file, tmp_path, capsys, caplog
 ):
     run = tmp_path / "run"
-    changes = ("framework=torch", "max_steps=4", "checkpoint_every=2", "resume=true")
+    changes = ("max_steps=4", "checkpoint_every=2", "resume=true")
     settings = overrides(*(f"training.{change}" for change in changes))
     train = ["train", "--config", str(config_file), *settings]
     assert main(train) == 0
@@ -175,7 +174,7 @@ def test_a_static_encoder_is_trained_and_measured_too(config_file, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     settings = ("encoder.kind=static", "encoder.hidden=64", "training.learning_rate=0.02")
-    static = overrides(*settings, "training.framework=torch")
+    static = overrides(*settings, "evaluation.geometry=false", "evaluation.samples=0")
     assert main(["train", "--config", str(config_file), *static]) == 0
     assert main(["evaluate", "--config", str(config_file), *static]) == 0
     run = tmp_path / "run"
@@ -236,7 +235,7 @@ def test_bad_corpora_are_refused_in_one_line(
     ("settings", "message"),
     [
         (
-            [*TORCH, "training.workers=8", "training.granules_per_step=8"],
+            ["training.engine=torch", "training.workers=8", "training.granules_per_step=8"],
             "training.workers: 8 workers",
         ),
         (["training.granules_per_step=3"], "training.granules_per_step: 3 does not divide"),
@@ -318,9 +317,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 def test_a_job_ends_with_the_spark_submit_that_is_killed(config_file, tmp_path):
-    endless = overrides(
-        "training.framework=torch", "training.epochs=99999", "training.max_steps=99999"
-    )
+    endless = overrides("training.epochs=99999", "training.max_steps=99999")
     submitted = spark_submit(
         *("--master", "local[1]", ROOT / "jobs" / "train.py", "--config", config_file, *endless)
     )

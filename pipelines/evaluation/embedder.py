@@ -52,10 +52,21 @@ def embedder_loader(session: SparkSession, model_folder: Path | str) -> Embedder
     return load
 
 
-def spread(frame: DataFrame) -> DataFrame:
-    """The rows in at least one partition a core, since a small file is read as a single one."""
-    cores = frame.sparkSession.sparkContext.defaultParallelism
-    return frame if frame.rdd.getNumPartitions() >= cores else frame.repartition(cores)
+def spread(table: DataFrame) -> DataFrame:
+    """The rows in at least one partition a core, since a small file is read as a single one.
+
+    Args:
+        table: Rows as they are read. To tell the partitions of what follows from a shuffle, Spark
+            would compute it.
+    """
+    cores = cores_for(table)
+    return table if table.rdd.getNumPartitions() >= cores else table.repartition(cores)
+
+
+def cores_for(frame: DataFrame) -> int:
+    """Of the session of a frame."""
+    cores: int = frame.sparkSession.sparkContext.defaultParallelism
+    return cores
 
 
 def unit_length(embeddings: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.evaluation.base import Evaluation, Figure, OnRetrieved, SnapshotTables, Tables
-from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
+from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, unit_length
 from pipelines.evaluation.held_out import held_out_sets, read_held_out
 
 MAX_PAIRS = 1_000
@@ -31,7 +31,9 @@ def measure(tables: Tables, load: EmbedderLoader, on_retrieved: OnRetrieved) -> 
         on_retrieved: Not called.
     """
     pairs = partners(tables)["pairs"]
-    rows = spread(pairs).mapInArrow(embedding_batches(load), SCHEMA).collect()
+    # The first pairs of all are a single partition.
+    dealt = pairs.repartition(cores_for(pairs))
+    rows = dealt.mapInArrow(embedding_batches(load), SCHEMA).collect()
     return geometry_figures(*matrices((row["first"], row["second"]) for row in rows))
 
 

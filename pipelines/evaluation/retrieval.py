@@ -23,7 +23,7 @@ from pipelines.evaluation.base import (
     SnapshotTables,
     Tables,
 )
-from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
+from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, spread, unit_length
 from pipelines.evaluation.held_out import held_out_sets, read_held_out
 from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
@@ -189,7 +189,9 @@ def embed_queries(asked: DataFrame, load: EmbedderLoader, *, as_documents: bool 
     relevant = relevant_of(
         tuple(row) for row in graded.select("query_id", "document_id", "gain").collect()
     )
-    texts = spread(asked.groupBy("query_id").agg({"text": "min"}).toDF("query_id", "text"))
+    # In a partition for each core, of which the groups need no further shuffle.
+    dealt = asked.repartition(cores_for(asked), "query_id")
+    texts = dealt.groupBy("query_id").agg({"text": "min"}).toDF("query_id", "text")
     work = query_batches(load, as_documents=as_documents)
     rows = texts.mapInArrow(work, "query_id long, embedding binary").collect()
     return queries_of(((row["query_id"], row["embedding"]) for row in rows), relevant)

@@ -68,6 +68,19 @@ def _named(one: NamedSet, name: str) -> NamedSet:
     return NamedSet(evaluation.name if evaluation.held_out else name, one.given, evaluation)
 
 
+def table_reader(session: SparkSession, config: Config) -> Callable[[NamedSet], Tables]:
+    """What reads and checks a set once: several evaluations measure on the held-out pairs."""
+    known: dict[tuple[Callable[..., Tables], str], Tables] = {}
+
+    def read(one: NamedSet) -> Tables:
+        source = (one.evaluation.read, one.given)
+        if source not in known:
+            known[source] = one.read(session, config)
+        return known[source]
+
+    return read
+
+
 def check_sets(config: Config) -> None:
     """Looks at files and folders to measure on, as far as that can be done without Spark.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_sets
 from pipelines.evaluation.retrieval import Retrieved
-from pipelines.evaluation.sets import named_sets
+from pipelines.evaluation.sets import named_sets, table_reader
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.progress import next_part
 from pipelines.settings import Config
@@ -49,11 +49,12 @@ def evaluate(
     if config.evaluation.retrieval and not held_out_sets(config):
         place = PreparedFolder.of(config).corpus.queries.parent
         logger.info("no retrieval evaluation: there are no held-out pairs in %s", place)
+    read = table_reader(session, config)
     figures: dict[str, dict[str, float]] = {}
     for evaluation, sets in groupby(named_sets(config), attrgetter("evaluation")):
         next_part(evaluation.part)
         # All of an evaluation are checked before the first is worked on.
-        tables = {one.name: one.read(session, config) for one in sets}
+        tables = {one.name: read(one) for one in sets}
         for name, of_set in tables.items():
             figures[name] = evaluation.measure(of_set, load, partial(on_retrieved, name))
     return figures

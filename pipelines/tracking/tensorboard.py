@@ -8,10 +8,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tensorboardX import SummaryWriter
-
 from pipelines.files.run_folder import RunFolder
+from pipelines.quiet import import_without
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
+
+# If it is there, it is imported for tensors, of which none come here; it takes seconds.
+with import_without("torch"):
+    from tensorboardX import SummaryWriter
 
 LOSS = "training/loss"
 MARKER = "run-folder.txt"

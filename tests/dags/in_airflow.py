@@ -18,16 +18,21 @@ def parsed_dags() -> Any:
     return BundleDagBag(dag_folder=folder, bundle_path=folder, bundle_name="dags-folder")
 
 
-def describe() -> dict[str, Any]:
-    """What the DAG files come to, and what was imported for it."""
+def describe(messages: str) -> dict[str, Any]:
+    """What the DAG files come to, what was imported for it, and what is tried again.
+
+    Args:
+        messages: Of errors, a JSON list, to ask the tasks' retry policy about.
+    """
     watch_variables()
     bag = parsed_dags()
-    return {
+    described = {
         "errors": {str(path): error for path, error in bag.import_errors.items()},
         "dags": {dag_id: describe_dag(dag) for dag_id, dag in bag.dags.items()},
         "modules": sorted({name.partition(".")[0] for name in sys.modules}),
         "variables_read": VARIABLES_READ,
     }
+    return described | {"decisions": decide(bag, json.loads(messages))}
 
 
 def describe_dag(dag: Any) -> dict[str, Any]:
@@ -60,11 +65,11 @@ def as_list(value: Any) -> list:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def decide(messages: str) -> dict[str, Any]:
+def decide(bag: Any, messages: list[str]) -> list[str]:
     """What the tasks' retry policy says of errors with such messages."""
-    policy = parsed_dags().dags["sentence_encoder_spark"].get_task("promote").retry_policy
-    errors = map(RuntimeError, json.loads(messages))
-    return {"decisions": [policy.evaluate(error, 1, 3).action.value for error in errors]}
+    policy = bag.dags["sentence_encoder_spark"].get_task("promote").retry_policy
+    errors = map(RuntimeError, messages)
+    return [policy.evaluate(error, 1, 3).action.value for error in errors]
 
 
 def run(dag_id: str, conf: str, skip: str = "") -> dict[str, Any]:
@@ -104,7 +109,7 @@ def watch_variables() -> None:
     Variable.get = noted
 
 
-COMMANDS = {"describe": describe, "decide": decide, "run": run}
+COMMANDS = {"describe": describe, "run": run}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -13,18 +14,41 @@ from typing import Any
 
 import psutil
 import pytest
-from corpus_factory import small_config
+from corpus_factory import only_retrieval, small_config
 from local_servers import Chat, Workspace, serving
 
+from pipelines.files import storage
 from pipelines.settings.load import dump
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["prepare", "train", "evaluate", "promote"]
+STEPS = 400
+
+
+SUBMITTED = "Cannot execute: spark-submit --conf a=b jobs/promote.py. Error code is: {}."
+ON_KUBERNETES = SUBMITTED + " Kubernetes spark exit code is: {}"
+ON_DATABRICKS = "promote failed with terminal state: {{}} and with the errors [{{'error': '{}'}}]"
+# What the retry policy is to say of an error with such a message.
+DECISIONS = {
+    SUBMITTED.format(1): "default",
+    SUBMITTED.format(2): "fail",
+    SUBMITTED.format(3): "fail",
+    SUBMITTED.format(137): "default",
+    SUBMITTED.format(23): "default",
+    ON_KUBERNETES.format(0, 3): "fail",
+    ON_KUBERNETES.format(1, 3): "fail",
+    ON_KUBERNETES.format(0, 1): "default",
+    SUBMITTED.format(1) + "\nLast spark-submit output:\nSystemExit: 3": "default",
+    ON_DATABRICKS.format("SystemExit: 3"): "fail",
+    ON_DATABRICKS.format("SystemExit: 1"): "default",
+    ON_DATABRICKS.format("Cluster 3 was terminated"): "default",
+    "": "default",
+}
 
 
 @pytest.fixture(scope="module")
 def described(ask_airflow) -> dict[str, Any]:
-    return ask_airflow("describe")
+    return ask_airflow("describe", json.dumps(list(DECISIONS)))
 
 
 def test_the_files_are_read_without_errors_and_without_heavy_imports(described):
@@ -63,28 +87,8 @@ def test_every_dag_and_task_keeps_to_the_rules(described):
             assert task["after"] == STAGES[place - 1 : place] if place else not task["after"]
 
 
-def test_only_what_another_try_may_mend_is_tried_again(ask_airflow):
-    submitted = "Cannot execute: spark-submit --conf a=b jobs/promote.py. Error code is: {}."
-    on_kubernetes = submitted + " Kubernetes spark exit code is: {}"
-    on_databricks = (
-        "promote failed with terminal state: {{}} and with the errors [{{'error': '{}'}}]"
-    )
-    expected = {
-        submitted.format(1): "default",
-        submitted.format(2): "fail",
-        submitted.format(3): "fail",
-        submitted.format(137): "default",
-        submitted.format(23): "default",
-        on_kubernetes.format(0, 3): "fail",
-        on_kubernetes.format(1, 3): "fail",
-        on_kubernetes.format(0, 1): "default",
-        submitted.format(1) + "\nLast spark-submit output:\nSystemExit: 3": "default",
-        on_databricks.format("SystemExit: 3"): "fail",
-        on_databricks.format("SystemExit: 1"): "default",
-        on_databricks.format("Cluster 3 was terminated"): "default",
-        "": "default",
-    }
-    assert ask_airflow("decide", json.dumps(list(expected)))["decisions"] == list(expected.values())
+def test_only_what_another_try_may_mend_is_tried_again(described):
+    assert dict(zip(DECISIONS, described["decisions"], strict=True)) == DECISIONS
 
 
 def test_databricks_is_sent_the_jobs_and_a_lost_cluster_is_tried_again(ask_airflow):
@@ -145,13 +149,17 @@ def test_databricks_is_sent_the_jobs_and_a_lost_cluster_is_tried_again(ask_airfl
 def chain(prepared, tmp_path_factory, ask_airflow) -> Callable[..., dict[str, Any]]:
     """Runs the Spark DAG on the small corpus, with more overrides, and tells all about it."""
     folder = tmp_path_factory.mktemp("chain")
-    config = small_config(prepared, engine="local", workers=1, framework="torch")
+    config = only_retrieval(small_config(prepared, engine="local", workers=1, framework="torch"))
     promotion = config.promotion.model_copy(update={"target": str(folder / "served")})
     (folder / "small.yaml").write_text(dump(config.model_copy(update={"promotion": promotion})))
     variable = {
         "config": str(folder / "small.yaml"),
         "runs": str(folder / "runs"),
-        "conf": {"spark.pyspark.python": sys.executable, "spark.ui.enabled": "false"},
+        "conf": {
+            "spark.pyspark.python": sys.executable,
+            "spark.sql.shuffle.partitions": "2",
+            "spark.ui.enabled": "false",
+        },
         "alert": "chat",
     }
 
@@ -198,41 +206,58 @@ def training_processes() -> list[psutil.Process]:
     return found
 
 
-def test_a_killed_training_goes_on_and_its_model_is_promoted(chain):
-    steps, every = 400, 50
-    stopped = threading.Event()
+@pytest.fixture(scope="module")
+def killed_once(chain) -> dict[str, Any]:
+    """A run whose training is killed after the first checkpoint; with the lines it had written."""
+    every, stopped = 50, threading.Event()
     run_folder = chain.folder / "runs" / "sentence_encoder_spark" / "first"
     with ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill_training, run_folder, every + 10, stopped)
         try:
             found = chain(
                 "first",
-                f"training.max_steps={steps}",
+                f"training.max_steps={STEPS}",
                 "training.epochs=99",
                 f"training.checkpoint_every={every}",
             )
         finally:
             stopped.set()
+    return found | {"killed": killed.result(10), "every": every}
+
+
+def test_a_killed_training_goes_on_and_its_model_is_promoted(killed_once):
+    found, run_folder, every = killed_once, killed_once["folder"], killed_once["every"]
     assert found["state"] == "success", found["output"][-5000:]
     tries = {name: tries for name, (_, tries) in found["tasks"].items()}
     assert tries == {"prepare": 1, "train": 2, "evaluate": 1, "promote": 1}
     assert found["alerts"] == []
-    (lines,) = killed.result(10)
+    (lines,) = found["killed"]
     last = (run_folder / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in last] == list(range(1, steps + 1))
+    assert [json.loads(line)["step"] for line in last] == list(range(1, STEPS + 1))
     # Rates differ at every try: lines that are the same were written by the try that was killed.
     kept = sum(old == new for old, new in zip(lines, last, strict=False))
     assert kept >= every
     assert kept % every == 0
-    record = json.loads((found["served"] / "current" / "promotion.json").read_text())
+    record = json.loads((found["served"] / "versions/00001/promotion.json").read_text())
     assert record["run"] == str(run_folder)
     assert (found["served"] / "current").readlink() == Path("versions/00001")
 
 
-def test_the_gate_ends_the_run_and_leaves_the_model_in_service(chain):
-    served = chain.folder / "served"
+def write_worse_run(run: Path, folder: Path) -> None:
+    """Writes a run of another model, measured on the same texts as a run's, with less success."""
+    shutil.copytree(run, folder)
+    (folder / "model" / "README.md").write_text("Another model.\n")
+    metrics = storage.read_json(folder / "metrics.json")
+    metrics["after"]["retrieval"]["ndcg@10"] = 0.0
+    metrics["measured"]["model"] = storage.digest_folder(folder / "model")
+    storage.write_json(folder / "metrics.json", metrics)
+
+
+def test_the_gate_ends_the_run_and_leaves_the_model_in_service(chain, killed_once):
+    served = killed_once["served"]
     before = {path: path.read_bytes() for path in served.rglob("*") if path.is_file()}
-    found = chain("second", "training.max_steps=1", skip="prepare")
+    write_worse_run(killed_once["folder"], killed_once["folder"].with_name("second"))
+    found = chain("second", skip="prepare|train|evaluate")
     assert found["state"] == "failed", found["output"][-5000:]
     assert found["tasks"] == {
         "prepare": ["success", 1],

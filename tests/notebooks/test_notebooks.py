@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from corpus_factory import write_docstrings
+from corpus_factory import only_retrieval, write_docstrings
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
@@ -41,7 +41,8 @@ values = {values!r}
 dbutils = SimpleNamespace(
     widgets=SimpleNamespace(text=values.setdefault, get=values.__getitem__)
 )
-spark = spark_session(Config(spark={{"master": "local[2]"}}), "own")
+brief = {{"master": "local[2]", "sql.shuffle.partitions": "2"}}
+spark = spark_session(Config(spark=brief), "own")
 """
 
 
@@ -131,9 +132,11 @@ def test_notebooks_run_one_after_the_other(tmp_path):
     assert config.corpus.format == "jsonl"
 
     # As those of the drivers, see conftest.py: compilation costs executors more than it gives.
-    brief = config.model_copy(
-        update={"spark": {"executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}}
-    )
+    spark = {
+        "executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
+        "sql.shuffle.partitions": "2",
+    }
+    brief = only_retrieval(config).model_copy(update={"spark": spark})
     (tmp_path / "config.yaml").write_text(dump(brief))
     engines = {"engines": "local:torch, torch:torch", "max_steps": "8"}
     trained = execute(with_parameters(TRAIN, own | engines), tmp_path)

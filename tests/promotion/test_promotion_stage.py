@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from corpus_factory import small_config
+from corpus_factory import only_retrieval, small_config
 
 from pipelines.cli import main
 from pipelines.files import storage
@@ -18,7 +18,7 @@ NDCG = "retrieval.ndcg@10"
 def runs(prepared, tmp_path_factory) -> Path:
     """A folder with the runs `poor` and `good`, trained for 1 and for 60 steps, and measured."""
     folder = tmp_path_factory.mktemp("runs")
-    config = small_config(prepared, engine="local", workers=1, framework="torch")
+    config = only_retrieval(small_config(prepared, engine="local", workers=1, framework="torch"))
     (folder / "small.yaml").write_text(dump(config))
     for name, steps in (("poor", 1), ("good", 60)):
         assert call(folder, name, "train", f"training.max_steps={steps}") == 0

@@ -86,8 +86,7 @@ def shown(request, tmp_path_factory):
     page = run / "probed.html"
     page.write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
     picture = run / "page.png"
-    dom = browse(page, scheme, width, "--dump-dom")
-    browse(page, scheme, width, f"--screenshot={picture}")
+    dom = browse(page, scheme, width, "--dump-dom", f"--screenshot={picture}")
     found = re.search(r'data-probe="([^"]*)"', dom)
     assert found, "the probe did not run"
     pixels = np.asarray(Image.open(picture).convert("RGB"))

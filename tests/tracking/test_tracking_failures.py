@@ -1,17 +1,15 @@
 """Trackers that cannot be reached: the run neither waits nor fails, and says so in one line."""
 
 import http.server
-import logging
 import socket
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import mlflow
 import pytest
-from relays import free_port, relay
-from test_tracking_mlflow import history, tracked
+from relays import free_port
+from test_tracking_mlflow import tracked, until, warnings
 from test_tracking_tensorboard import events, scalars
 
 from pipelines.errors import InputError
@@ -58,10 +56,6 @@ def broken_server():
         server.shutdown()
 
 
-def warnings(caplog) -> list[str]:
-    return [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
-
-
 @pytest.mark.parametrize("server", [closed_port, silent_server, broken_server])
 def test_a_server_that_does_not_serve_costs_no_more_than_the_wait(server, tmp_path, caplog):
     with server() as address:
@@ -79,38 +73,6 @@ def test_a_server_that_does_not_serve_costs_no_more_than_the_wait(server, tmp_pa
     assert warning.startswith("mlflow is behind or cannot be reached, and the run goes on")
     assert Path(warning.rsplit("see ", 1)[1]).is_file()
     assert not [thread for thread in threading.enumerate() if "tracker" in thread.name]
-
-
-def test_what_a_server_that_died_has_missed_reaches_it_when_it_is_back(
-    mlflow_server, tmp_path, caplog, monkeypatch
-):
-    monkeypatch.setattr(link, "RETRY_SECONDS", 0.5)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    client = mlflow.MlflowClient(tracking_uri=mlflow_server)
-    # The tracker has one address, and what is behind it goes and comes.
-    port = free_port()
-    config = tracked(f"http://127.0.0.1:{port}", wait_seconds=60)
-    with RunTracking(config, tmp_path, 0) as tracking:
-        with relay(mlflow_server, port):
-            tracking.log(1, {"training/loss": 1.0})
-            id_file = tmp_path / "tracking" / "mlflow.json"
-            until(lambda: id_file.exists() and history(client, tmp_path, "training/loss"))
-        tracking.log(2, {"training/loss": 0.5})
-        until(lambda: warnings(caplog))
-        assert history(client, tmp_path, "training/loss") == [(1, 1.0)]
-        with relay(mlflow_server, port):
-            tracking.log(3, {"training/loss": 0.25})
-            until(lambda: len(history(client, tmp_path, "training/loss")) == 3)
-            tracking.log(4, {"training/loss": 0.125})
-            until(lambda: len(history(client, tmp_path, "training/loss")) == 4)
-    assert len(warnings(caplog)) == 1
-
-
-def until(is_so, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_tracker_whose_process_is_killed_is_started_again(tmp_path, monkeypatch, caplog):

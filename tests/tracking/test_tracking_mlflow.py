@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -13,9 +15,11 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+from relays import free_port, relay
 
 from pipelines.settings import Config
 from pipelines.settings.load import parse
+from pipelines.tracking import proxy as link
 from pipelines.tracking.base import RunStart
 from pipelines.tracking.databricks import databricks_environment
 from pipelines.tracking.mlflow import release, requirements
@@ -56,6 +60,17 @@ def run_id(folder: Path) -> str:
 def history(client: mlflow.MlflowClient, folder: Path, name: str) -> list[tuple[int, float]]:
     found = client.get_metric_history(run_id(folder), name)
     return sorted((metric.step, metric.value) for metric in found)
+
+
+def warnings(caplog) -> list[str]:
+    return [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
+
+
+def until(is_so, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, client, tmp_path):
@@ -222,3 +237,28 @@ def test_a_driver_that_is_killed_leaves_a_run_that_says_so(mlflow_server, client
     run = client.get_run(run_id(tmp_path))
     assert run.info.status == "KILLED"
     assert run.data.tags["problem"] == "the driver's process died"
+
+
+def test_what_a_server_that_died_has_missed_reaches_it_when_it_is_back(
+    mlflow_server, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(link, "RETRY_SECONDS", 0.5)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    client = mlflow.MlflowClient(tracking_uri=mlflow_server)
+    # The tracker has one address, and what is behind it goes and comes.
+    port = free_port()
+    config = tracked(f"http://127.0.0.1:{port}", wait_seconds=60)
+    with RunTracking(config, tmp_path, 0) as tracking:
+        with relay(mlflow_server, port):
+            tracking.log(1, {"training/loss": 1.0})
+            id_file = tmp_path / "tracking" / "mlflow.json"
+            until(lambda: id_file.exists() and history(client, tmp_path, "training/loss"))
+        tracking.log(2, {"training/loss": 0.5})
+        until(lambda: warnings(caplog))
+        assert history(client, tmp_path, "training/loss") == [(1, 1.0)]
+        with relay(mlflow_server, port):
+            tracking.log(3, {"training/loss": 0.25})
+            until(lambda: len(history(client, tmp_path, "training/loss")) == 3)
+            tracking.log(4, {"training/loss": 0.125})
+            until(lambda: len(history(client, tmp_path, "training/loss")) == 4)
+    assert len(warnings(caplog)) == 1

@@ -1,6 +1,8 @@
 """Event files, read as TensorBoard reads them: records of a length, and what restarts purge."""
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,12 @@ def test_files_that_nobody_knows_are_left_alone(tmp_path):
     assert list(unknown.parent.iterdir()) == [unknown]
     (own,) = set((tmp_path / "shared").iterdir()) - {unknown.parent}
     assert losses_in(own) == [1.0]
+
+
+def test_no_framework_is_imported_to_write_events():
+    """A library of it would take seconds, and the memory of a worker."""
+    imported = "import pipelines.tracking.tensorboard, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", imported], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout == "False\n"
