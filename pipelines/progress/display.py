@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,18 +33,19 @@ class Display:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+        from pipelines.progress.notebook import NotebookProgress
+
         self._console = Console(stderr=True)
+        in_notebook = self._console.is_jupyter
         is_live = self._console.is_terminal and not self._console.is_dumb_terminal
-        # In a notebook rich uses a widget, and without ipywidgets it shows nothing at all.
-        is_live = is_live or (self._console.is_jupyter and find_spec("ipywidgets") is not None)
-        self._bar = Progress(
+        self._bar = (NotebookProgress if in_notebook else Progress)(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[state]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=self._console,
-            disable=not is_live,
+            disable=not (is_live or in_notebook),
             transient=not stays,
             expand=True,
         )
@@ -136,6 +136,7 @@ class Display:
                 continue
             work.look()
             self.refresh()
+            self._bar.refresh()
             now = time.monotonic()
             if now - self._told >= line_interval(now - work.began):
                 self.tell()

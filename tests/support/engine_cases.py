@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from fork_engine import ForkEngine
+from steppers import prepare_here
 
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
@@ -207,7 +208,7 @@ def trained_here(run: TrainingRun, steps: int | None = None) -> tuple[np.ndarray
     """
     task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
     factory = STEPPERS.load(run.config.training.framework)
-    factory.prepare_process(run.config.training)
+    prepare_here(factory, run.config.training)
     stepper = factory(task, load_checkpoint(run.run_folder, run.first_step), SingleProcess())
     losses = [
         stepper.step(work, run.learning_rate(work.index)) for work in islice(lane_feed(task), steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +51,14 @@ def work(index: int, *granules: Granule) -> StepWork:
     return StepWork(index, 0, list(granules))
 
 
+def prepare_here(factory, settings):
+    """As a worker does: for so small an encoder, threads only wait for one another."""
+    factory.prepare_process(settings)
+    # The numbers that a worker takes for zero are drawn by hypothesis in this process.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_flush_denormal(False)
+
+
 def stepper(
     framework,
     objective=None,
@@ -67,8 +76,7 @@ def stepper(
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
     checkpoint = checkpoint or Checkpoint(0, spec, random_weights(spec, 3), {})
     factory = STEPPERS.load(key or framework)
-    # As a worker does: for so small an encoder, threads only wait for one another.
-    factory.prepare_process(config.training)
+    prepare_here(factory, config.training)
     return factory(task, checkpoint, collectives or SingleProcess())
 
 
