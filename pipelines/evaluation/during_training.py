@@ -87,8 +87,10 @@ class CheckpointEvaluation:
         if self._thread is None:
             return
         self._ending.set()
-        if kind is None and (left := len(self._waiting()) + (self._process is not None)):
-            logger.info("waiting for the evaluation of %d checkpoints", left)
+        if kind is None:
+            if left := len(self._waiting()) + (self._process is not None):
+                logger.info("waiting for the evaluation of %d checkpoints", left)
+            # Even so: it may have taken the last one and not begun its process.
             self._thread.join(FINISH_SECONDS)
         with self._starting:
             self._aborted.set()

@@ -17,6 +17,7 @@ from test_beir import DOCUMENTS, QRELS, QUERIES, write_set
 
 from pipelines import workflow
 from pipelines.errors import InputError
+from pipelines.evaluation.during_training import CheckpointEvaluation
 from pipelines.evaluation.stage import evaluate
 from pipelines.models.folder import write_encoder
 from pipelines.runs.checkpoint import load_checkpoint
@@ -84,8 +85,22 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture
+def late_processes(monkeypatch) -> None:
+    """A checkpoint is seen at once; the process that measures it begins after the training."""
+    ask = CheckpointEvaluation._ask
+
+    def ask_late(self, job: bytes) -> bytes:
+        assert self._ending.wait(120)
+        time.sleep(0.2)
+        return ask(self, job)
+
+    monkeypatch.setattr(CheckpointEvaluation, "_ask", ask_late)
+    monkeypatch.setattr("pipelines.evaluation.during_training.POLL_SECONDS", 0.01)
+
+
 def test_the_figures_are_the_clusters_and_the_curve_stays(
-    spark, measured_config, prepared, tmp_path
+    spark, measured_config, prepared, tmp_path, late_processes
 ) -> None:
     workflow.train(measured_config)
     run = tmp_path / "run"
