@@ -1,5 +1,5 @@
 # `make run` trains the embedded default job, `make test` runs the tests (all of them with
-# ARGS=--matrix, those of four minutes with ARGS=--quick); both first make `.venv`, the tests with
+# ARGS=--matrix, those of two minutes with ARGS=--quick); both first make `.venv`, the tests with
 # Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0.
 # `make package` packs the environment for a cluster.
 SHELL := /bin/bash
