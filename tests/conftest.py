@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # A machine that is busy with a cluster is slow now and then, which is no failure.
 settings.register_profile("pipelines", deadline=None)
+# What decides about a change must not depend on luck: new examples are tried where people work.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("pipelines")
 
 # Tests run most code of Spark a few times only: its compilation costs more than it gives. The

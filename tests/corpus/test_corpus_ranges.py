@@ -12,7 +12,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from range_cases import quarantined, read, texts
 
@@ -96,6 +96,12 @@ def test_packed_files_are_read_as_plain_ones(tmp_path, suffix, lines):
     assert rows == plain
 
 
+def assume_text(path):
+    """A file of which more is NULs is taken for something else: see `find_encoding`."""
+    content = path.read_bytes()
+    assume(content.count(0) < 0.3 * len(content))
+
+
 FIELDS = st.text("ab,\"\n\r\t 'é\0", max_size=6)
 
 
@@ -107,6 +113,7 @@ def test_csv_gives_back_what_was_written(tmp_path, rows, chunk):
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
         writer.writerow(["text", "other"])
         writer.writerows(rows)
+    assume_text(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "CHUNK", chunk)
         found = read(path, "csv", columns=("other", "text"))
@@ -128,6 +135,7 @@ def test_csv_gives_back_what_was_written(tmp_path, rows, chunk):
 def test_tab_separated_records_know_no_quotes(tmp_path, rows, split, end):
     path = tmp_path / "a.tsv"
     path.write_bytes(end.join(["text\tother", *map("\t".join, rows)]).encode() + end.encode())
+    assume_text(path)
     found = read(path, "csv", columns=("other", "text"), split=split)
     expected = [tuple(field.replace("\0", "") for field in reversed(row)) for row in rows]
     assert [(row["text_0"] or "", row["text_1"] or "") for row in found] == expected
