@@ -115,6 +115,11 @@ class PreparedFolder:
         return LanesFolder(self.path / "lanes")
 
     @property
+    def units(self) -> Path:
+        """What each input file gave; see :mod:`pipelines.corpus.kept_units.generations`."""
+        return self.path / "units"
+
+    @property
     def stages(self) -> Path:
         """How long each stage took, and whether it was kept."""
         return self.path / "stages.json"

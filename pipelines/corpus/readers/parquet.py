@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import FileNames, Format
-from pipelines.corpus.readers.inputs import find_files, is_hidden
+from pipelines.corpus.readers.inputs import is_hidden
 from pipelines.corpus.readers.rows import ROW_DDL, ROW_SCHEMA
 from pipelines.corpus.readers.spark_rows import (
     Names,
@@ -85,27 +86,39 @@ def _footer(file: Path) -> ParquetFile:
     return ParquetFile(file, types, nested, metadata.num_rows)
 
 
-def read_parquet(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+def read_parquet(
+    session: SparkSession, settings: CorpusSettings, files: Sequence[Path], read: Sequence[Path]
+) -> DataFrame:
     """Parquet files, read together only where the types of the wanted columns are equal.
 
     A file that is damaged or has other columns is a row for the quarantine.
+
+    Args:
+        session: Reads them.
+        settings: Of the corpus.
+        files: All inputs: one of them can be read.
+        read: Those whose rows are wanted.
 
     Raises:
         InputError: No file can be read.
     """
     names = named_columns(settings)
-    footers = read_footers(find_files(settings.inputs, "parquet"))
     wanted = [name for _, name in names]
+    footers = read_footers(files)
     problems = {footer.path: footer.problem_with(wanted) for footer in footers}
-    good = [footer for footer in footers if problems[footer.path] is None]
-    if not good:
+    if all(problems.values()):
         raise _no_parquet(footers, names)
+    asked = {*read}
+    footers = [footer for footer in footers if footer.path in asked]
     alike: dict[tuple[str, ...], list[Path]] = {}
-    for footer in good:
+    for footer in (footer for footer in footers if problems[footer.path] is None):
         types = tuple(footer.types[name] for name in wanted)
         alike.setdefault(types, []).append(footer.path)
     columns = columns_of(settings)
-    frames = [rows_of(parquet_columns(session, paths, wanted), columns) for paths in alike.values()]
+    frames = [
+        rows_of(parquet_columns(session, paths, wanted), columns, {"input": F.input_file_name()})
+        for paths in alike.values()
+    ]
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
     if lost:
         frames.append(_quarantined(session, lost))
@@ -152,6 +165,7 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
             "rows": file.rows,
             "bytes": 0,
             "level": ROWS,
+            "input": file.path.as_uri(),
         }
         for file, problem in lost
     ]
@@ -163,6 +177,6 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
 PARQUET = Format(
     # What is in the file is compressed already, and Spark reads no other.
     files=FileNames((".parquet", ".pq"), may_be_packed=False),
-    read=read_parquet,
+    read_files=read_parquet,
     columns=True,
 )
