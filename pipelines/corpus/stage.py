@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +37,7 @@ from pipelines.corpus.statistics import Counts, count_reasons, dropped, example_
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import text_level, unit_batches
 from pipelines.errors import InputError, PipelineError
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
@@ -48,7 +48,7 @@ from pipelines.spark.frames import (
     batches_of,
     rows_by_partition,
     shuffle_partitions,
-    write_path,
+    write_parquet,
 )
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class CorpusSummary:
         seconds: Wall clock of the whole stage.
     """
 
-    folder: Path
+    folder: Location
     pairs: int
     queries: int
     documents: int
@@ -281,7 +281,7 @@ class _Split:
 
 
 def _write_split(
-    scratch: Scratch, pairs: DataFrame, aside: Path, settings: CorpusSettings
+    scratch: Scratch, pairs: DataFrame, aside: Location, settings: CorpusSettings
 ) -> _Split:
     judged, asked, documents = None, 0, 0
     if settings.evaluation_share and settings.pairs != "single":
@@ -297,7 +297,7 @@ def _write_split(
         training = held_out.without_leaks(training, chosen.frame)
     path = CorpusFolder(aside).pairs
     ordered = training.select(*PAIR_COLUMNS).sortWithinPartitions("id")
-    ordered.write.parquet(write_path(path), compression="zstd")
+    write_parquet(ordered, path)
     return _Split(pairs, judged, asked, documents, sum(rows_by_partition(path).values()))
 
 
