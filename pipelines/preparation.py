@@ -20,6 +20,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import pipelines
+from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.files import storage
@@ -131,7 +132,9 @@ def _versions() -> dict[str, str | None]:
 
 def _corpus_inputs(config: Config) -> Any:
     files = input_fingerprint(config.corpus)
-    return None if files is None else [PAIR_COLUMNS, config.corpus.model_dump(mode="json"), files]
+    redactor = config.corpus.redact and check_redactor(config.corpus.redact)
+    settings = config.corpus.model_dump(mode="json")
+    return None if files is None else [PAIR_COLUMNS, settings, redactor, files]
 
 
 def _token_inputs(config: Config) -> Any:

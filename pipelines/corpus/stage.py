@@ -17,6 +17,7 @@ from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning import prose
 from pipelines.corpus.cleaning.languages import check_languages
+from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.funnel import (
     FILES,
@@ -143,12 +144,10 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     next_part("reading texts")
     pair_forms.check_settings(settings)
     check_languages(settings.languages)
+    if settings.redact is not None:
+        check_redactor(settings.redact)
     raw = read_rows(session, settings)
-    excluded = (
-        texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")
-        if settings.exclude
-        else None
-    )
+    excluded = _excluded_texts(session, settings)
     folder = PreparedFolder.of(config).corpus.path
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
         with batches_of(session, _PIECES_PER_BATCH):
@@ -168,8 +167,8 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
             lines = _lines_before_pairs(counts, read, settings) + _lines_of_pairs(counts, split)
             check_adds_up(lines)
             _check_some_left(lines)
-            some_dropped = any(line.kind == "dropped" for line in lines)
-            examples = example_texts(rows, pairs) if some_dropped else {}
+            shown = settings.report_examples if any(map(_is_dropped, lines)) else 0
+            examples = example_texts(rows, pairs, shown) if shown else {}
         write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
         statistics = {
             "bytes": read.bytes,
@@ -189,6 +188,17 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
         tuple(lines),
         time.monotonic() - started,
     )
+
+
+def _excluded_texts(session: SparkSession, settings: CorpusSettings) -> DataFrame | None:
+    if not settings.exclude:
+        return None
+    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")
+    if settings.redact is None:
+        return texts
+    # They are compared with texts that have been redacted.
+    redact = partial(redact_batches, name=settings.redact, columns=["text"])
+    return texts.mapInArrow(redact, "text string")
 
 
 @dataclass(frozen=True)
@@ -320,6 +330,10 @@ def _lines_of_pairs(counts: Counts, split: _Split) -> list[FunnelLine]:
     reasons |= {reason: rows for reason, rows in others.items() if rows}
     kept = {TRAINING: split.written, HELD_OUT: split.asked}
     return level_lines(PAIRS, ("pairs made", sum(counts.pairs.values())), reasons, kept)
+
+
+def _is_dropped(line: FunnelLine) -> bool:
+    return line.kind == "dropped"
 
 
 def _check_some_left(lines: Iterable[FunnelLine]) -> None:

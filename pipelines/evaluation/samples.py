@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHOWN_DOCUMENTS = 3
-SHOWN_QUERIES = 3
-"""Of each kind: found better, found worse, taken at random."""
 MAX_CHARACTERS = 400
 _DECIMALS = 4
 
@@ -42,7 +40,9 @@ def write_samples(
     """Writes ``samples.json`` into the run folder, from which the report draws.
 
     Args:
-        config: ``evaluation.samples`` says how many pairs.
+        config: ``evaluation.samples`` says how many pairs, ``corpus.report_examples`` how many
+            queries of each kind (found better, found worse, taken at random); where that is 0 the
+            file holds no text.
         models: Folders of the models `before` and `after`.
         retrieved: What they have found.
 
@@ -57,7 +57,7 @@ def write_samples(
     queries = next(iter(retrieved.values())).queries
     pairs = sample_pairs(queries, config.evaluation.samples)
     ranks = {name: ranks_of(found) for name, found in retrieved.items()}
-    chosen = choose_queries(ranks["before"], ranks["after"], SHOWN_QUERIES)
+    chosen = choose_queries(ranks["before"], ranks["after"], config.corpus.report_examples)
     wanted = {key for keys in chosen.values() for key in keys}
     neighbours = {
         document
@@ -175,8 +175,10 @@ def _pairs(
 ) -> list[dict[str, Any]]:
     """The pairs of the map: texts, and of each model places, cosines and rank."""
     pairs, asked, documents = sample
+    is_shown = bool(config.corpus.report_examples)
     lines: list[dict[str, Any]] = [
-        {"texts": [asked[key], documents[document]]} for key, document in pairs.items()
+        {"texts": [asked[key], documents[document]] if is_shown else ["", ""]}
+        for key, document in pairs.items()
     ]
     if not lines:
         return []

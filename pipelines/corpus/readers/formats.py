@@ -74,12 +74,14 @@ class Wanted:
         limits: Sizes.
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
             only text of a record is then a JSON object of its columns.
+        multiline: Whether a quoted field of a CSV file may hold line ends.
     """
 
     format: str
     columns: Columns
     limits: Limits = field(default_factory=Limits)
     as_rows: bool = False
+    multiline: bool = True
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ class Format:
         form: Of its files, where tasks of ours read them; None where `read` says all.
         rows: The form in which a record is a row of a table, for `embed`; None where it has none,
             or where Spark reads them.
-        splits: Whether several tasks may read a file that is not compressed.
+        splits: Whether several tasks may read a file that is not compressed, by its name and by
+            whether quoted fields may hold line ends (:attr:`Wanted.multiline`).
         read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver; None for files that
             are read by their form.
         load: A table of the session that an input names, for formats whose inputs are tables.
@@ -194,7 +197,7 @@ class Format:
     files: FileNames | None = None
     form: FormOf | None = None
     rows: FormOf | None = None
-    splits: Callable[[Path], bool] = lambda file: True
+    splits: Callable[[Path, bool], bool] = lambda file, multiline: True
     read: Callable[[SparkSession, CorpusSettings], DataFrame] | None = None
     load: Callable[[SparkSession, str], DataFrame] | None = None
     fingerprint: Callable[[Sequence[str]], dict[str, Any] | None] | None = None

@@ -79,7 +79,9 @@ def _read_files(session: SparkSession, settings: CorpusSettings) -> DataFrame:
     limits = Limits(record=settings.max_record_megabytes << 20)
     if FORMATS.load(settings.format).columns:
         names = list(named_columns(settings))
-        wanted = Wanted(settings.format, columns_of(settings), limits)
+        wanted = Wanted(
+            settings.format, columns_of(settings), limits, multiline=settings.csv_multiline
+        )
     else:
         wanted, names = Wanted(settings.format, Columns(("text",)), limits), []
     _check_some_readable(files, wanted, names)
@@ -88,15 +90,15 @@ def _read_files(session: SparkSession, settings: CorpusSettings) -> DataFrame:
 
 def _read(session: SparkSession, files: Sequence[Path], wanted: Wanted) -> DataFrame:
     return session.createDataFrame(
-        planned_splits(session, files, wanted.format), SPLIT_DDL
+        planned_splits(session, files, wanted.format, multiline=wanted.multiline), SPLIT_DDL
     ).mapInArrow(partial(read_splits, wanted=wanted), ROW_DDL)
 
 
 def planned_splits(
-    session: SparkSession, files: Sequence[Path], kind: str
+    session: SparkSession, files: Sequence[Path], kind: str, *, multiline: bool = True
 ) -> RDD[tuple[str, int, int | None]]:
     """The splits of files of a format, in their order; a partition is what a task reads."""
-    splits = [split for file in files for split in split_file(file, kind)]
+    splits = [split for file in files for split in split_file(file, kind, multiline=multiline)]
     tasks = pack(splits, session.sparkContext.defaultParallelism)
     logger.info("reading %d files in %d tasks", len(files), len(tasks))
     planned = [[(split.file, split.start, split.stop) for split in task] for task in tasks]
