@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +38,7 @@ from pipelines.corpus.readers.sources import texts_of
 from pipelines.corpus.statistics import Counts, count_reasons, dropped, example_texts
 from pipelines.corpus.units import text_level
 from pipelines.errors import InputError, PipelineError
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
@@ -47,7 +47,7 @@ from pipelines.spark.frames import (
     Scratch,
     rows_by_partition,
     shuffle_partitions,
-    write_path,
+    write_parquet,
 )
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class CorpusSummary:
         seconds: Wall clock of the whole stage.
     """
 
-    folder: Path
+    folder: Location
     pairs: int
     queries: int
     documents: int
@@ -290,7 +290,7 @@ class _Split:
 
 
 def _write_split(
-    scratch: Scratch, pairs: DataFrame, aside: Path, settings: CorpusSettings
+    scratch: Scratch, pairs: DataFrame, aside: Location, settings: CorpusSettings
 ) -> _Split:
     judged, asked, documents = None, 0, 0
     if settings.evaluation_share and settings.pairs != "single":
@@ -306,7 +306,7 @@ def _write_split(
         training = held_out.without_leaks(training, chosen.frame)
     path = CorpusFolder(aside).pairs
     ordered = training.select(*PAIR_COLUMNS).sortWithinPartitions("id")
-    ordered.write.parquet(write_path(path), compression="zstd")
+    write_parquet(ordered, path)
     return _Split(pairs, judged, asked, documents, sum(rows_by_partition(path).values()))
 
 

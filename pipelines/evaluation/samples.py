@@ -8,7 +8,6 @@ documents.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,13 +16,14 @@ from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.projection import place_on_map, turned_onto
 from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved, embed_queries
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
-from pipelines.spark.frames import read_path
+from pipelines.spark.frames import read_parquet
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 SHOWN_DOCUMENTS = 3
 MAX_CHARACTERS = 400
@@ -35,8 +35,8 @@ ByModel: TypeAlias = Mapping[str, Retrieved]
 
 
 def write_samples(
-    session: SparkSession, config: Config, models: Mapping[str, Path], retrieved: ByModel
-) -> Path | None:
+    session: SparkSession, config: Config, models: Mapping[str, Location], retrieved: ByModel
+) -> Location | None:
     """Writes ``samples.json`` into the run folder, from which the report draws.
 
     Args:
@@ -168,7 +168,7 @@ def _reciprocal(rank: int | None) -> float:
 def _pairs(
     session: SparkSession,
     config: Config,
-    models: Mapping[str, Path],
+    models: Mapping[str, Location],
     retrieved: ByModel,
     ranks: Mapping[str, Mapping[int, int | None]],
     sample: tuple[Mapping[int, int], Texts, Texts],
@@ -234,11 +234,13 @@ def _found(
     }
 
 
-def _texts(session: SparkSession, path: Path, column: str, ids: Iterable[int]) -> dict[int, str]:
+def _texts(
+    session: SparkSession, path: Location, column: str, ids: Iterable[int]
+) -> dict[int, str]:
     """The texts of some ids, cut where they are very long."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    frame: DataFrame = session.read.parquet(read_path(path))
+    frame = read_parquet(session, path)
     some = frame.where(F.col(column).isin(list(ids))).dropna()
     rows = some.groupBy(column).agg(F.min("text").alias("text")).collect()
     return {row[column]: row["text"][:MAX_CHARACTERS] for row in rows}

@@ -10,7 +10,7 @@ from pydantic import Field
 from pipelines.corpus.readers import FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import InputPath, LocalPath
+from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -144,7 +144,7 @@ class CorpusSettings(Settings):
     evaluation_pairs: int = Field(
         default=2000, ge=1, description="Most held-out pairs that are kept for evaluation."
     )
-    exclude: tuple[LocalPath, ...] = Field(
+    exclude: tuple[StoredPath, ...] = Field(
         default=(),
         description=(
             "Files (Parquet, CSV or JSON lines) whose texts must not be trained on, nor near "

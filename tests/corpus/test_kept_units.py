@@ -81,7 +81,7 @@ STAMPS = st.sampled_from(["1", "2", "3"])
 )
 def test_each_source_is_claimed_once_where_it_is_as_it_was(generations, now):
     held = [
-        Generation(None, key, {name: KeptSource(stamp, 0) for name, stamp in own.items()})
+        Generation(None, None, key, {name: KeptSource(stamp, 0) for name, stamp in own.items()})
         for key, own in generations
     ]
     found = claims(held, "x", {name: Source((), stamp) for name, stamp in now.items()})

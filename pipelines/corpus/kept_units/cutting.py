@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -39,9 +38,17 @@ from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import unit_batches
 from pipelines.corpus.versions import code_versions
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config, CorpusSettings
-from pipelines.spark.frames import Scratch, Totals, batches_of, read_path, write_arrow, write_path
+from pipelines.spark.frames import (
+    Scratch,
+    Totals,
+    batches_of,
+    read_parquet,
+    write_arrow,
+    write_parquet,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -119,7 +126,7 @@ class _KeptUnits:
 
     session: SparkSession
     settings: CorpusSettings
-    folder: Path
+    folder: Location
 
     def units(self, *, reuse: bool) -> Units:
         """Reads what is new, and forgets what is gone."""
@@ -171,15 +178,14 @@ class _KeptUnits:
             newest = max(claim.generation.number for claim in found)
             whole.append(self._written_again(live, newest + 1, key))
         for claim in written:
-            storage.remove_folder(claim.generation.path)
+            storage.remove_folder(claim.generation.place)
         return whole
 
     def _written_again(self, live: Sequence[Claim], number: int, key: str) -> Generation:
         sources = {name: one for claim in live for name, one in claim.live.items()}
         with storage.new_folder(self.folder / str(number)) as aside:
-            frames = [self._live_rows(claim) for claim in live]
-            rows = reduce(type(frames[0]).unionByName, frames)
-            rows.write.parquet(write_path(aside / "rows"), compression="zstd")
+            rows = _below_one_another([self._live_rows(claim) for claim in live])
+            write_parquet(rows, aside / "rows")
             totals = pa.concat_tables(claim.generation.totals_of(claim.ids) for claim in live)
             write_generation(aside, key, sources, totals)
         return Generation.load(self.folder / str(number))
@@ -187,19 +193,22 @@ class _KeptUnits:
     def _live_rows(self, claim: Claim) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-        rows = self._frame([claim.generation])
+        rows = self._rows(claim.generation)
         return rows if claim.is_whole else rows.where(F.col("source").isin(claim.ids))
 
-    def _frame(self, generations: Sequence[Generation]) -> DataFrame:
+    def _rows(self, generation: Generation) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        paths = [read_path(generation.rows) for generation in generations]
-        return self.session.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
+        return read_parquet(self.session, generation.rows, from_arrow_schema(SCHEMA))
 
     def _of(self, generations: Sequence[Generation]) -> Units:
         totals = pa.concat_tables(generation.totals for generation in generations)
         merged = _TOTALS_OF_ALL.merged(totals.drop_columns(["source"]))
-        return Units(self._frame(generations), merged)
+        return Units(_below_one_another(list(map(self._rows, generations))), merged)
+
+
+def _below_one_another(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(type(frames[0]).unionByName, frames)
 
 
 def settings_key(settings: CorpusSettings) -> str:
@@ -217,7 +226,6 @@ def _sources_with_passing_errors(totals: pa.Table) -> set[int]:
     return set(pc.filter(totals["source"], passing).to_pylist())
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Location) -> None:
     if folder.is_dir():
         storage.remove_folder(folder)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +22,11 @@ import pyarrow.parquet as pq
 
 from pipelines.corpus.kept_units.sources import Source
 from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source
+from pipelines.files.versions import current
+
+_TOTALS = "totals.parquet"
+_SOURCES = "sources.json"
 
 
 @dataclass(frozen=True)
@@ -43,36 +47,39 @@ class Generation:
     """A generation on the disk.
 
     Attributes:
-        path: Its folder.
+        place: Its folder.
+        path: Where the content of the folder is: in a store, a version of it.
         settings: A digest of what its rows follow from besides the files.
         sources: By name.
     """
 
-    path: Path
+    place: Location
+    path: Location
     settings: str
     sources: Mapping[str, KeptSource]
 
     @classmethod
-    def load(cls, path: Path) -> Generation:
+    def load(cls, place: Location) -> Generation:
         """Reads what a folder says."""
-        told = storage.read_json(path / "sources.json")
+        path = current(place)
+        told = storage.read_json(path / _SOURCES)
         sources = {name: KeptSource(*one) for name, one in told["sources"].items()}
-        return cls(path, told["settings"], sources)
+        return cls(place, path, told["settings"], sources)
 
     @property
     def number(self) -> int:
         """Higher ones are newer."""
-        return int(self.path.name)
+        return int(self.place.name)
 
     @property
-    def rows(self) -> Path:
+    def rows(self) -> Location:
         """The folder of its Parquet files."""
         return self.path / "rows"
 
     @cached_property
     def totals(self) -> pa.Table:
         """What its rows add up to."""
-        return pq.read_table(self.path / "totals.parquet")
+        return pq.read_table(arrow_source(self.path / _TOTALS))
 
     def totals_of(self, ids: Iterable[int]) -> pa.Table:
         """The totals of some of its sources."""
@@ -81,12 +88,13 @@ class Generation:
 
 
 def write_generation(
-    folder: Path, settings: str, sources: Mapping[str, KeptSource], totals: pa.Table
+    folder: Location, settings: str, sources: Mapping[str, KeptSource], totals: pa.Table
 ) -> None:
     """Adds to the rows in a folder what says where they are from."""
-    pq.write_table(totals, folder / "totals.parquet", compression="zstd")
+    with storage.built_file(folder / _TOTALS) as aside:
+        pq.write_table(totals, aside, compression="zstd")
     listed = {name: [one.stamp, one.id] for name, one in sources.items()}
-    storage.write_json(folder / "sources.json", {"settings": settings, "sources": listed})
+    storage.write_json(folder / _SOURCES, {"settings": settings, "sources": listed})
 
 
 @dataclass(frozen=True)
@@ -112,9 +120,10 @@ class Claim:
         return [one.id for one in self.live.values()]
 
 
-def find_generations(folder: Path) -> list[Generation]:
+def find_generations(folder: Location) -> list[Generation]:
     """Those in the folder of units, the newest first."""
-    found = [Generation.load(path) for path in folder.glob("*") if path.name.isdigit()]
+    places = [place for place in folder.glob("*") if place.name.isdigit()]
+    found = [Generation.load(place) for place in places if (current(place) / _SOURCES).is_file()]
     return sorted(found, key=lambda generation: -generation.number)
 
 
