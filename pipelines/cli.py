@@ -82,6 +82,19 @@ def prepare(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 
 @app.command()
+def delete(
+    key: Annotated[
+        list[str] | None, typer.Option("--key", help="Key of the rows; may be repeated.")
+    ] = None,
+    keys: Annotated[str | None, typer.Option("--keys", help="File of keys, one a line.")] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Remove the rows of keys (corpus.key_column) from what was prepared, for good."""
+    _configured(lambda found: _delete(found, key or (), keys), config, set_)
+
+
+@app.command()
 def train(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Train on prepared lanes; the model is in run.folder/model."""
     _configured(_train, config, set_)
@@ -251,6 +264,16 @@ def _prepare(config: Config) -> None:
 
     workflow.prepare(config, trains=False)
     print(f"report  {PreparedFolder.of(config).report}")
+
+
+def _delete(config: Config, given: Sequence[str], file: str | None) -> None:
+    from pipelines import workflow
+    from pipelines.deletion import read_keys
+
+    deletion = workflow.delete(config, read_keys(given, file))
+    print(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
+    for line in deletion.not_covered:
+        print(f"not covered  {line}")
 
 
 def _train(config: Config) -> None:

@@ -43,6 +43,7 @@ from pipelines.training_job import (
 )
 
 if TYPE_CHECKING:
+    from pipelines.deletion import Deletion
     from pipelines.embedding.table import EmbeddingSummary
     from pipelines.search.text_search import Hit
 
@@ -72,6 +73,25 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
 
     with job("preparing", PREPARING):
         return prepare_stages(config, trains=trains)
+
+
+@executor_failures("deleting")
+@file_failures("deleting")
+@working_in("prepared.folder")
+def delete(config: Config, keys: Sequence[str]) -> Deletion:
+    """Removes the rows of keys from ``prepared.folder``, and keeps them out of it for good.
+
+    Args:
+        config: That of the preparation; ``corpus.key_column`` says whose a row is.
+        keys: Values of that column, as text.
+
+    Raises:
+        InputError: There is no such column, or nothing has been prepared.
+    """
+    from pipelines.deletion import delete_rows
+
+    with job("deleting", PREPARING):
+        return delete_rows(config, keys)
 
 
 @file_failures("training")

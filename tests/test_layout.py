@@ -39,6 +39,7 @@ report
 promotion
 tracking
 preparation training_job evaluation_job
+deletion
 workflow
 ml ml_params notebook
 benchmarks

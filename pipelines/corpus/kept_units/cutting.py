@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.corpus.cleaning.redaction import check_redactor
+from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.kept_units.generations import (
     Claim,
     Generation,
@@ -83,10 +84,12 @@ class Units:
     Attributes:
         frame: Rows of :data:`.unit_schema.SCHEMA`.
         totals: `rows` and `bytes` by `level`, `quarantined` and `language`.
+        tables: The inputs with the versions that were read, where they are tables that have some.
     """
 
     frame: DataFrame
     totals: pa.Table
+    tables: tuple[str, ...] = ()
 
 
 def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units:
@@ -103,15 +106,22 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units
     """
     folder = PreparedFolder.of(config).units
     settings = config.corpus
+    deleted = deleted_keys(PreparedFolder.of(config))
     if FORMATS.load(settings.format).read is None and config.prepared.keep_units:
-        return _KeptUnits(session, settings, folder).units(reuse=config.prepared.reuse)
+        kept = _KeptUnits(session, settings, folder, deleted)
+        return kept.units(reuse=config.prepared.reuse)
     _remove(folder)
+    pin = FORMATS.load(settings.format).pin
+    tables = tuple(pin(session, given) for given in settings.inputs) if pin else ()
+    if tables:
+        logger.info("reading %s", ", ".join(tables))
+        settings = settings.model_copy(update={"inputs": tables})
     with batches_of(session, _PIECES_PER_BATCH):
-        work = partial(unit_batches, settings=settings)
+        work = partial(unit_batches, settings=settings, deleted=deleted)
         frame, totals = scratch.keep_arrow(
             read_rows(session, settings), work, SCHEMA, _TOTALS_OF_ALL
         )
-    return Units(frame, totals)
+    return Units(frame, totals, tables)
 
 
 @dataclass(frozen=True)
@@ -122,11 +132,13 @@ class _KeptUnits:
         session: Of the driver.
         settings: Of the corpus.
         folder: Is made if there is none; no other process works in it.
+        deleted: Hashes of the keys whose rows are kept nowhere.
     """
 
     session: SparkSession
     settings: CorpusSettings
     folder: Location
+    deleted: Collection[int]
 
     def units(self, *, reuse: bool) -> Units:
         """Reads what is new, and forgets what is gone."""
@@ -139,7 +151,7 @@ class _KeptUnits:
         naming = naming_for(files, 1 + max((one.number for one in generations), default=0))
         sources = find_sources(files, naming)
         key = settings_key(self.settings)
-        found = claims(generations, key, sources)
+        found = claims([self._without_deleted(one, key) for one in generations], key, sources)
         kept = {name for claim in found for name in claim.live}
         new = {name: source for name, source in sources.items() if name not in kept}
         if kept:
@@ -155,7 +167,9 @@ class _KeptUnits:
         with storage.new_folder(self.folder / str(naming.generation)) as aside:
             read = sorted(file for source in new.values() for file in source.files)
             raw = read_files(self.session, self.settings, files, read)
-            work = partial(unit_batches, settings=self.settings, naming=naming)
+            work = partial(
+                unit_batches, settings=self.settings, naming=naming, deleted=self.deleted
+            )
             with batches_of(self.session, _PIECES_PER_BATCH):
                 totals = write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
             passing = _sources_with_passing_errors(totals)
@@ -167,9 +181,20 @@ class _KeptUnits:
         generation = Generation.load(self.folder / str(naming.generation))
         return Claim(generation, generation.sources)
 
+    def _without_deleted(self, generation: Generation, key: str) -> Generation:
+        """Has the sources read again that hold rows of keys which were deleted since."""
+        from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+        has_keys = self.settings.key_column is not None and generation.settings == key
+        if not (self.deleted and has_keys):
+            return generation
+        held = self._rows(generation).where(F.col("key").isin(list(self.deleted)))
+        ids = {row["source"] for row in held.select("source").distinct().collect()}
+        return generation.without(ids)
+
     def _settled(self, found: list[Claim], key: str) -> list[Generation]:
         """The generations that hold what was claimed and nothing else, and not too many of them."""
-        largest = max(found, key=lambda claim: claim.generation.totals.num_rows)
+        largest = max(found, key=lambda claim: claim.generation.number_of_rows)
         stay = found if len(found) <= MOST_GENERATIONS else [largest]
         written = [claim for claim in found if not claim.is_whole or claim not in stay]
         whole = [claim.generation for claim in found if claim not in written]
