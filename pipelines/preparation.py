@@ -131,7 +131,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _corpus_inputs(config: Config) -> Any:
-    files = input_fingerprint(config.corpus)
+    files = input_fingerprint(config.corpus, config.storage)
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json")
     return None if files is None else [PAIR_COLUMNS, settings, redactor, files]

@@ -20,9 +20,9 @@ from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
 from pipelines.spark.parquet_parts import (
     Part,
-    find_parts,
-    first_file,
+    data_files,
     frame_from_parts,
+    parts_of_files,
     read_footers,
     read_part,
     read_table,
@@ -63,11 +63,32 @@ def read_parquet(
     if isinstance(path, Path):
         reader = session.read if schema is None else session.read.schema(schema)
         return reader.parquet(read_path(path))
+    return _by_executors(session, data_files(path), schema)
+
+
+def read_files(
+    session: SparkSession, paths: Sequence[Location], schema: StructType | None = None
+) -> DataFrame:
+    """A frame of Parquet files of one schema, all of file systems or all of stores.
+
+    Args:
+        schema: Of the columns that are wanted, if it is known.
+    """
+    local = [read_path(path) for path in paths if isinstance(path, Path)]
+    if local:
+        reader = session.read if schema is None else session.read.schema(schema)
+        return reader.parquet(*local)
+    return _by_executors(session, paths, schema)
+
+
+def _by_executors(
+    session: SparkSession, paths: Sequence[Location], schema: StructType | None
+) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    parts = find_parts(path)
     if schema is None:
-        schema = from_arrow_schema(pq.read_schema(arrow_source(first_file(path))))
+        schema = from_arrow_schema(pq.read_schema(arrow_source(paths[0])))
+    parts = parts_of_files(paths)
     if not parts:
         return session.createDataFrame([], schema)
     return frame_from_parts(session, parts, partial(_read_rows, columns=schema.names), schema)
