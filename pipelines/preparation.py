@@ -124,7 +124,7 @@ def _fingerprint(before: str | None, inputs: Any) -> str | None:
 
 
 def _corpus_inputs(config: Config) -> Any:
-    files = input_fingerprint(config.corpus)
+    files = input_fingerprint(config.corpus, config.storage)
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json")
     deleted = deleted_keys(PreparedFolder.of(config))

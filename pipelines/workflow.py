@@ -211,7 +211,7 @@ def _run(config: Config) -> dict[str, Metrics]:
     check_run_folder(config)
     check_tokenizer(config)
     check_start(config)
-    input_fingerprint(config.corpus)
+    input_fingerprint(config.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
     session = session_for(chosen, config) or spark_session(config)

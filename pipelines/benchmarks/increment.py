@@ -21,7 +21,7 @@ from rich.table import Table
 from pipelines.benchmarks.growth import growth_config
 from pipelines.benchmarks.processes import Usage, measure_command
 from pipelines.benchmarks.salted import copy_beginning
-from pipelines.corpus.readers.inputs import find_files
+from pipelines.corpus.readers.inputs import local_files
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
@@ -77,7 +77,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     if data is None:
         problem = "increment has no files of its own"
         raise InputError("--data", problem, "name a folder that holds input files")
-    files = find_files((data,), config.corpus.format, "--data")
+    files = local_files((data,), config.corpus.format, "--data")
     if len(files) < _LEAST_FILES:
         raise InputError("--data", f"{data} holds one file", "name a folder with several")
     parent = Path(config.prepared.folder).absolute().parent

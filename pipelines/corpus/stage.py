@@ -42,7 +42,7 @@ from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
-from pipelines.settings import Config, CorpusSettings
+from pipelines.settings import Config, CorpusSettings, StorageSettings
 from pipelines.spark.frames import (
     Scratch,
     rows_by_partition,
@@ -141,7 +141,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     check_languages(settings.languages)
     if settings.redact is not None:
         check_redactor(settings.redact)
-    excluded = _excluded_texts(session, settings)
+    excluded = _excluded_texts(session, settings, config.storage)
     folder = PreparedFolder.of(config).corpus.path
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
         cut = cut_inputs(session, config, scratch)
@@ -190,10 +190,12 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     )
 
 
-def _excluded_texts(session: SparkSession, settings: CorpusSettings) -> DataFrame | None:
+def _excluded_texts(
+    session: SparkSession, settings: CorpusSettings, stores: StorageSettings
+) -> DataFrame | None:
     if not settings.exclude:
         return None
-    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")
+    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude", stores)
     if settings.redact is None:
         return texts
     # They are compared with texts that have been redacted.

@@ -20,9 +20,9 @@ from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
 from pipelines.spark.parquet_parts import (
     Part,
-    find_parts,
-    first_file,
+    data_files,
     frame_from_parts,
+    parts_of_files,
     read_footers,
     read_part,
     read_table,
@@ -63,21 +63,60 @@ def read_parquet(
     if isinstance(path, Path):
         reader = session.read if schema is None else session.read.schema(schema)
         return reader.parquet(read_path(path))
-    from pyspark.sql.pandas.types import from_arrow_schema
+    return _by_executors(session, data_files(path), schema)
 
-    parts = find_parts(path)
+
+def read_files(
+    session: SparkSession,
+    paths: Sequence[Location],
+    schema: StructType | None = None,
+    origin: str | None = None,
+) -> DataFrame:
+    """A frame of Parquet files of one schema, all of file systems or all of stores.
+
+    Args:
+        schema: Of the columns that are wanted, if it is known.
+        origin: Name of one more column: the address of the file that a row is from.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    local = [read_path(path) for path in paths if isinstance(path, Path)]
+    if not local:
+        return _by_executors(session, paths, schema, origin)
+    frame = (session.read if schema is None else session.read.schema(schema)).parquet(*local)
+    return frame if origin is None else frame.withColumn(origin, F.input_file_name())
+
+
+def _by_executors(
+    session: SparkSession,
+    paths: Sequence[Location],
+    schema: StructType | None,
+    origin: str | None = None,
+) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StringType, StructField, StructType
+
     if schema is None:
-        schema = from_arrow_schema(pq.read_schema(arrow_source(first_file(path))))
+        schema = from_arrow_schema(pq.read_schema(arrow_source(paths[0])))
+    work = partial(_read_rows, columns=schema.names, origin=origin)
+    if origin is not None:
+        schema = StructType([*schema.fields, StructField(origin, StringType())])
+    parts = parts_of_files(paths)
     if not parts:
         return session.createDataFrame([], schema)
-    return frame_from_parts(session, parts, partial(_read_rows, columns=schema.names), schema)
+    return frame_from_parts(session, parts, work, schema)
 
 
-def _read_rows(parts: Iterator[Part], *, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_rows(
+    parts: Iterator[Part], *, columns: Sequence[str], origin: str | None
+) -> Iterator[pa.RecordBatch]:
     """The rows of files, with the columns in the order of the frame. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, columns):
-            yield batch.select(columns)
+            rows = batch.select(columns)
+            if origin is not None:
+                rows = rows.append_column(origin, pa.repeat(str(part.path), rows.num_rows))
+            yield rows
 
 
 def write_parquet(frame: DataFrame, path: Location) -> None:

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -32,6 +31,7 @@ from pipelines.corpus.kept_units.sources import (
     unchanged,
 )
 from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.readers.finding import sort_key
 from pipelines.corpus.readers.inputs import find_files
 from pipelines.corpus.readers.sources import check_settings, read_files, read_rows
 from pipelines.corpus.readers.streams import may_pass
@@ -41,7 +41,7 @@ from pipelines.corpus.versions import code_versions
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.settings import Config, CorpusSettings
+from pipelines.settings import Config, CorpusSettings, StorageSettings
 from pipelines.spark.frames import (
     Scratch,
     Totals,
@@ -108,7 +108,7 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units
     settings = config.corpus
     deleted = deleted_keys(PreparedFolder.of(config))
     if FORMATS.load(settings.format).read is None and config.prepared.keep_units:
-        kept = _KeptUnits(session, settings, folder, deleted)
+        kept = _KeptUnits(session, settings, folder, deleted, config.storage)
         return kept.units(reuse=config.prepared.reuse)
     _remove(folder)
     pin = FORMATS.load(settings.format).pin
@@ -119,7 +119,7 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units
     with batches_of(session, _PIECES_PER_BATCH):
         work = partial(unit_batches, settings=settings, deleted=deleted)
         frame, totals = scratch.keep_arrow(
-            read_rows(session, settings), work, SCHEMA, _TOTALS_OF_ALL
+            read_rows(session, settings, config.storage), work, SCHEMA, _TOTALS_OF_ALL
         )
     return Units(frame, totals, tables)
 
@@ -133,19 +133,21 @@ class _KeptUnits:
         settings: Of the corpus.
         folder: Is made if there is none; no other process works in it.
         deleted: Hashes of the keys whose rows are kept nowhere.
+        stores: How object stores are reached.
     """
 
     session: SparkSession
     settings: CorpusSettings
     folder: Location
     deleted: Collection[int]
+    stores: StorageSettings
 
     def units(self, *, reuse: bool) -> Units:
         """Reads what is new, and forgets what is gone."""
         if not reuse:
             _remove(self.folder)
         check_settings(self.settings)
-        files = find_files(self.settings.inputs, self.settings.format)
+        files = find_files(self.settings.inputs, self.settings.format, stores=self.stores)
         storage.sweep(self.folder)
         generations = find_generations(self.folder)
         naming = naming_for(files, 1 + max((one.number for one in generations), default=0))
@@ -161,12 +163,12 @@ class _KeptUnits:
         return self._of(self._settled(found, key))
 
     def _cut(
-        self, files: Sequence[Path], new: Mapping[str, Source], naming: Naming, key: str
+        self, files: Sequence[Location], new: Mapping[str, Source], naming: Naming, key: str
     ) -> Claim:
         """Reads sources into a generation of their own."""
         with storage.new_folder(self.folder / str(naming.generation)) as aside:
-            read = sorted(file for source in new.values() for file in source.files)
-            raw = read_files(self.session, self.settings, files, read)
+            read = sorted((file for one in new.values() for file in one.files), key=sort_key)
+            raw = read_files(self.session, self.settings, files, read, self.stores)
             work = partial(
                 unit_batches, settings=self.settings, naming=naming, deleted=self.deleted
             )

@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from pipelines.corpus.readers.inputs import stamp_of
 from pipelines.corpus.unit_schema import hash_of
+from pipelines.files.locations import Location
 
 MOST_SOURCES = 4096
 """Of more files, those whose paths have the same hash are one source."""
@@ -58,18 +58,18 @@ class Source:
         stamp: A digest of their paths, sizes and times of change; None where one of them is gone.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[Location, ...]
     stamp: str | None
 
 
-def naming_for(files: Sequence[Path], generation: int) -> Naming:
+def naming_for(files: Sequence[Location], generation: int) -> Naming:
     """How the sources of these files are called."""
     return Naming(MOST_SOURCES if len(files) > MOST_SOURCES else 0, generation)
 
 
-def find_sources(files: Iterable[Path], naming: Naming) -> dict[str, Source]:
+def find_sources(files: Iterable[Location], naming: Naming) -> dict[str, Source]:
     """The sources of the files as they are now, by name."""
-    members: dict[str, list[Path]] = {}
+    members: dict[str, list[Location]] = {}
     for file in files:
         members.setdefault(naming.name_of(str(file)), []).append(file)
     return {name: Source(tuple(own), _stamp(own)) for name, own in members.items()}
@@ -81,7 +81,7 @@ def unchanged(sources: Mapping[str, Source]) -> dict[str, str | None]:
     return {name: now[name] if now[name] == one.stamp else None for name, one in sources.items()}
 
 
-def _stamp(files: Iterable[Path]) -> str | None:
+def _stamp(files: Iterable[Location]) -> str | None:
     stamps = [stamp_of(file) for file in files]
     if any(len(stamp) == 1 for stamp in stamps):
         return None

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.rows import Found
 from pipelines.corpus.readers.streams import Item, until
+from pipelines.files.locations import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.settings import CorpusSettings
+    from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 
 HEAD_BYTES = 64 << 10
 """Of a file, that a :class:`Probe` has at most."""
@@ -77,6 +78,7 @@ class Wanted:
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
             only text of a record is then a JSON object of its columns.
         multiline: Whether a quoted field of a CSV file may hold line ends.
+        stores: How object stores are reached.
     """
 
     format: str
@@ -84,6 +86,7 @@ class Wanted:
     limits: Limits = field(default_factory=Limits)
     as_rows: bool = False
     multiline: bool = True
+    stores: StorageSettings = DEFAULT_STORES
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class Form:
     is_flat: bool = False
 
 
-FormOf = Callable[[Path, bytes], Form]
+FormOf = Callable[[Location, bytes], Form]
 """The form of a file by its name and its first bytes."""
 
 
@@ -173,7 +176,7 @@ class FileNames:
 
 
 ReadFiles = Callable[
-    ["SparkSession", "CorpusSettings", Sequence[Path], Sequence[Path]], "DataFrame"
+    ["SparkSession", "CorpusSettings", Sequence[Location], Sequence[Location]], "DataFrame"
 ]
 
 
@@ -207,7 +210,7 @@ class Format:
     files: FileNames | None = None
     form: FormOf | None = None
     rows: FormOf | None = None
-    splits: Callable[[Path, bool], bool] = lambda file, multiline: True
+    splits: Callable[[Location, bool], bool] = lambda file, multiline: True
     read: Callable[[SparkSession, CorpusSettings], DataFrame] | None = None
     read_files: ReadFiles | None = None
     load: Callable[[SparkSession, str], DataFrame] | None = None

@@ -28,10 +28,12 @@ from pipelines.corpus.readers.spark_rows import (
     rows_of,
 )
 from pipelines.errors import InputError
+from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
-from pipelines.spark.frames import read_path
+from pipelines.spark.frames import read_files
 
 _FOOTERS_AT_ONCE = 16
+_ORIGIN = "_sentence_pipelines_file"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class ParquetFile:
         problem: Why it cannot be read, if so.
     """
 
-    path: Path
+    path: Location
     types: Mapping[str, str]
     nested: tuple[str, ...] = ()
     rows: int = 1
@@ -63,17 +65,17 @@ class ParquetFile:
         return nested and f"column `{nested}` holds {self.types[nested]}"
 
 
-def read_footers(files: Sequence[Path]) -> list[ParquetFile]:
+def read_footers(files: Sequence[Location]) -> list[ParquetFile]:
     """The footers of Parquet files; runs on the driver."""
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         return list(pool.map(_footer, files))
 
 
-def _footer(file: Path) -> ParquetFile:
+def _footer(file: Location) -> ParquetFile:
     if is_hidden(file.name):
         return ParquetFile(file, {}, problem="a name that Spark passes over")
     try:
-        metadata = pq.read_metadata(file)
+        metadata = pq.read_metadata(arrow_source(file))
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError:
         return ParquetFile(file, {}, problem="vanished")
@@ -87,7 +89,10 @@ def _footer(file: Path) -> ParquetFile:
 
 
 def read_parquet(
-    session: SparkSession, settings: CorpusSettings, files: Sequence[Path], read: Sequence[Path]
+    session: SparkSession,
+    settings: CorpusSettings,
+    files: Sequence[Location],
+    read: Sequence[Location],
 ) -> DataFrame:
     """Parquet files, read together only where the types of the wanted columns are equal.
 
@@ -110,13 +115,15 @@ def read_parquet(
         raise _no_parquet(footers, names)
     asked = {*read}
     footers = [footer for footer in footers if footer.path in asked]
-    alike: dict[tuple[str, ...], list[Path]] = {}
+    alike: dict[tuple[str, ...], list[Location]] = {}
     for footer in (footer for footer in footers if problems[footer.path] is None):
         types = tuple(footer.types[name] for name in wanted)
         alike.setdefault(types, []).append(footer.path)
     columns = columns_of(settings)
     frames = [
-        rows_of(parquet_columns(session, paths, wanted), columns, {"input": F.input_file_name()})
+        rows_of(
+            parquet_columns(session, paths, wanted, _ORIGIN), columns, {"input": F.col(_ORIGIN)}
+        )
         for paths in alike.values()
     ]
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
@@ -126,14 +133,16 @@ def read_parquet(
 
 
 def parquet_columns(
-    session: SparkSession, paths: Sequence[Path], names: Sequence[str]
+    session: SparkSession,
+    paths: Sequence[Location],
+    names: Sequence[str],
+    origin: str | None = None,
 ) -> DataFrame:
     """The named columns of Parquet files of one schema.
 
     Spark does not look at the others, whose types it may not know (nanoseconds, half floats).
     """
-    schema = pq.read_schema(paths[0])
-    files = [read_path(path) for path in paths]
+    schema = pq.read_schema(arrow_source(paths[0]))
     try:
         fields = [
             StructField(name, from_arrow_type(schema.field(name).type))
@@ -141,8 +150,8 @@ def parquet_columns(
         ]
     except PySparkTypeError:
         # Unsigned numbers, say, which Spark's own reader of footers takes for wider ones.
-        return session.read.parquet(*files)
-    return session.read.schema(StructType(fields)).parquet(*files)
+        return read_files(session, paths, origin=origin)
+    return read_files(session, paths, StructType(fields), origin)
 
 
 def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:
@@ -165,7 +174,7 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
             "rows": file.rows,
             "bytes": 0,
             "level": ROWS,
-            "input": file.path.as_uri(),
+            "input": file.path.as_uri() if isinstance(file.path, Path) else str(file.path),
         }
         for file, problem in lost
     ]

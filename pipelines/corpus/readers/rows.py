@@ -156,4 +156,5 @@ def _clean(texts: list[str | None]) -> list[str | None]:
 
 def file_of(address: str) -> str:
     """The path that is meant by the address of a file, as Spark writes it."""
-    return unquote(urlsplit(address).path)
+    found = urlsplit(address)
+    return unquote(found.path) if found.scheme == "file" else address
