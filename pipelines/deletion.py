@@ -66,7 +66,8 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
     Raises:
         InputError: No column has keys, nothing has been prepared, or a stage refuses.
     """
-    if config.corpus.key_column is None:
+    column = config.corpus.key_column
+    if column is None:
         raise InputError(
             "corpus.key_column", "`delete` needs it", "name the column that says whose a row is"
         )
@@ -74,7 +75,7 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
     if not folder.corpus.pairs.is_dir():
         problem = f"there is no corpus in {folder.path}"
         raise InputError("prepared.folder", problem, "name the folder of a preparation")
-    listed = add_deleted_keys(folder, keys)
+    listed = add_deleted_keys(folder, column, keys)
     try:
         prepare_stages(config, trains=False)
     except Exception:

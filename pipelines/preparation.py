@@ -127,7 +127,7 @@ def _corpus_inputs(config: Config) -> Any:
     files = input_fingerprint(config.corpus, config.storage)
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json")
-    deleted = deleted_keys(PreparedFolder.of(config))
+    deleted = deleted_keys(PreparedFolder.of(config), config.corpus.key_column)
     return None if files is None else [PAIR_COLUMNS, settings, redactor, deleted, files]
 
 

@@ -10,11 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import workflow
-from pipelines.corpus.deleted_keys import DELETED, hashed_keys, without_deleted
+from pipelines.corpus.deleted_keys import (
+    DELETED,
+    add_deleted_keys,
+    deleted_keys,
+    hashed_keys,
+    without_deleted,
+)
 from pipelines.corpus.kept_units import cutting
 from pipelines.corpus.unit_schema import hash_of
 from pipelines.deletion import read_keys
 from pipelines.errors import InputError
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings.load import parse
 
 KEYS = st.sampled_from(["a", "b", "c", "12", "", None])
@@ -59,6 +66,18 @@ def test_what_has_no_keys_or_is_not_prepared_is_refused(tmp_path):
         workflow.delete(parse(config), ["a"])
     assert raised.value.key == "prepared.folder"
     assert not (tmp_path / "prepared").exists()
+
+
+def test_deleted_rows_do_not_come_back_with_another_column(tmp_path):
+    folder = PreparedFolder(tmp_path)
+    assert deleted_keys(folder, None) == ()
+    assert add_deleted_keys(folder, "user", ["b", "a"]) == 2
+    assert add_deleted_keys(folder, "user", ["a", "c"]) == 3
+    assert set(deleted_keys(folder, "user")) == {hash_of(key) for key in "abc"}
+    for column in (None, "other"):
+        with pytest.raises(InputError, match="would come back") as raised:
+            deleted_keys(folder, column)
+        assert raised.value.key == "corpus.key_column"
 
 
 def write_rows(path, numbers, owner):

@@ -6,38 +6,53 @@ their rows out before anything is written, whatever the inputs still hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.corpus.unit_schema import hash_of
+from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 DELETED = "deleted by its key"
 
 
-def deleted_keys(prepared: PreparedFolder) -> tuple[int, ...]:
-    """The hashes of all keys that were deleted, sorted."""
-    listed: list[int] = (
-        storage.read_json(prepared.deleted_keys) if prepared.deleted_keys.is_file() else []
-    )
-    return tuple(listed)
+def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...]:
+    """The hashes of all keys that were deleted, sorted.
+
+    Args:
+        prepared: Has the list, if anything was deleted.
+        column: `corpus.key_column` as it is now.
+
+    Raises:
+        InputError: The keys are those of another column: their rows would come back.
+    """
+    if not prepared.deleted_keys.is_file():
+        return ()
+    listed = storage.read_json(prepared.deleted_keys)
+    if column != listed["column"]:
+        raise InputError(
+            "corpus.key_column",
+            f"rows were deleted by `{listed['column']}` from {prepared.path} and would come back",
+            "set it to that column, or name another prepared.folder",
+        )
+    return tuple(listed["keys"])
 
 
-def add_deleted_keys(prepared: PreparedFolder, keys: Iterable[str]) -> int:
+def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str]) -> int:
     """Adds keys to the list, for good.
 
     Returns:
         How many are in it now.
+
+    Raises:
+        InputError: Those that are in it are keys of another column.
     """
-    found = sorted({*deleted_keys(prepared), *map(hash_of, keys)})
-    storage.write_json(prepared.deleted_keys, found, durable=True)
+    found = sorted({*deleted_keys(prepared, column), *map(hash_of, keys)})
+    listed = {"column": column, "keys": found}
+    storage.write_json(prepared.deleted_keys, listed, durable=True)
     return len(found)
 
 

@@ -106,7 +106,7 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units
     """
     folder = PreparedFolder.of(config).units
     settings = config.corpus
-    deleted = deleted_keys(PreparedFolder.of(config))
+    deleted = deleted_keys(PreparedFolder.of(config), settings.key_column)
     if FORMATS.load(settings.format).read is None and config.prepared.keep_units:
         kept = _KeptUnits(session, settings, folder, deleted, config.storage)
         return kept.units(reuse=config.prepared.reuse)
