@@ -38,6 +38,7 @@ from pipelines.corpus.readers.streams import may_pass
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import unit_batches
 from pipelines.corpus.versions import code_versions
+from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -179,6 +180,7 @@ class _KeptUnits:
             for name, stamp in unchanged(new).items():
                 number = naming.id_of(str(new[name].files[0]))
                 kept[name] = KeptSource(None if number in passing else stamp, number)
+            _check_all_known(totals, kept)
             write_generation(aside, key, kept, totals)
         generation = Generation.load(self.folder / str(naming.generation))
         return Claim(generation, generation.sources)
@@ -244,6 +246,17 @@ def settings_key(settings: CorpusSettings) -> str:
     redactor = settings.redact and check_redactor(settings.redact)
     content = json.dumps([code_versions(), values, redactor, str(SCHEMA)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _check_all_known(totals: pa.Table, kept: Mapping[str, KeptSource]) -> None:
+    """Rows of no known source would be lost, or stay, when a generation is written again.
+
+    Raises:
+        PipelineError: There are some.
+    """
+    strange = {*totals["source"].to_pylist()} - {one.id for one in kept.values()}
+    if strange:
+        raise PipelineError(f"{len(strange)} of the inputs that executors read were not asked for")
 
 
 def _sources_with_passing_errors(totals: pa.Table) -> set[int]:
