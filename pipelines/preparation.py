@@ -15,15 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 import pipelines
+from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
@@ -35,8 +36,7 @@ from pipelines.spark.stage_resources import stage_settings
 from pipelines.tokens.lengths import reading_limit
 from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
-from pipelines.tokens.start import default_start, start_folder
-from pipelines.tokens.vocabulary import check_tokenizer
+from pipelines.tokens.vocabulary import check_tokenizer, named_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         else:
             session = spark_session(for_stage(config, "prepare"), trains=trains)
             with stage_settings(session, config, "prepare"):
-                record = folder.stage_record(stage.name)
-                seconds = _run(stage, session, config, record, fingerprint)
+                seconds = _run(stage, session, config, folder, fingerprint)
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, records)
     with activity("drawing the report of the corpus"):
@@ -94,18 +93,24 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
 
 
 def _run(
-    stage: Stage, session: SparkSession, config: Config, record: Path, fingerprint: str | None
+    stage: Stage,
+    session: SparkSession,
+    config: Config,
+    folder: PreparedFolder,
+    fingerprint: str | None,
 ) -> float:
     began = time.monotonic()
     with activity(stage.name, detail=running_tasks):
         summary = stage.run(session, config)
     seconds = round(time.monotonic() - began, 2)
+    # In the folder as it is now.
+    record = folder.stage_record(stage.name)
     storage.write_json(record, {"fingerprint": fingerprint, "seconds": seconds})
     logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
     return seconds
 
 
-def _known(record: Path) -> dict[str, Any]:
+def _known(record: Location) -> dict[str, Any]:
     known: dict[str, Any] = storage.read_json(record) if record.is_file() else {}
     return known
 
@@ -129,8 +134,10 @@ def _versions() -> dict[str, str | None]:
 
 
 def _corpus_inputs(config: Config) -> Any:
-    files = input_fingerprint(config.corpus)
-    return None if files is None else [PAIR_COLUMNS, config.corpus.model_dump(mode="json"), files]
+    files = input_fingerprint(config.corpus, config.storage)
+    redactor = config.corpus.redact and check_redactor(config.corpus.redact)
+    settings = config.corpus.model_dump(mode="json")
+    return None if files is None else [PAIR_COLUMNS, settings, redactor, files]
 
 
 def _token_inputs(config: Config) -> Any:
@@ -140,8 +147,7 @@ def _token_inputs(config: Config) -> Any:
     settings.append(training_prompts(config))
     if vocabulary == "train":
         return [settings, config.encoder.start == "random"]
-    named = Path(vocabulary)
-    source = (start_folder(config) or default_start()) if vocabulary == "start" else named
+    source = named_tokenizer(config)
     files = sorted(source.glob("*token*.json")) + sorted(source.glob("vocab*"))
     return [
         settings,

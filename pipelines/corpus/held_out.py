@@ -7,7 +7,6 @@ asked, because the other texts of a group would be right answers that count as w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.cleaning.rules import text_key
 from pipelines.corpus.readers import FORMATS
+from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.settings import CorpusSettings
 
@@ -106,7 +107,7 @@ def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
     return chosen.select(*_ASKED, query.alias("query_id"), document.alias("document_id"))
 
 
-def write_evaluation(chosen: pa.Table, folder: Path) -> int:
+def write_evaluation(chosen: pa.Table, folder: Location) -> int:
     """Writes `queries.parquet` and `documents.parquet`, each text once and sorted by its number.
 
     Args:
@@ -124,9 +125,9 @@ def write_evaluation(chosen: pa.Table, folder: Path) -> int:
         {"document_id": grouped["document_id"], "text": grouped["positive_min"]}
     ).sort_by("document_id")
     files = CorpusFolder(folder)
-    files.queries.parent.mkdir()
-    pq.write_table(queries, files.queries, compression="zstd")
-    pq.write_table(documents, files.documents, compression="zstd")
+    for table, path in ((queries, files.queries), (documents, files.documents)):
+        with storage.built_file(path) as aside:
+            pq.write_table(table, aside, compression="zstd")
     return len(documents)
 
 

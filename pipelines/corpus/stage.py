@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +17,7 @@ from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning import prose
 from pipelines.corpus.cleaning.languages import check_languages
+from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.funnel import (
     FILES,
@@ -38,17 +38,18 @@ from pipelines.corpus.statistics import Counts, count_reasons, dropped, example_
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import text_level, unit_batches
 from pipelines.errors import InputError, PipelineError
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
-from pipelines.settings import Config, CorpusSettings
+from pipelines.settings import Config, CorpusSettings, StorageSettings
 from pipelines.spark.frames import (
     Scratch,
     Totals,
     batches_of,
     rows_by_partition,
     shuffle_partitions,
-    write_path,
+    write_parquet,
 )
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class CorpusSummary:
         seconds: Wall clock of the whole stage.
     """
 
-    folder: Path
+    folder: Location
     pairs: int
     queries: int
     documents: int
@@ -143,12 +144,10 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     next_part("reading texts")
     pair_forms.check_settings(settings)
     check_languages(settings.languages)
-    raw = read_rows(session, settings)
-    excluded = (
-        texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")
-        if settings.exclude
-        else None
-    )
+    if settings.redact is not None:
+        check_redactor(settings.redact)
+    raw = read_rows(session, settings, config.storage)
+    excluded = _excluded_texts(session, settings, config.storage)
     folder = PreparedFolder.of(config).corpus.path
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
         with batches_of(session, _PIECES_PER_BATCH):
@@ -168,8 +167,8 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
             lines = _lines_before_pairs(counts, read, settings) + _lines_of_pairs(counts, split)
             check_adds_up(lines)
             _check_some_left(lines)
-            some_dropped = any(line.kind == "dropped" for line in lines)
-            examples = example_texts(rows, pairs) if some_dropped else {}
+            shown = settings.report_examples if any(map(_is_dropped, lines)) else 0
+            examples = example_texts(rows, pairs, shown) if shown else {}
         write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
         statistics = {
             "bytes": read.bytes,
@@ -189,6 +188,19 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
         tuple(lines),
         time.monotonic() - started,
     )
+
+
+def _excluded_texts(
+    session: SparkSession, settings: CorpusSettings, stores: StorageSettings
+) -> DataFrame | None:
+    if not settings.exclude:
+        return None
+    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude", stores)
+    if settings.redact is None:
+        return texts
+    # They are compared with texts that have been redacted.
+    redact = partial(redact_batches, name=settings.redact, columns=["text"])
+    return texts.mapInArrow(redact, "text string")
 
 
 @dataclass(frozen=True)
@@ -281,7 +293,7 @@ class _Split:
 
 
 def _write_split(
-    scratch: Scratch, pairs: DataFrame, aside: Path, settings: CorpusSettings
+    scratch: Scratch, pairs: DataFrame, aside: Location, settings: CorpusSettings
 ) -> _Split:
     judged, asked, documents = None, 0, 0
     if settings.evaluation_share and settings.pairs != "single":
@@ -297,7 +309,7 @@ def _write_split(
         training = held_out.without_leaks(training, chosen.frame)
     path = CorpusFolder(aside).pairs
     ordered = training.select(*PAIR_COLUMNS).sortWithinPartitions("id")
-    ordered.write.parquet(write_path(path), compression="zstd")
+    write_parquet(ordered, path)
     return _Split(pairs, judged, asked, documents, sum(rows_by_partition(path).values()))
 
 
@@ -320,6 +332,10 @@ def _lines_of_pairs(counts: Counts, split: _Split) -> list[FunnelLine]:
     reasons |= {reason: rows for reason, rows in others.items() if rows}
     kept = {TRAINING: split.written, HELD_OUT: split.asked}
     return level_lines(PAIRS, ("pairs made", sum(counts.pairs.values())), reasons, kept)
+
+
+def _is_dropped(line: FunnelLine) -> bool:
+    return line.kind == "dropped"
 
 
 def _check_some_left(lines: Iterable[FunnelLine]) -> None:

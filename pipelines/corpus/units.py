@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from pipelines.corpus.cleaning.redaction import TEXT_COLUMNS, redact_batches
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
 from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.row_units import row_units, summary_units, title_units
@@ -65,17 +66,20 @@ def unit_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Raw rows in, judged texts and counts out (:data:`.unit_schema.SCHEMA`). Runs on executors."""
     form = UNITS[unit_of(settings)].form
-    for batch in batches:
+    for batch in redact_batches(batches, settings.redact, TEXT_COLUMNS):
         quarantined = pa.compute.is_valid(batch["quarantined"])
         counted = pa.compute.or_(quarantined, pa.compute.equal(batch["level"], FILES))
         if pa.compute.any(counted).as_py():
-            yield _as_it_is(batch.filter(counted))
+            yield _as_it_is(batch.filter(counted), settings)
             batch = batch.filter(pa.compute.invert(counted))  # noqa: PLW2901
         if batch.num_rows:
             yield from form(batch, settings)
 
 
-def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _as_it_is(batch: pa.RecordBatch, settings: CorpusSettings) -> pa.RecordBatch:
+    """What is only counted, with an excerpt unless texts are to be shown nowhere."""
     names = ("level", "file", "offset", "reason", "quarantined", "rows", "bytes")
     columns = {name: batch[name] for name in names}
-    return unit_batch(batch.num_rows, {**columns, "anchor": batch["text_0"]})
+    if settings.report_examples:
+        columns["anchor"] = batch["text_0"]
+    return unit_batch(batch.num_rows, columns)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.progress import WorkProgress
 from pipelines.runs.run import TrainingRun
@@ -16,7 +16,7 @@ from pipelines.runs.run import TrainingRun
 logger = logging.getLogger(__name__)
 
 
-def read_metrics_lines(run_folder: Path) -> Iterator[dict[str, Any]]:
+def read_metrics_lines(run_folder: Location) -> Iterator[dict[str, Any]]:
     """The metrics lines that are whole; none if there is no file."""
     path = RunFolder(run_folder).step_metrics
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -99,7 +99,7 @@ def _is_before(line: str, step: int) -> bool:
         return False  # A driver that died while writing left half a line.
 
 
-def _last_precision(run_folder: Path) -> str | None:
+def _last_precision(run_folder: Location) -> str | None:
     """The precision of the last metrics line."""
     lines = list(read_metrics_lines(run_folder))
     return lines[-1].get("precision") if lines else None

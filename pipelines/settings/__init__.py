@@ -19,6 +19,7 @@ from pipelines.settings.promotion import PromotionSettings
 from pipelines.settings.run import RunSettings
 from pipelines.settings.spark import SparkSettings
 from pipelines.settings.stages import StageSettings
+from pipelines.settings.storage import StorageSettings
 from pipelines.settings.tokens import TokenSettings
 from pipelines.settings.tracking import TrackingSettings
 from pipelines.settings.training import TrainingSettings
@@ -37,6 +38,7 @@ __all__ = [
     "Settings",
     "SparkSettings",
     "StageSettings",
+    "StorageSettings",
     "TokenSettings",
     "TrackingSettings",
     "TrainingSettings",
@@ -61,6 +63,7 @@ class Config(Settings):
     run: RunSettings = RunSettings()
     spark: SparkSettings = SparkSettings()
     stages: StageSettings = StageSettings()
+    storage: StorageSettings = StorageSettings()
 
     @model_validator(mode="after")
     def _check_sections(self) -> Config:

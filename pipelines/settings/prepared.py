@@ -5,13 +5,13 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipelines.settings.base import Settings
-from pipelines.settings.paths import LocalPath
+from pipelines.settings.paths import StoredPath
 
 
 class PreparedSettings(Settings):
     """Where the prepared corpus lives."""
 
-    folder: LocalPath = Field(
+    folder: StoredPath = Field(
         default="prepared", description="Folder that the driver and every executor can reach."
     )
     reuse: bool = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +16,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import PipelineError
+from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source, listed
+from pipelines.spark.parquet_parts import (
+    Part,
+    data_files,
+    frame_from_parts,
+    parts_of_files,
+    read_footers,
+    read_part,
+    read_table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -37,12 +49,92 @@ def write_path(path: Path) -> str:
     return f"file://{path}"
 
 
-def write_single_file(frame: DataFrame, path: Path) -> None:
+def read_parquet(
+    session: SparkSession, path: Location, schema: StructType | None = None
+) -> DataFrame:
+    """A frame of a Parquet file, or of a folder of them.
+
+    Spark's own reader reads file systems. A store is read by pyarrow, so that no cluster needs a
+    connector for the address.
+
+    Args:
+        schema: Of the rows, if it is known; saves a look at the files.
+    """
+    if isinstance(path, Path):
+        reader = session.read if schema is None else session.read.schema(schema)
+        return reader.parquet(read_path(path))
+    return _by_executors(session, data_files(path), schema)
+
+
+def read_files(
+    session: SparkSession, paths: Sequence[Location], schema: StructType | None = None
+) -> DataFrame:
+    """A frame of Parquet files of one schema, all of file systems or all of stores.
+
+    Args:
+        schema: Of the columns that are wanted, if it is known.
+    """
+    local = [read_path(path) for path in paths if isinstance(path, Path)]
+    if local:
+        reader = session.read if schema is None else session.read.schema(schema)
+        return reader.parquet(*local)
+    return _by_executors(session, paths, schema)
+
+
+def _by_executors(
+    session: SparkSession, paths: Sequence[Location], schema: StructType | None
+) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if schema is None:
+        schema = from_arrow_schema(pq.read_schema(arrow_source(paths[0])))
+    parts = parts_of_files(paths)
+    if not parts:
+        return session.createDataFrame([], schema)
+    return frame_from_parts(session, parts, partial(_read_rows, columns=schema.names), schema)
+
+
+def _read_rows(parts: Iterator[Part], *, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of files, with the columns in the order of the frame. Runs on an executor."""
+    for part in parts:
+        for batch in read_part(part, columns):
+            yield batch.select(columns)
+
+
+def write_parquet(frame: DataFrame, path: Location) -> None:
+    """Writes a frame as a folder of Parquet files, a file of each partition.
+
+    Those of a store are written by the executors; see :func:`read_parquet`.
+    """
+    if isinstance(path, Path):
+        frame.write.parquet(write_path(path), compression="zstd")
+        return
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(frame.schema)
+    write = partial(_write_partition, function=iter, schema=schema, totals=Totals(()), folder=path)
+    frame.mapInArrow(write, Totals(()).ddl).collect()
+
+
+def write_single_file(frame: DataFrame, path: Location) -> None:
     """Writes a small table as one Parquet file."""
     parts = path.with_suffix(".parts")
-    frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
-    next(parts.glob("part-*")).rename(path)
-    shutil.rmtree(parts)
+    if isinstance(path, Path) and isinstance(parts, Path):
+        frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
+        next(parts.glob("part-*")).rename(path)
+        shutil.rmtree(parts)
+        return
+    with storage.built_file(path) as aside:
+        pq.write_table(_collected(frame), aside, compression="zstd")
+
+
+def _collected(frame: DataFrame) -> pa.Table:
+    """All rows of a small frame."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(frame.schema)
+    rows = [row.asDict() for row in frame.collect()]
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 @contextmanager
@@ -126,7 +218,7 @@ class Kept:
         partitions: The rows of each partition that has any, by its number.
     """
 
-    path: Path
+    path: Location
     frame: DataFrame
     partitions: Mapping[int, int]
 
@@ -137,7 +229,7 @@ class Kept:
 
     def to_arrow(self) -> pa.Table:
         """All rows, in this process: for frames that are known to be small."""
-        return pq.read_table(self.path)
+        return read_table(self.path)
 
 
 class Scratch:
@@ -150,7 +242,7 @@ class Scratch:
         folder: Is made, and removed when the context is left.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self._folder = folder
         self._frames = 0
 
@@ -158,7 +250,7 @@ class Scratch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        storage.discard_folder(self._folder)
 
     def keep(self, frame: DataFrame) -> DataFrame:
         """Computes the frame; what is returned reads the result."""
@@ -167,8 +259,8 @@ class Scratch:
     def keep_counted(self, frame: DataFrame) -> Kept:
         """As :meth:`keep`, with the number of rows, for which Spark runs no further job."""
         path = self._next_path()
-        frame.write.parquet(write_path(path), compression="zstd")
-        kept = frame.sparkSession.read.schema(frame.schema).parquet(read_path(path))
+        write_parquet(frame, path)
+        kept = read_parquet(frame.sparkSession, path, frame.schema)
         return Kept(path, kept, rows_by_partition(path))
 
     def keep_arrow(
@@ -192,7 +284,7 @@ class Scratch:
         path = self._next_path()
         path.mkdir(parents=True)
         write = partial(
-            _write_partition, function=function, schema=schema, totals=totals, folder=str(path)
+            _write_partition, function=function, schema=schema, totals=totals, folder=path
         )
         rows = [row.asDict() for row in frame.mapInArrow(write, totals.ddl).collect()]
         found = totals.merged(pa.Table.from_pylist(rows, schema=totals.schema))
@@ -201,23 +293,24 @@ class Scratch:
         if there != written:
             raise PipelineError(f"{path} holds {there} rows of the {written} that executors wrote")
         spark_schema = from_arrow_schema(schema)
-        return frame.sparkSession.read.schema(spark_schema).parquet(read_path(path)), found
+        return read_parquet(frame.sparkSession, path, spark_schema), found
 
-    def _next_path(self) -> Path:
+    def _next_path(self) -> Location:
         self._frames += 1
         return self._folder / str(self._frames)
 
 
-def rows_by_partition(folder: Path) -> dict[int, int]:
+def rows_by_partition(folder: Location) -> dict[int, int]:
     """The rows of a folder that Spark wrote, by the number of the partition; from the footers.
 
     A partition without rows may be missing.
     """
     rows: Counter[int] = Counter()
-    for file in folder.glob("part-*.parquet"):
+    files = listed(folder, "part-*.parquet")
+    for file, footer in zip(files, read_footers(files), strict=True):
         found = re.match(r"part-(\d+)", file.name)
         assert found is not None, "Spark numbers its files"
-        rows[int(found[1])] += pq.read_metadata(file).num_rows
+        rows[int(found[1])] += footer.num_rows
     return dict(rows)
 
 
@@ -227,21 +320,21 @@ def _write_partition(
     function: BatchFunction,
     schema: pa.Schema,
     totals: Totals,
-    folder: str,
+    folder: Location,
 ) -> Iterator[pa.RecordBatch]:
-    """Writes a file per partition, aside and then renamed. Runs on an executor."""
+    """Writes a file per partition, as a whole. Runs on an executor."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None, "this runs in a task"
-    number, attempt = context.partitionId(), context.taskAttemptId()
-    # A name that Spark passes over, so that a task that dies leaves nothing that is read.
-    aside = Path(folder, f"_part-{number:05d}-{attempt}")
     found = totals.schema.empty_table()
-    with pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+    # A task that dies leaves at most a file that Spark passes over for its name.
+    with (
+        storage.built_file(folder / f"part-{context.partitionId():05d}.parquet") as aside,
+        pq.ParquetWriter(aside, schema, compression="zstd") as writer,
+    ):
         for batch in function(batches):
             if batch.num_rows:
-                writer.write_batch(batch)
+                writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
                 found = totals.merged(pa.concat_tables([found, totals.of(batch)]))
-    aside.replace(Path(folder, f"part-{number:05d}.parquet"))
     yield from found.to_batches()

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,8 +26,9 @@ from pipelines.corpus.readers.spark_rows import (
     rows_of,
 )
 from pipelines.errors import InputError
-from pipelines.settings import CorpusSettings
-from pipelines.spark.frames import read_path
+from pipelines.files.locations import Location, arrow_source
+from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.spark.frames import read_files
 
 _FOOTERS_AT_ONCE = 16
 
@@ -45,7 +45,7 @@ class ParquetFile:
         problem: Why it cannot be read, if so.
     """
 
-    path: Path
+    path: Location
     types: Mapping[str, str]
     nested: tuple[str, ...] = ()
     rows: int = 1
@@ -62,17 +62,17 @@ class ParquetFile:
         return nested and f"column `{nested}` holds {self.types[nested]}"
 
 
-def read_footers(files: Sequence[Path]) -> list[ParquetFile]:
+def read_footers(files: Sequence[Location]) -> list[ParquetFile]:
     """The footers of Parquet files; runs on the driver."""
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         return list(pool.map(_footer, files))
 
 
-def _footer(file: Path) -> ParquetFile:
+def _footer(file: Location) -> ParquetFile:
     if is_hidden(file.name):
         return ParquetFile(file, {}, problem="a name that Spark passes over")
     try:
-        metadata = pq.read_metadata(file)
+        metadata = pq.read_metadata(arrow_source(file))
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError:
         return ParquetFile(file, {}, problem="vanished")
@@ -85,7 +85,9 @@ def _footer(file: Path) -> ParquetFile:
     return ParquetFile(file, types, nested, metadata.num_rows)
 
 
-def read_parquet(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+def read_parquet(
+    session: SparkSession, settings: CorpusSettings, stores: StorageSettings
+) -> DataFrame:
     """Parquet files, read together only where the types of the wanted columns are equal.
 
     A file that is damaged or has other columns is a row for the quarantine.
@@ -94,13 +96,13 @@ def read_parquet(session: SparkSession, settings: CorpusSettings) -> DataFrame:
         InputError: No file can be read.
     """
     names = named_columns(settings)
-    footers = read_footers(find_files(settings.inputs, "parquet"))
+    footers = read_footers(find_files(settings.inputs, "parquet", stores=stores))
     wanted = [name for _, name in names]
     problems = {footer.path: footer.problem_with(wanted) for footer in footers}
     good = [footer for footer in footers if problems[footer.path] is None]
     if not good:
         raise _no_parquet(footers, names)
-    alike: dict[tuple[str, ...], list[Path]] = {}
+    alike: dict[tuple[str, ...], list[Location]] = {}
     for footer in good:
         types = tuple(footer.types[name] for name in wanted)
         alike.setdefault(types, []).append(footer.path)
@@ -113,14 +115,13 @@ def read_parquet(session: SparkSession, settings: CorpusSettings) -> DataFrame:
 
 
 def parquet_columns(
-    session: SparkSession, paths: Sequence[Path], names: Sequence[str]
+    session: SparkSession, paths: Sequence[Location], names: Sequence[str]
 ) -> DataFrame:
     """The named columns of Parquet files of one schema.
 
     Spark does not look at the others, whose types it may not know (nanoseconds, half floats).
     """
-    schema = pq.read_schema(paths[0])
-    files = [read_path(path) for path in paths]
+    schema = pq.read_schema(arrow_source(paths[0]))
     try:
         fields = [
             StructField(name, from_arrow_type(schema.field(name).type))
@@ -128,8 +129,8 @@ def parquet_columns(
         ]
     except PySparkTypeError:
         # Unsigned numbers, say, which Spark's own reader of footers takes for wider ones.
-        return session.read.parquet(*files)
-    return session.read.schema(StructType(fields)).parquet(*files)
+        return read_files(session, paths)
+    return read_files(session, paths, StructType(fields))
 
 
 def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:

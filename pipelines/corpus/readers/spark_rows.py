@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -15,6 +14,7 @@ from pipelines.corpus.readers.formats import Columns
 from pipelines.corpus.readers.inputs import INPUTS
 from pipelines.corpus.readers.rows import ROW_SCHEMA
 from pipelines.errors import InputError
+from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings
 
 Names = Sequence[tuple[str, str]]
@@ -51,8 +51,8 @@ def named_columns(settings: CorpusSettings) -> Names:
 
 
 def nothing_readable(
-    first: tuple[Path, str],
-    known: Sequence[tuple[Path, Sequence[str]]],
+    first: tuple[Location, str],
+    known: Sequence[tuple[Location, Sequence[str]]],
     names: Names,
     key: str = INPUTS,
 ) -> InputError:

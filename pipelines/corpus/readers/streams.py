@@ -11,12 +11,12 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 
 from pipelines.corpus.readers.encodings import Width
+from pipelines.files.locations import Location
 
 CHUNK = 1 << 20
 """Bytes that are read at once."""
@@ -116,7 +116,7 @@ class WrongFileError(UnreadableError):
     """What is in a file does not fit what is wanted of it."""
 
 
-def read_chunks(file: Path, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iterator[bytes]:
     """The unpacked bytes of a file, in chunks of a few megabytes at most.
 
     Args:
