@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pipelines.errors import EngineUnavailable
 from pipelines.progress import activity
 from pipelines.spark.job_thread import END_SECONDS, JobThread
-from pipelines.spark.session import in_one_process
+from pipelines.spark.session import executor_count, in_one_process
 from pipelines.spark.stage_resources import StageResources, resource_profile
 
 if TYPE_CHECKING:
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger(__name__)
-
 POLL_SECONDS = 0.2
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(?P<executors>\d+)")
 
 
 def task_slots(context: SparkContext, profile: ResourceProfile | None = None) -> int:
@@ -71,12 +70,19 @@ def await_slots(
     tasks = _WaitingTasks(context, wanted, seconds, profile)
     try:
         tasks.start()
-        return await_room(session, wanted, tasks.running, seconds)
+        return await_room(session, wanted, tasks.running, seconds, dynamic=True)
     finally:
         tasks.end()
 
 
-def await_room(session: SparkSession, wanted: int, count: Callable[[], int], seconds: float) -> int:
+def await_room(
+    session: SparkSession,
+    wanted: int,
+    count: Callable[[], int],
+    seconds: float,
+    *,
+    dynamic: bool = False,
+) -> int:
     """Waits until there is room on the cluster.
 
     Args:
@@ -84,6 +90,7 @@ def await_room(session: SparkSession, wanted: int, count: Callable[[], int], sec
         wanted: How much room.
         count: How much there is now.
         seconds: The longest to wait.
+        dynamic: Whether Spark starts further executors as they are needed.
 
     Returns:
         How much there is in the end.
@@ -100,7 +107,7 @@ def await_room(session: SparkSession, wanted: int, count: Callable[[], int], sec
         while not context._jsc.sc().isStopped():
             there = count()
             waited = time.monotonic() - began
-            if there >= wanted or waited > seconds or in_one_process(context.master):
+            if there >= wanted or waited > seconds or not (dynamic or _may_grow(session)):
                 return there
             time.sleep(POLL_SECONDS)
     raise EngineUnavailable(
@@ -108,6 +115,14 @@ def await_room(session: SparkSession, wanted: int, count: Callable[[], int], sec
         f"Spark has ended the session on {context.master}, which did not take it",
         "see the log",
     )
+
+
+def _may_grow(session: SparkSession) -> bool:
+    """Whether executors may come that are not there; on one machine their number is known."""
+    master = session.sparkContext.master or ""
+    if local := _LOCAL_CLUSTER.match(master):
+        return executor_count(session) < int(local["executors"])
+    return not in_one_process(master)
 
 
 @dataclass

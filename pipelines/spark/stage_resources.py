@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.stages import StageName
-from pipelines.spark.session import memory_mb
+from pipelines.spark.session import in_one_process, memory_mb
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -60,8 +60,9 @@ class StageResources:
 
     @property
     def dynamic(self) -> bool:
-        """Whether Spark starts executors as tasks need them."""
-        return self.conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+        """Whether Spark starts executors as tasks need them; in one process it never does."""
+        enabled = self.conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+        return enabled and not in_one_process(self.conf.get("spark.master"))
 
 
 def resources_of(session_conf: Mapping[str, str], asked: Mapping[str, str]) -> StageResources:
