@@ -344,7 +344,7 @@ def flush_tree(folder: Location) -> None:
     """Waits until all that is in a folder is on the disk."""
     if isinstance(folder, RemotePath):
         return
-    for path in [*folder.rglob("*"), folder]:
+    for path in [*sorted(folder.rglob("*")), folder]:
         flush(path)
 
 
