@@ -109,6 +109,15 @@ class Engine(ABC):
         for library in self.libraries:
             check_installed(library, self.name)
 
+    def check_session(  # noqa: B027 - not all engines train in a session
+        self, session: SparkSession, config: Config
+    ) -> None:
+        """Refuses a session that the engine cannot train in, before anything is prepared in it.
+
+        Raises:
+            InputError: With the key of the conf that stands against it.
+        """
+
     @abstractmethod
     def check(self, session: SparkSession | None, config: Config) -> None:
         """Refuses what can be known not to work before the start. Runs on the driver.
