@@ -72,6 +72,10 @@ class Engine(ABC):
     rules: ClassVar[tuple[ConfRule, ...]] = ()
     needs_spark: ClassVar[bool] = False
 
+    def workers(self, config: Config) -> int:
+        """Processes that train."""
+        return config.training.workers
+
     def executors(self, config: Config) -> int:
         """Executors that a run occupies at once; 0 without Spark."""
         return 0
@@ -209,6 +213,7 @@ def monitor_for(
     host: str,
     bind: str | None = None,
     *,
+    workers: int | None = None,
     servers: int = 0,
 ) -> Monitor:
     """The driver's monitor with the deadlines of a run.
@@ -216,12 +221,13 @@ def monitor_for(
     Args:
         host: Address by which the executors reach the driver.
         bind: Address to listen at, if that is another one.
+        workers: How many to expect; by default ``training.workers``.
         servers: How many processes to expect beside the workers.
     """
     training = run.config.training
     return Monitor(
         engine,
-        training.processes,
+        training.workers if workers is None else workers,
         step_metrics,
         host=host,
         bind=bind,
