@@ -17,3 +17,10 @@ class PreparedSettings(Settings):
     reuse: bool = Field(
         default=True, description="Keep a stage whose inputs and settings have not changed."
     )
+    keep_units: bool = Field(
+        default=True,
+        description=(
+            "Keep the cleaned texts of each input file beside the corpus, so that the next "
+            "preparation reads new and changed files alone; about as large as the corpus."
+        ),
+    )

@@ -214,9 +214,8 @@ def test_a_path_is_on_a_file_system_or_in_a_store(key):
 def test_tables_may_have_addresses(section):
     loaded = load(None, [f"{section}.inputs=[s3a://lake/pairs]", f"{section}.format=delta"])
     assert getattr(loaded, section).inputs == ("s3a://lake/pairs",)
-    with pytest.raises(
-        InputError, match=rf"^{section}\.inputs: .* is (in no kind of store|on lake)"
-    ):
+    told = rf"^{section}\.inputs: .* is (in no kind of store|on lake)"
+    with pytest.raises(InputError, match=told):
         load(None, [f"{section}.inputs=[lake://pairs]", f"{section}.format=parquet"])
 
 

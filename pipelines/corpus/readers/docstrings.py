@@ -30,7 +30,7 @@ from pipelines.corpus.readers.formats import Format
 from pipelines.corpus.readers.inputs import INPUTS, stamp_of
 from pipelines.corpus.readers.spark_rows import raw_rows
 from pipelines.errors import InputError
-from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings import CorpusSettings
 
 logger = logging.getLogger(__name__)
 
@@ -207,9 +207,7 @@ def _fast_parsing() -> Iterator[None]:
             gc.enable()
 
 
-def _read_docstrings(
-    session: SparkSession, settings: CorpusSettings, _: StorageSettings
-) -> DataFrame:
+def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFrame:
     files = source_files(_source_roots(settings.inputs))
     if not files:
         raise InputError(INPUTS, "there is no Python file in it", "name source folders")

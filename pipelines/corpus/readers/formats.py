@@ -173,6 +173,11 @@ class FileNames:
     may_be_packed: bool = True
 
 
+ReadFiles = Callable[
+    ["SparkSession", "CorpusSettings", Sequence[Location], Sequence[Location]], "DataFrame"
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """A value of `corpus.format`.
@@ -184,8 +189,9 @@ class Format:
             or where Spark reads them.
         splits: Whether several tasks may read a file that is not compressed, by its name and by
             whether quoted fields may hold line ends (:attr:`Wanted.multiline`).
-        read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver; None for files that
-            are read by their form.
+        read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver; None for files.
+        read_files: The raw rows of some files, on the driver, given all inputs and those that are
+            wanted; None for files that are read by their form.
         load: A table of the session that an input names, for formats whose inputs are tables.
         fingerprint: What changes when the inputs do; None for the sizes and times of the files. It
             gives None where no version can be known.
@@ -201,7 +207,8 @@ class Format:
     form: FormOf | None = None
     rows: FormOf | None = None
     splits: Callable[[Location, bool], bool] = lambda file, multiline: True
-    read: Callable[[SparkSession, CorpusSettings, StorageSettings], DataFrame] | None = None
+    read: Callable[[SparkSession, CorpusSettings], DataFrame] | None = None
+    read_files: ReadFiles | None = None
     load: Callable[[SparkSession, str], DataFrame] | None = None
     fingerprint: Callable[[Sequence[str]], dict[str, Any] | None] | None = None
     columns: bool = False

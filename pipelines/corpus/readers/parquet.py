@@ -6,17 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import FileNames, Format
-from pipelines.corpus.readers.inputs import find_files, is_hidden
+from pipelines.corpus.readers.inputs import is_hidden
 from pipelines.corpus.readers.rows import ROW_DDL, ROW_SCHEMA
 from pipelines.corpus.readers.spark_rows import (
     Names,
@@ -27,10 +29,11 @@ from pipelines.corpus.readers.spark_rows import (
 )
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
-from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings import CorpusSettings
 from pipelines.spark.frames import read_files
 
 _FOOTERS_AT_ONCE = 16
+_ORIGIN = "_sentence_pipelines_file"
 
 
 @dataclass(frozen=True)
@@ -86,28 +89,43 @@ def _footer(file: Location) -> ParquetFile:
 
 
 def read_parquet(
-    session: SparkSession, settings: CorpusSettings, stores: StorageSettings
+    session: SparkSession,
+    settings: CorpusSettings,
+    files: Sequence[Location],
+    read: Sequence[Location],
 ) -> DataFrame:
     """Parquet files, read together only where the types of the wanted columns are equal.
 
     A file that is damaged or has other columns is a row for the quarantine.
 
+    Args:
+        session: Reads them.
+        settings: Of the corpus.
+        files: All inputs: one of them can be read.
+        read: Those whose rows are wanted.
+
     Raises:
         InputError: No file can be read.
     """
     names = named_columns(settings)
-    footers = read_footers(find_files(settings.inputs, "parquet", stores=stores))
     wanted = [name for _, name in names]
+    footers = read_footers(files)
     problems = {footer.path: footer.problem_with(wanted) for footer in footers}
-    good = [footer for footer in footers if problems[footer.path] is None]
-    if not good:
+    if all(problems.values()):
         raise _no_parquet(footers, names)
+    asked = {*read}
+    footers = [footer for footer in footers if footer.path in asked]
     alike: dict[tuple[str, ...], list[Location]] = {}
-    for footer in good:
+    for footer in (footer for footer in footers if problems[footer.path] is None):
         types = tuple(footer.types[name] for name in wanted)
         alike.setdefault(types, []).append(footer.path)
     columns = columns_of(settings)
-    frames = [rows_of(parquet_columns(session, paths, wanted), columns) for paths in alike.values()]
+    frames = [
+        rows_of(
+            parquet_columns(session, paths, wanted, _ORIGIN), columns, {"input": F.col(_ORIGIN)}
+        )
+        for paths in alike.values()
+    ]
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
     if lost:
         frames.append(_quarantined(session, lost))
@@ -115,7 +133,10 @@ def read_parquet(
 
 
 def parquet_columns(
-    session: SparkSession, paths: Sequence[Location], names: Sequence[str]
+    session: SparkSession,
+    paths: Sequence[Location],
+    names: Sequence[str],
+    origin: str | None = None,
 ) -> DataFrame:
     """The named columns of Parquet files of one schema.
 
@@ -129,8 +150,8 @@ def parquet_columns(
         ]
     except PySparkTypeError:
         # Unsigned numbers, say, which Spark's own reader of footers takes for wider ones.
-        return read_files(session, paths)
-    return read_files(session, paths, StructType(fields))
+        return read_files(session, paths, origin=origin)
+    return read_files(session, paths, StructType(fields), origin)
 
 
 def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:
@@ -153,6 +174,7 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
             "rows": file.rows,
             "bytes": 0,
             "level": ROWS,
+            "input": file.path.as_uri() if isinstance(file.path, Path) else str(file.path),
         }
         for file, problem in lost
     ]
@@ -164,6 +186,6 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
 PARQUET = Format(
     # What is in the file is compressed already, and Spark reads no other.
     files=FileNames((".parquet", ".pq"), may_be_packed=False),
-    read=read_parquet,
+    read_files=read_parquet,
     columns=True,
 )

@@ -58,12 +58,20 @@ def read_rows(
         InputError: An input or a column is not there, no file can be read, or the settings do not
             fit the format.
     """
-    _check_settings(settings)
-    read = FORMATS.load(settings.format).read or _read_files
-    return read(session, settings, stores)
+    check_settings(settings)
+    known = FORMATS.load(settings.format)
+    if known.read is not None:
+        return known.read(session, settings)
+    files = find_files(settings.inputs, settings.format, stores=stores)
+    return read_files(session, settings, files, files, stores)
 
 
-def _check_settings(settings: CorpusSettings) -> None:
+def check_settings(settings: CorpusSettings) -> None:
+    """Refuses settings that do not fit the format.
+
+    Raises:
+        InputError: Names the setting.
+    """
     if settings.score_column is not None and settings.pairs != "columns":
         raise InputError(
             "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "leave it out"
@@ -78,19 +86,37 @@ def _check_settings(settings: CorpusSettings) -> None:
         raise InputError("corpus.group_column", f"{inputs} have no columns", "leave it out")
 
 
-def _read_files(
-    session: SparkSession, settings: CorpusSettings, stores: StorageSettings
+def read_files(
+    session: SparkSession,
+    settings: CorpusSettings,
+    files: Sequence[Location],
+    read: Sequence[Location],
+    stores: StorageSettings = DEFAULT_STORES,
 ) -> DataFrame:
-    files = find_files(settings.inputs, settings.format, stores=stores)
+    """The raw rows of some files of a format of files.
+
+    Args:
+        session: Reads them.
+        settings: Of the corpus.
+        files: All inputs: one of them can be read.
+        read: Those whose rows are wanted.
+        stores: How object stores are reached.
+
+    Raises:
+        InputError: No file can be read.
+    """
+    known = FORMATS.load(settings.format)
+    if known.read_files is not None:
+        return known.read_files(session, settings, files, read)
     limits = Limits(record=settings.max_record_megabytes << 20)
-    if FORMATS.load(settings.format).columns:
+    if known.columns:
         names = list(named_columns(settings))
         wanted = Wanted(settings.format, columns_of(settings), limits, stores=stores)
         wanted = replace(wanted, multiline=settings.csv_multiline)
     else:
         wanted, names = Wanted(settings.format, Columns(("text",)), limits, stores=stores), []
     _check_some_readable(files, wanted, names)
-    return _read(session, files, wanted)
+    return _read(session, read, wanted)
 
 
 def _read(session: SparkSession, files: Sequence[Location], wanted: Wanted) -> DataFrame:

@@ -106,9 +106,12 @@ def text_of(name: str) -> Column:
     return F.decode(column.cast("string").cast("binary"), "UTF-8")
 
 
-def rows_of(frame: DataFrame, columns: Columns) -> DataFrame:
-    """Raw rows of the wanted columns."""
+def rows_of(
+    frame: DataFrame, columns: Columns, more: Mapping[str, Column] | None = None
+) -> DataFrame:
+    """Raw rows of the wanted columns, and of more columns of a raw row."""
     wanted = {f"text_{side}": name for side, name in enumerate(columns.texts)}
     others = {"title": columns.title, "score": columns.score, "group": columns.group}
     wanted |= {name: column for name, column in others.items() if column is not None}
-    return raw_rows(frame, {name: text_of(column) for name, column in wanted.items()})
+    texts = {name: text_of(column) for name, column in wanted.items()}
+    return raw_rows(frame, {**texts, **(more or {})})

@@ -112,6 +112,15 @@ class UnreadableError(Exception):
         self.reason = reason
 
 
+_VANISHED = "vanished"
+_NOT_READABLE = "not readable"
+
+
+def may_pass(reason: str) -> bool:
+    """Whether a file that was not read for this reason may be readable the next time, as it is."""
+    return reason == _VANISHED or reason.startswith(_NOT_READABLE)
+
+
 class WrongFileError(UnreadableError):
     """What is in a file does not fit what is wanted of it."""
 
@@ -137,9 +146,9 @@ def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iter
             while chunk := stored.read(size or CHUNK):
                 yield chunk
     except FileNotFoundError:
-        raise UnreadableError("vanished") from None
+        raise UnreadableError(_VANISHED) from None
     except OSError as error:
-        raise UnreadableError(f"not readable ({error.strerror or error})") from None
+        raise UnreadableError(f"{_NOT_READABLE} ({error.strerror or error})") from None
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:

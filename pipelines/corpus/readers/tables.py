@@ -17,7 +17,7 @@ from pipelines.corpus.readers.formats import Format
 from pipelines.corpus.readers.inputs import INPUTS
 from pipelines.corpus.readers.spark_rows import columns_of, listed, named_columns, rows_of
 from pipelines.errors import InputError
-from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings import CorpusSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
 
@@ -27,7 +27,6 @@ _DELTA_LOG = re.compile(r"(\d{20})\.(?:json|checkpoint\..*)")
 def _read_tables(
     session: SparkSession,
     settings: CorpusSettings,
-    _: StorageSettings,
     load: Callable[[SparkSession, str], DataFrame],
 ) -> DataFrame:
     """Tables one below the other.
