@@ -138,7 +138,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         check_unchanged(prepared.lanes.path, manifest)
         with activity("training", "writing the model"):
             write_model(run, prepared)
-        tracking.keep(folder.environment, folder.step_metrics, model=folder.model)
+        tracking.keep(folder.environment, folder.step_metrics, folder.restarts, model=folder.model)
     return folder.model
 
 
@@ -228,6 +228,7 @@ def _run(config: Config) -> dict[str, Metrics]:
     # All stages share the session, so it is made for the one that asks for most.
     session = session_for(chosen, config, "prepare") or spark_session(for_stage(config, "prepare"))
     check_stages(session, config, ("prepare", "train", "evaluate"))
+    chosen.check_session(session, config)
     check_tables(session, config)
     prepare(config)
     train(config)

@@ -72,6 +72,10 @@ class Engine(ABC):
     rules: ClassVar[tuple[ConfRule, ...]] = ()
     needs_spark: ClassVar[bool] = False
 
+    def workers(self, config: Config) -> int:
+        """Processes that train."""
+        return config.training.workers
+
     def executors(self, config: Config) -> int:
         """Executors that a run occupies at once; 0 without Spark."""
         return 0
@@ -108,6 +112,15 @@ class Engine(ABC):
         """
         for library in self.libraries:
             check_installed(library, self.name)
+
+    def check_session(  # noqa: B027 - not all engines train in a session
+        self, session: SparkSession, config: Config
+    ) -> None:
+        """Refuses a session that the engine cannot train in, before anything is prepared in it.
+
+        Raises:
+            InputError: With the key of the conf that stands against it.
+        """
 
     @abstractmethod
     def check(self, session: SparkSession | None, config: Config) -> None:
@@ -200,6 +213,7 @@ def monitor_for(
     host: str,
     bind: str | None = None,
     *,
+    workers: int | None = None,
     servers: int = 0,
 ) -> Monitor:
     """The driver's monitor with the deadlines of a run.
@@ -207,12 +221,13 @@ def monitor_for(
     Args:
         host: Address by which the executors reach the driver.
         bind: Address to listen at, if that is another one.
+        workers: How many to expect; by default ``training.workers``.
         servers: How many processes to expect beside the workers.
     """
     training = run.config.training
     return Monitor(
         engine,
-        training.processes,
+        training.workers if workers is None else workers,
         step_metrics,
         host=host,
         bind=bind,

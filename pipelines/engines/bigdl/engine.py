@@ -74,6 +74,10 @@ class BigDLEngine(Engine):
         self._chosen(config).check_libraries(config)
 
     @override
+    def check_session(self, session: SparkSession, config: Config) -> None:
+        self._chosen(config).check_session(session, config)
+
+    @override
     def check(self, session: SparkSession | None, config: Config) -> None:
         self._chosen(config).check(session, config)
 
