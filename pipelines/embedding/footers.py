@@ -74,8 +74,3 @@ def read_input(file: Path) -> InputFile:
     return InputFile(
         file, footer.num_rows, size, dict(zip(schema.names, schema.types, strict=True))
     )
-
-
-def rows_of(file: Path) -> int:
-    """The rows of a Parquet file."""
-    return int(pq.read_metadata(file).num_rows)

@@ -20,6 +20,7 @@ from pipelines.embedding.partitions import constants_from
 from pipelines.embedding.parts import RowRange
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.copies import local_folder
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config, EmbeddingSettings
 
@@ -146,7 +147,7 @@ def columns_of(settings: EmbeddingSettings) -> Columns:
 def model_folder(config: Config) -> Path:
     """The model that the settings name: ``embedding.model``, or that of the run."""
     named = config.embedding.model
-    return Path(named) if named is not None else RunFolder(Path(config.run.folder)).model
+    return Path(named) if named is not None else local_folder(RunFolder.of(config).model)
 
 
 def options_of(config: Config, threads: int = 1, backend: str | None = None) -> EmbeddingOptions:

@@ -109,7 +109,7 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
     home = output_folder(asked.settings)
     folder = next_folder(home)
     before = _usable(work.before, home, asked.identity)
-    with storage.new_folder(folder) as aside:
+    with storage.built_folder(folder) as aside:
         files, constants = _files(session, asked.settings, aside, home)
         _check_files(files, constants, asked.settings, asked.options)
         slots = session.sparkContext.defaultParallelism

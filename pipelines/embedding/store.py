@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.embedding.footers import in_threads, rows_of
 from pipelines.embedding.parts import read_rows
 from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE, next_folder
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.files import storage
+from pipelines.spark.parquet_parts import read_footers
 
 KEY = "embedding.output"
 BLOCK_BYTES = 64 * 2**20
@@ -114,7 +114,7 @@ def open_table(folder: str | Path, vector_column: str | None = None) -> VectorTa
     vector = vector_column or known.get("vector_column") or "embedding"
     own = vector == known.get("vector_column")
     paths = [path for path in sorted(home.glob("*.parquet")) if path.name[0] not in "._"]
-    counts = in_threads(rows_of, paths)
+    counts = [footer.num_rows for footer in read_footers(paths)]
     files = [
         VectorFile(str(path), first, rows)
         for path, first, rows in zip(paths, accumulate(counts, initial=0), counts, strict=False)

@@ -59,7 +59,7 @@ def build_index(session: SparkSession, table: VectorTable) -> Path:
     _check_installed()
     context = session.sparkContext
     target = Path(table.folder) / INDEX_FOLDER
-    with storage.new_folder(target) as folder:
+    with storage.built_folder(target) as folder:
         files = _without_index(table, folder)
         work = partial(_build_task, table=table, folder=str(folder))
         if files:

@@ -10,7 +10,7 @@ from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.embedding import MERGE_FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import InputPath, LocalPath
+from pipelines.settings.paths import LocalInputPath, LocalPath, StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EmbeddingSettings(Settings):
     """Which table gets a column of vectors, and how."""
 
-    model: LocalPath | None = Field(
+    model: StoredPath | None = Field(
         default=None,
         description="A sentence-transformers folder; unset: `<run.folder>/model`.",
     )
@@ -27,7 +27,7 @@ class EmbeddingSettings(Settings):
         default="parquet",
         description="What the inputs are. `text`: a row for each line, in `text_column`.",
     )
-    inputs: tuple[InputPath, ...] = Field(
+    inputs: tuple[LocalInputPath, ...] = Field(
         default=(), description="Files, folders or globs; of `table` and `iceberg`: names."
     )
     text_column: str = Field(default="text", description="Column that holds the text.")
