@@ -47,7 +47,7 @@ from pipelines.embedding.store import open_table
 from pipelines.embedding.versions import (
     Work,
     choose_work,
-    has_same_parts,
+    has_same_files,
     other_vectors,
 )
 from pipelines.errors import InputError
@@ -234,7 +234,7 @@ def _parts_of_same_files(
 ) -> dict[str, list[RowRange]]:
     """The parts of input files that have not changed since, by file."""
     known, stamps = (one[INPUTS][1] or {} for one in (version.plan.identity, identity))
-    if not has_same_parts(version, identity) or identity["embedding.format"] != "parquet":
+    if not has_same_files(version, identity) or identity["embedding.format"] != "parquet":
         return {}
     before = {stamp[0]: stamp for stamp in known.get("files", ())}
     same = {stamp[0] for stamp in stamps["files"] if before.get(stamp[0]) == stamp}

@@ -127,14 +127,23 @@ def _difference(key: str, known: Any, value: Any) -> str:
 
 
 def other_vectors(version: Version, identity: Mapping[str, Any]) -> list[str]:
-    """The settings for which the vectors of a table are not those that are wanted."""
-    return [key for key in VECTOR_KEYS if version.plan.identity.get(key) != identity[key]]
+    """The settings for which the vectors of a table are not those that are wanted.
+
+    Where a backend or a precision is left to be chosen, that of the table does.
+    """
+    plan = version.plan
+    chosen = {"embedding.backend": plan.backend, "embedding.precision": plan.precision}
+    return [
+        key
+        for key in VECTOR_KEYS
+        if plan.identity.get(key) != identity[key]
+        and not (key in chosen and identity[key] in ("auto", chosen[key]))
+    ]
 
 
-def has_same_parts(version: Version, identity: Mapping[str, Any]) -> bool:
-    """Whether the parts of a table are those that are wanted, of the same rows of an input."""
-    keys = (*VECTOR_KEYS, *LAYOUT_KEYS)
-    return all(version.plan.identity.get(key) == identity[key] for key in keys)
+def has_same_files(version: Version, identity: Mapping[str, Any]) -> bool:
+    """Whether the files of a table are those that are wanted, where rows and vectors are."""
+    return all(version.plan.identity.get(key) == identity[key] for key in LAYOUT_KEYS)
 
 
 def publish(version: Version, folder: Path) -> None:

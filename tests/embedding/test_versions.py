@@ -192,6 +192,9 @@ def test_settings_that_change_the_files_and_not_the_vectors(growing, tmp_path) -
     assert embed_here(growing(output_column="v")) == 2
     assert pq.read_table(tmp_path / "table").column_names == ["id", "text", "v"]
     assert embed_here(growing(output_column="v", part_rows=1)) == 0
+    # It is the backend that `auto` stood for.
+    backend = read_version(tmp_path / "table").plan.backend
+    assert embed_here(growing(output_column="v", backend=backend)) == 0
     assert embed_here(growing(output_column="v", dimensions=8)) == 4
     assert open_table(tmp_path / "table").dimensions == 8
 
