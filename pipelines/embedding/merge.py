@@ -106,7 +106,8 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Path
     if done.is_file() and storage.read_json(done) == merged:
         logger.info("embedding: %s has these rows already", target)
         return
-    frame = session.read.parquet(read_path(folder))
+    # Input files may have columns that others have not.
+    frame = session.read.option("mergeSchema", "true").parquet(read_path(folder))
     frame.createOrReplaceTempView(SOURCE)
     try:
         _carry_out(session, settings, target, key, frame.schema)
