@@ -150,7 +150,7 @@ def run(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 @app.command()
 def embed(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Add a column of vectors to a table; run again, it makes only the missing parts."""
+    """Add a column of vectors to a table; run again, it makes what is missing or has changed."""
     _configured(_embed, config, set_)
 
 

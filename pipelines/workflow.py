@@ -242,7 +242,8 @@ def embed(config: Config) -> EmbeddingSummary:
     Raises:
         InputError: Model and input cannot be used, or the output is of something else.
     """
-    from pipelines.embedding.plan import check_job, output_folder
+    from pipelines.embedding.plan import output_folder
+    from pipelines.embedding.planning import check_job
     from pipelines.embedding.table import embed_table, lock_file
 
     check_job(config)
