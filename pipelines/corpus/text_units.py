@@ -82,6 +82,8 @@ class _Texts:
 
     def count_batch(self, read_bytes: int) -> pa.RecordBatch:
         counted = [(level, reason, None, rows) for (level, reason), rows in self.counts.items()]
+        # The bytes are those of rows, and stand with the first line.
+        counted.sort(key=lambda line: line[0] != ROWS)
         shown = {(level, reason, text) for (level, reason, _), (_, text) in self.examples.items()}
         # An example stands for no row: its row is counted already.
         lines = counted + [(*example, 0) for example in sorted(shown)]

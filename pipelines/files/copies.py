@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -21,11 +22,12 @@ UNUSED_SECONDS = 3600.0
 _WRITTEN_BY_OTHERS = 0o022
 
 
-def local_folder(folder: Location) -> Path:
+def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
     """A folder of this machine with the content of a folder.
 
     Args:
         folder: On a file system, it is given back. In a store, its current version is copied.
+        check: Looks at a copy before it is used; what it raises, this raises.
 
     Raises:
         InputError: The folder for copies is not this user's alone.
@@ -39,7 +41,7 @@ def local_folder(folder: Location) -> Path:
     target = copies / _key(source)
     if not target.is_dir():
         _forget_unused(copies)
-        _copy(source, target)
+        _copy(source, target, check)
     os.utime(target)
     return target
 
@@ -67,12 +69,13 @@ def _key(source: RemotePath) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
-def _copy(source: RemotePath, target: Path) -> None:
+def _copy(source: RemotePath, target: Path, check: Callable[[Path], None]) -> None:
     if not source.is_dir():
         raise FileNotFoundError(f"there is no folder {source}")
     try:
         with storage.built_folder(target, replace=False) as aside:
             versions.get_folder(source, aside)
+            check(aside)
     except OSError:
         # Another process may have been faster.
         if not target.is_dir():

@@ -116,6 +116,11 @@ class PreparedFolder:
         return LanesFolder(current(self.path / "lanes"))
 
     @property
+    def units(self) -> Location:
+        """What each input file gave; see :mod:`pipelines.corpus.kept_units.generations`."""
+        return self.path / "units"
+
+    @property
     def stages(self) -> Location:
         """How long each stage took, and whether it was kept."""
         return self.path / "stages.json"

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -184,10 +184,14 @@ def discard_folder(path: Location) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def digest_folder(folder: Location) -> str:
-    """A digest of the names and the bytes of all files in a folder, 16 hexadecimal digits."""
+def digest_folder(folder: Location, *, without: Collection[str] = ()) -> str:
+    """A digest of the names and the bytes of all files in a folder, 16 hexadecimal digits.
+
+    Args:
+        without: Files that do not count.
+    """
     digest = hashlib.sha256()
-    for name in file_names(folder):
+    for name in (name for name in file_names(folder) if name not in without):
         with (folder / name).open("rb") as file:
             content = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
         digest.update(f"{name}\0{content}\n".encode())
@@ -334,7 +338,7 @@ def flush_tree(folder: Location) -> None:
     """Waits until all that is in a folder is on the disk."""
     if isinstance(folder, RemotePath):
         return
-    for path in [*folder.rglob("*"), folder]:
+    for path in [*sorted(folder.rglob("*")), folder]:
         flush(path)
 
 

@@ -28,8 +28,10 @@ from typing import Any
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import locks, storage
+from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.promotion import history
+from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
 CURRENT = "current"
 VERSIONS = "versions"
@@ -57,6 +59,33 @@ def served_model(target: str | Location) -> Location | None:
         pointer = folder / CURRENT
         raise InputError(KEY, f"{pointer} names {found}, which is not there", "see `rollback --to`")
     return found
+
+
+def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) -> Path:
+    """The folder of the model in service on this machine, for whoever serves it.
+
+    From a store it is copied once, and compared with the digest that was noted when it was
+    promoted. The copy stays as it is when another model is promoted: ask again to have that one.
+
+    Args:
+        target: ``promotion.target``.
+        stores: How object stores are reached.
+
+    Raises:
+        InputError: Nothing is in service, or what was copied is not what was promoted.
+    """
+    folder = served_model(location(target, stores))
+    if folder is None:
+        raise InputError(KEY, f"nothing is in service in {target}", "promote a model first")
+    wanted = read_record(folder).get("model")
+
+    def check(copy: Path) -> None:
+        if wanted not in (None, storage.digest_folder(copy, without=(RECORD,))):
+            raise InputError(
+                KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
+            )
+
+    return local_folder(folder, check)
 
 
 def served_name(target: Location) -> str | None:

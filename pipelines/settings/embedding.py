@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import InputPath, StoredPath
+from pipelines.settings.paths import LocalInputPath, LocalPath, StoredPath
 
 
 class EmbeddingSettings(Settings):
@@ -22,11 +22,11 @@ class EmbeddingSettings(Settings):
         default="parquet",
         description="What the inputs are. `text`: a row for each line, in `text_column`.",
     )
-    inputs: tuple[InputPath, ...] = Field(
+    inputs: tuple[LocalInputPath, ...] = Field(
         default=(), description="Files, folders or globs; of `table` and `iceberg`: names."
     )
     text_column: str = Field(default="text", description="Column that holds the text.")
-    output: StoredPath = Field(
+    output: LocalPath = Field(
         default="embedded",
         description="Folder of the table, which the driver and every executor can reach.",
     )

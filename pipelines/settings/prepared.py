@@ -24,3 +24,10 @@ class PreparedSettings(Settings):
         "it together, in units of 10^9 bytes; 0 fetches granules anew in each epoch. The folder is "
         "`storage.cache_folder`.",
     )
+    keep_units: bool = Field(
+        default=True,
+        description=(
+            "Keep the cleaned texts of each input file beside the corpus, so that the next "
+            "preparation reads new and changed files alone; about as large as the corpus."
+        ),
+    )

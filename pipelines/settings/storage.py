@@ -52,3 +52,7 @@ class StorageSettings(Settings):
         description="Folder of each machine for copies of what lies in an object store; `null` is "
         "the folder for temporary files.",
     )
+
+
+DEFAULT_STORES = StorageSettings()
+"""Stores where each SDK expects them."""

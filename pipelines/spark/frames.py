@@ -20,9 +20,9 @@ from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
 from pipelines.spark.parquet_parts import (
     Part,
-    find_parts,
-    first_file,
+    data_files,
     frame_from_parts,
+    parts_of_files,
     read_footers,
     read_part,
     read_table,
@@ -63,21 +63,60 @@ def read_parquet(
     if isinstance(path, Path):
         reader = session.read if schema is None else session.read.schema(schema)
         return reader.parquet(read_path(path))
-    from pyspark.sql.pandas.types import from_arrow_schema
+    return _by_executors(session, data_files(path), schema)
 
-    parts = find_parts(path)
+
+def read_files(
+    session: SparkSession,
+    paths: Sequence[Location],
+    schema: StructType | None = None,
+    origin: str | None = None,
+) -> DataFrame:
+    """A frame of Parquet files of one schema, all of file systems or all of stores.
+
+    Args:
+        schema: Of the columns that are wanted, if it is known.
+        origin: Name of one more column: the address of the file that a row is from.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    local = [read_path(path) for path in paths if isinstance(path, Path)]
+    if not local:
+        return _by_executors(session, paths, schema, origin)
+    frame = (session.read if schema is None else session.read.schema(schema)).parquet(*local)
+    return frame if origin is None else frame.withColumn(origin, F.input_file_name())
+
+
+def _by_executors(
+    session: SparkSession,
+    paths: Sequence[Location],
+    schema: StructType | None,
+    origin: str | None = None,
+) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StringType, StructField, StructType
+
     if schema is None:
-        schema = from_arrow_schema(pq.read_schema(arrow_source(first_file(path))))
+        schema = from_arrow_schema(pq.read_schema(arrow_source(paths[0])))
+    work = partial(_read_rows, columns=schema.names, origin=origin)
+    if origin is not None:
+        schema = StructType([*schema.fields, StructField(origin, StringType())])
+    parts = parts_of_files(paths)
     if not parts:
         return session.createDataFrame([], schema)
-    return frame_from_parts(session, parts, partial(_read_rows, columns=schema.names), schema)
+    return frame_from_parts(session, parts, work, schema)
 
 
-def _read_rows(parts: Iterator[Part], *, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_rows(
+    parts: Iterator[Part], *, columns: Sequence[str], origin: str | None
+) -> Iterator[pa.RecordBatch]:
     """The rows of files, with the columns in the order of the frame. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, columns):
-            yield batch.select(columns)
+            rows = batch.select(columns)
+            if origin is not None:
+                rows = rows.append_column(origin, pa.repeat(str(part.path), rows.num_rows))
+            yield rows
 
 
 def write_parquet(frame: DataFrame, path: Location) -> None:
@@ -154,35 +193,39 @@ class Totals:
     Attributes:
         keys: One or more columns of strings; rows that agree in all of them are added up together.
         sums: Columns of int64 that are added up. The number of rows is, too, as `written`.
+        numbers: Columns of int64 in which rows that are added up agree, too.
     """
 
     keys: tuple[str, ...]
     sums: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
 
     @property
     def ddl(self) -> str:
         """The columns of the totals, in Spark's words."""
         keys = [f"`{name}` string" for name in self.keys]
-        return ", ".join([*keys, *(f"`{name}` long" for name in (*self.sums, _WRITTEN))])
+        longs = (*self.numbers, *self.sums, _WRITTEN)
+        return ", ".join([*keys, *(f"`{name}` long" for name in longs)])
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the totals: `keys`, `sums`, and `written`."""
-        sums = [(name, pa.int64()) for name in (*self.sums, _WRITTEN)]
-        return pa.schema([*((name, pa.string()) for name in self.keys), *sums])
+        """The columns of the totals: `keys`, `numbers`, `sums`, and `written`."""
+        longs = [(name, pa.int64()) for name in (*self.numbers, *self.sums, _WRITTEN)]
+        return pa.schema([*((name, pa.string()) for name in self.keys), *longs])
 
     def of(self, batch: pa.RecordBatch) -> pa.Table:
         """The totals of a batch of the frame. Runs on an executor."""
-        columns = {name: batch[name] for name in (*self.keys, *self.sums)}
+        columns = {name: batch[name] for name in (*self.keys, *self.numbers, *self.sums)}
         ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
         return self.merged(pa.table({**columns, _WRITTEN: ones}, schema=self.schema))
 
     def merged(self, totals: pa.Table) -> pa.Table:
         """Totals of several parts as those of the whole; sums of nothing but nulls are null."""
         summed = (*self.sums, _WRITTEN)
-        grouped = totals.group_by(list(self.keys), use_threads=False)
+        keys = (*self.keys, *self.numbers)
+        grouped = totals.group_by(list(keys), use_threads=False)
         added = grouped.aggregate([(name, "sum") for name in summed])
-        columns = {name: added[name] for name in self.keys}
+        columns = {name: added[name] for name in keys}
         columns |= {name: added[f"{name}_sum"] for name in summed}
         return pa.table(columns, schema=self.schema)
 
@@ -245,15 +288,7 @@ class Scratch:
     def keep_arrow(
         self, frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals
     ) -> tuple[DataFrame, pa.Table]:
-        """Applies a function to Arrow batches, as `mapInArrow` does, and keeps what it gives.
-
-        The executors write the files themselves: the rows of the result cost the JVM nothing.
-
-        Args:
-            frame: Its partitions are the batches of one call each.
-            function: From batches to batches.
-            schema: Of the batches that it gives.
-            totals: What to add up on the way.
+        """Applies a function to Arrow batches and keeps what it gives; see :func:`write_arrow`.
 
         Returns:
             The kept frame, and the totals of all its rows.
@@ -261,22 +296,41 @@ class Scratch:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         path = self._next_path()
-        path.mkdir(parents=True)
-        write = partial(
-            _write_partition, function=function, schema=schema, totals=totals, folder=path
-        )
-        rows = [row.asDict() for row in frame.mapInArrow(write, totals.ddl).collect()]
-        found = totals.merged(pa.Table.from_pylist(rows, schema=totals.schema))
-        written = sum(found[_WRITTEN].to_pylist())
-        there = sum(rows_by_partition(path).values())
-        if there != written:
-            raise PipelineError(f"{path} holds {there} rows of the {written} that executors wrote")
+        found = write_arrow(frame, function, schema, totals, path)
         spark_schema = from_arrow_schema(schema)
         return read_parquet(frame.sparkSession, path, spark_schema), found
 
     def _next_path(self) -> Location:
         self._frames += 1
         return self._folder / str(self._frames)
+
+
+def write_arrow(
+    frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals, path: Location
+) -> pa.Table:
+    """Applies a function to Arrow batches, as `mapInArrow` does, and writes what it gives.
+
+    The executors write the files themselves: the rows of the result cost the JVM nothing.
+
+    Args:
+        frame: Its partitions are the batches of one call each.
+        function: From batches to batches.
+        schema: Of the batches that it gives.
+        totals: What to add up on the way.
+        path: A folder that is made.
+
+    Returns:
+        The totals of all rows.
+    """
+    path.mkdir(parents=True)
+    write = partial(_write_partition, function=function, schema=schema, totals=totals, folder=path)
+    rows = [row.asDict() for row in frame.mapInArrow(write, totals.ddl).collect()]
+    found = totals.merged(pa.Table.from_pylist(rows, schema=totals.schema))
+    written = sum(found[_WRITTEN].to_pylist())
+    there = sum(rows_by_partition(path).values())
+    if there != written:
+        raise PipelineError(f"{path} holds {there} rows of the {written} that executors wrote")
+    return found
 
 
 def rows_by_partition(folder: Location) -> dict[int, int]:

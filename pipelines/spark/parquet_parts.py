@@ -59,18 +59,6 @@ def data_files(folder: Location) -> list[Location]:
     return [path for path in listed(folder, "*.parquet") if path.name[0] not in "._"]
 
 
-def first_file(folder: Location) -> Location:
-    """One of the Parquet files of a folder.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
-    files = data_files(folder)
-    if not files:
-        raise FileNotFoundError(f"there are no Parquet files in {folder}")
-    return files[0]
-
-
 def read_footers(files: Sequence[Location]) -> list[pq.FileMetaData]:
     """What stands at the end of each file, read by many threads: a store answers slowly."""
     if not files:
@@ -90,7 +78,11 @@ def read_table(folder: Location, columns: Sequence[str] | None = None) -> pa.Tab
 
 def find_parts(folder: Location) -> list[Part]:
     """The parts of a folder of Parquet files that have any rows, by the names of the files."""
-    files = data_files(folder)
+    return parts_of_files(data_files(folder))
+
+
+def parts_of_files(files: Sequence[Location]) -> list[Part]:
+    """The parts of Parquet files that have any rows, in their order."""
     footers = enumerate(zip(files, read_footers(files), strict=True))
     return [
         part for number, (path, footer) in footers for part in _parts_of_file(path, number, footer)

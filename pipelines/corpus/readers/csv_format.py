@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipelines.corpus.readers.csv_parser import WRONG_QUOTES, Line, decoded, quoted_fields
 from pipelines.corpus.readers.encodings import Encoding
@@ -17,6 +16,7 @@ from pipelines.corpus.readers.records import record_of, said_lines
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
 from pipelines.corpus.readers.streams import UnreadableError, WrongFileError
 from pipelines.files.compression import plain_suffix
+from pipelines.files.locations import Location
 
 WRONG_FIELDS = "not as many fields as the header"
 NOT_CLOSED_IN_LINE = "a quote is not closed in its line: see corpus.csv_multiline"
@@ -151,16 +151,16 @@ COMMAS = Form(csv_records, header=_csv_header, columns=_header)
 _TAB_SUFFIXES = (".tsv", ".tab")
 
 
-def _has_tabs(file: Path) -> bool:
+def _has_tabs(file: Location) -> bool:
     return plain_suffix(file) in _TAB_SUFFIXES
 
 
-def _splits(file: Path, multiline: bool) -> bool:
+def _splits(file: Location, multiline: bool) -> bool:
     """Whether a line end is inside of quotes is known only from the beginning of the file on."""
     return _has_tabs(file) or not multiline
 
 
-def _form(file: Path, head: bytes) -> Form:
+def _form(file: Location, head: bytes) -> Form:
     return TABS if _has_tabs(file) else COMMAS
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipelines.corpus.readers import FORMATS
 from pipelines.files.compression import is_compressed
+from pipelines.files.locations import Location
 
 _SPLIT_BYTES = 64 << 20
 _TASK_BYTES = 48 << 20
@@ -37,7 +37,7 @@ class Split:
     size: int
 
 
-def split_file(file: Path, kind: str, *, multiline: bool = True) -> Iterator[Split]:
+def split_file(file: Location, kind: str, *, multiline: bool = True) -> Iterator[Split]:
     """The splits of a file, which need not be there any more.
 
     Args:
