@@ -18,7 +18,8 @@ from pipelines.files.folders import work_folder, working_in
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.lanes.files import LaneManifest, check_unchanged
+from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.reader import check_unchanged
 from pipelines.models.folder import check_start
 from pipelines.progress import activity, job
 from pipelines.promotion import stage
