@@ -1,7 +1,7 @@
 """The console command; the scripts in ``jobs/`` are the same commands, one each.
 
 Exit codes: 0 when done, 2 for what the user can correct (one line on standard error), 3 if the
-quality gate refuses a promotion, 1 for a failure at run time.
+quality gate refuses a promotion, 4 if there is nothing new to work on, 1 for a failure at run time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,8 +20,9 @@ from pipelines import __version__
 from pipelines.benchmarks import BENCHMARKS
 from pipelines.benchmarks import benchmark as find_benchmark
 from pipelines.engines import ENGINES
-from pipelines.errors import InputError, PipelineError, PromotionRefused
+from pipelines.errors import NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
+from pipelines.outcome import Results, noted
 from pipelines.progress import MessageHandler
 
 # All else is imported by the command that uses it, so that help and refusals come at once.
@@ -33,16 +35,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train sentence encoders inside a Spark cluster, on the engine of your choice.",
     epilog="Exit codes: 0 done; 2 for what you can correct, in one line; 3 if the quality gate "
-    "refuses a promotion; 1 for a failure at run time.",
+    "refuses a promotion; 4 if there is nothing new to work on; 1 for a failure at run time.",
 )
 CTRL_C = 130
 """Typer's exit code of a command that is interrupted from the keyboard."""
-_CODES: Mapping[type[PipelineError], int] = {InputError: 2, PromotionRefused: 3}
 ConfigFile = Annotated[
     str | None, typer.Option("--config", help="YAML file; without it, the embedded default job.")
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="KEY=VALUE over the file; may be repeated.")
+]
+OutcomeFile = Annotated[
+    str | None,
+    typer.Option(
+        "--outcome", help="File to write what came of the job into, JSON, for schedulers."
+    ),
 ]
 DataFolder = Annotated[
     str | None,
@@ -76,21 +83,23 @@ def options(
 
 
 @app.command()
-def prepare(config: ConfigFile = None, set_: Overrides = None) -> None:
+def prepare(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Text in, lanes out: corpus, tokens and the batch plan."""
-    _configured(_prepare, config, set_)
+    _configured(_prepare, config, set_, outcome)
 
 
 @app.command()
-def train(config: ConfigFile = None, set_: Overrides = None) -> None:
+def train(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Train on prepared lanes; the model is in run.folder/model."""
-    _configured(_train, config, set_)
+    _configured(_train, config, set_, outcome)
 
 
 @app.command()
-def evaluate(config: ConfigFile = None, set_: Overrides = None) -> None:
+def evaluate(
+    config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None
+) -> None:
     """Measure a run's model against its start, and write the report."""
-    _configured(_evaluate, config, set_)
+    _configured(_evaluate, config, set_, outcome)
 
 
 @app.command()
@@ -100,9 +109,15 @@ def report(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 
 @app.command()
-def promote(config: ConfigFile = None, set_: Overrides = None) -> None:
+def promote(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Put a run's model into service in promotion.target, unless it is worse than the one there."""
-    _configured(_promote, config, set_)
+    _configured(_promote, config, set_, outcome)
+
+
+@app.command()
+def clean(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+    """Remove old runs beside run.folder, but for the newest and those of models that are kept."""
+    _configured(_clean, config, set_, outcome)
 
 
 @app.command()
@@ -136,9 +151,9 @@ def run(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 
 @app.command()
-def embed(config: ConfigFile = None, set_: Overrides = None) -> None:
+def embed(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Add a column of vectors to a table; run again, it makes only the missing parts."""
-    _configured(_embed, config, set_)
+    _configured(_embed, config, set_, outcome)
 
 
 @app.command()
@@ -216,8 +231,9 @@ def _refused(error: PipelineError) -> int:
     """Prints the error; returns its exit code."""
     from pipelines.settings.redaction import without_password
 
-    print(f"error: {without_password(str(error))}", file=sys.stderr)
-    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
+    said = without_password(str(error))
+    print(said if isinstance(error, NothingNew) else f"error: {said}", file=sys.stderr)
+    code = error.exit_code
     if code == 1 or getattr(error, "key", "").startswith("spark."):
         from pipelines.spark.session import kept_spark_log
 
@@ -227,12 +243,15 @@ def _refused(error: PipelineError) -> int:
 
 
 def _configured(
-    command: Callable[[Config], Any], path: str | None, overrides: list[str] | None
+    command: Callable[[Config], Results | None],
+    path: str | None,
+    overrides: list[str] | None,
+    outcome: str | None = None,
 ) -> None:
-    with _ended_in_order():
+    with _ended_in_order(), noted(outcome) as note:
         from pipelines.settings.load import load
 
-        command(load(path, overrides or ()))
+        note(command(load(path, overrides or ())) or {})
 
 
 @contextmanager
@@ -245,27 +264,45 @@ def _ended_in_order() -> Iterator[None]:
         yield
 
 
-def _prepare(config: Config) -> None:
+def _prepare(config: Config) -> Results:
     from pipelines import workflow
     from pipelines.files.prepared_folder import PreparedFolder
 
-    workflow.prepare(config, trains=False)
+    manifest = workflow.prepare(config, trains=False)
     print(f"report  {PreparedFolder.of(config).report}")
+    return {"examples": manifest.examples, "tokens": manifest.tokens, "lanes": manifest.digest}
 
 
-def _train(config: Config) -> None:
+def _train(config: Config) -> Results:
     from pipelines import workflow
+    from pipelines.files.run_folder import RunFolder
+    from pipelines.files.storage import read_json
 
     model = workflow.train(config)
     drawn = workflow.report(config)
     print(f"report  {drawn}")
     print(f"model   {model}")
+    metrics = read_json(RunFolder.of(config).metrics)
+    return {"model": str(model), **metrics.get("training", {})}
 
 
-def _embed(config: Config) -> None:
+def _embed(config: Config) -> Results:
     from pipelines import workflow
 
-    print(f"table   {workflow.embed(config).folder}")
+    made = workflow.embed(config)
+    print(f"table   {made.folder}")
+    return asdict(made)
+
+
+def _clean(config: Config) -> Results:
+    from pipelines import workflow
+
+    cleaned = workflow.clean(config)
+    for name in cleaned.removed:
+        print(f"removed  {name}")
+    for name in cleaned.kept:
+        print(f"kept     {name}")
+    return asdict(cleaned)
 
 
 def _search(config: Config, asked: Sequence[str], k: int, index: bool) -> None:
@@ -284,10 +321,12 @@ def _run(config: Config) -> None:
     _show(config, workflow.run(config))
 
 
-def _evaluate(config: Config) -> None:
+def _evaluate(config: Config) -> Results:
     from pipelines import workflow
 
-    _show(config, workflow.evaluate(config))
+    figures = workflow.evaluate(config)
+    _show(config, figures)
+    return figures
 
 
 def _report(config: Config) -> None:
@@ -296,7 +335,7 @@ def _report(config: Config) -> None:
     print(f"report  {workflow.report(config)}")
 
 
-def _promote(config: Config) -> None:
+def _promote(config: Config) -> Results:
     from pipelines import workflow
 
     promotion = workflow.promote(config)
@@ -304,6 +343,8 @@ def _promote(config: Config) -> None:
         before = "nothing" if found.served is None else f"{found.served:.2f}"
         print(f"{found.metric}  {found.value:.2f}, in service before: {before}")
     print(f"in service  {promotion.version}")
+    figures = {found.metric: found.value for found in promotion.judgements}
+    return {"version": promotion.version.name, "figures": figures}
 
 
 def _roll_back(config: Config, to: str | None) -> None:

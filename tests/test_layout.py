@@ -42,7 +42,7 @@ preparation training_job evaluation_job
 workflow
 ml ml_params notebook
 benchmarks
-cli reference
+outcome cli reference
 """
 PLACES = {name: place for place, line in enumerate(ORDER.split("\n")) for name in line.split()}
 LEFTMOST = 0  # of the package itself, which holds the version and nothing else

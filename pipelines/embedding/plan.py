@@ -123,6 +123,16 @@ def options_of(config: Config, threads: int = 1, backend: str | None = None) -> 
     )
 
 
+def is_up_to_date(config: Config) -> bool:
+    """Whether the table is finished, and of the same model, inputs and settings."""
+    folder = output_folder(config.embedding)
+    if not all((folder / name).is_file() for name in (PLAN_FILE, MANIFEST_FILE)):
+        return False
+    identity = identity_of(config.embedding, options_of(config))
+    # Of tables by name it is not known whether they have changed.
+    return identity[_INPUTS][1] is not None and _read_plan(folder / PLAN_FILE).identity == identity
+
+
 def identity_of(settings: EmbeddingSettings, options: EmbeddingOptions) -> dict[str, Any]:
     """What decides the content of the table, by setting.
 
