@@ -29,7 +29,9 @@ from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.settings.stages import for_stage
 from pipelines.spark.session import running_tasks, spark_session
+from pipelines.spark.stage_resources import stage_settings
 from pipelines.tokens.lengths import reading_limit
 from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
@@ -81,8 +83,9 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
             logger.info("%s: not changed, kept", stage.name)
             seconds = known["seconds"]
         else:
-            session = spark_session(config, trains=trains)
-            seconds = _run(stage, session, config, folder, fingerprint)
+            session = spark_session(for_stage(config, "prepare"), trains=trains)
+            with stage_settings(session, config, "prepare"):
+                seconds = _run(stage, session, config, folder, fingerprint)
         if fingerprint is not None:
             fingerprint = _fingerprint(fingerprint, [stage.choices(config)])
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})

@@ -28,9 +28,16 @@ from pipelines.runs.opening import check_run_folder, identity_digest
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
+from pipelines.settings.stages import for_stage
 from pipelines.spark.errors import executor_failures, file_failures
 from pipelines.spark.jobs import await_archives
 from pipelines.spark.session import running_tasks, spark_session
+from pipelines.spark.stage_resources import (
+    check_stages,
+    resource_profile,
+    resources_in,
+    stage_settings,
+)
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_job import (
     batch_plan,
@@ -98,9 +105,13 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         stage.check_new(config, identity_digest(config, plan, manifest))
     start = checked_start(config, prepared, manifest)
     session = session_for(chosen, config)
+    if session is not None:
+        check_stages(session, config, ("train",))
     chosen.check(session, config)
     if session is not None:
-        await_archives(session, chosen.name)
+        await_archives(
+            session, chosen.name, resource_profile(resources_in(session, config, "train"))
+        )
     with activity("training", "reading what checkpoints are measured on", running_tasks):
         snapshots = checkpoint_snapshots(config, session)
     run = open_run(config, prepared, plan, manifest, start)
@@ -131,17 +142,18 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     """
     folder = RunFolder.of(config)
     evaluation_job.check_settings(config, folder)
-    session = spark_session(config)
-    digests = evaluation_job.digests(session, config, folder)
-    with RunTracking(config, folder.path) as tracking:
-        measured = evaluation_job.measure_models(session, config, folder)
-        evaluation_job.check_unchanged(session, config, folder, digests)
-        update_run_metrics(folder.path, measured.figures | {"measured": digests})
-        evaluation_job.sample_held_out(session, config, folder, measured)
-        evaluation_job.log_figures(folder, measured, tracking)
-        with activity("evaluating", "drawing the report"):
-            report(config)
-        tracking.keep(folder.report, folder.metrics, folder.evaluations)
+    session = spark_session(for_stage(config, "evaluate"))
+    with stage_settings(session, config, "evaluate"):
+        digests = evaluation_job.digests(session, config, folder)
+        with RunTracking(config, folder.path) as tracking:
+            measured = evaluation_job.measure_models(session, config, folder)
+            evaluation_job.check_unchanged(session, config, folder, digests)
+            update_run_metrics(folder.path, measured.figures | {"measured": digests})
+            evaluation_job.sample_held_out(session, config, folder, measured)
+            evaluation_job.log_figures(folder, measured, tracking)
+            with activity("evaluating", "drawing the report"):
+                report(config)
+            tracking.keep(folder.report, folder.metrics, folder.evaluations)
     return measured.figures
 
 
@@ -204,7 +216,8 @@ def _run(config: Config) -> dict[str, Metrics]:
     input_fingerprint(config.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
-    session = session_for(chosen, config) or spark_session(config)
+    session = session_for(chosen, config, "prepare") or spark_session(for_stage(config, "prepare"))
+    check_stages(session, config, ("prepare", "train", "evaluate"))
     check_tables(session, config)
     prepare(config)
     train(config)
@@ -232,7 +245,9 @@ def embed(config: Config) -> EmbeddingSummary:
     check_job(config)
     folder = output_folder(config.embedding)
     with work_folder("embedding.output", folder, "embed", lock_file(folder)):
-        return embed_table(spark_session(config), config)
+        session = spark_session(for_stage(config, "embed"))
+        with stage_settings(session, config, "embed"):
+            return embed_table(session, config)
 
 
 def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = False) -> list[Hit]:
@@ -257,7 +272,7 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
 
     table = open_table(config.embedding.output)
     here = fits_in_process(table) and not (indexed and not has_index(table))
-    session = None if here else spark_session(config)
+    session = None if here else spark_session(for_stage(config, "embed"))
     return find_texts(
         table,
         queries,

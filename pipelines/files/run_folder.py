@@ -38,6 +38,7 @@ class RunFolder:
             self.step_metrics,
             self.metrics,
             self.history,
+            self.restarts,
             self.evaluations,
             self.promotion,
             self.samples,
@@ -73,6 +74,11 @@ class RunFolder:
     def history(self) -> Location:
         """Since which step settings hold that may change while a run goes on."""
         return self.path / "history.json"
+
+    @property
+    def restarts(self) -> Location:
+        """When workers were lost, why, and where the run went on."""
+        return self.path / "restarts.json"
 
     @property
     def tokens(self) -> Location:

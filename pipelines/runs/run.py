@@ -130,12 +130,26 @@ class Restart:
     """A run goes on after it has lost workers.
 
     Attributes:
-        step: The first step that is made, perhaps again, by those that are left.
+        step: The first step that is made, perhaps again, by those that are there.
         workers: How many they are.
+        made: Steps of the run that had been made before.
+        time: When, in UTC, as ISO 8601 has it.
+        engine: Name of the engine.
+        cause: What happened to the worker that was lost first.
+        rank: Its rank.
+        host: Its host, where one is known.
+        lane: The first lane that it read, where one is known.
     """
 
     step: int
     workers: int
+    made: int = 0
+    time: str = ""
+    engine: str = ""
+    cause: str = ""
+    rank: int | None = None
+    host: str | None = None
+    lane: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from pipelines.settings import Config
 from pipelines.settings.fields import fields, kinds
 from pipelines.settings.objective import own_keys
 from pipelines.settings.paths import NOT_LOCAL
+from pipelines.settings.stages import conf_text
 from pipelines.settings.suggestions import remedy
 from pipelines.settings.yaml_file import UnusableYamlError, parse_yaml, read_text
 
@@ -128,7 +129,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
             )
         name, _, entry = rest.partition(".")
         if section == "spark":
-            branch[rest.removeprefix("spark.")] = _conf_text(value)
+            branch[rest.removeprefix("spark.")] = conf_text(value)
         elif entry and _is_mapping(section, name):
             entries = branch.setdefault(name, {})
             if not isinstance(entries, dict):
@@ -151,10 +152,6 @@ def _is_list(key: str) -> bool:
     """Whether a setting, with its section, is a list."""
     section, _, name = key.partition(".")
     return tuple in kinds(section, name)
-
-
-def _conf_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _input_error(error: ValidationError) -> InputError:

@@ -13,6 +13,7 @@ from pipelines.runs.step_metrics import StepRecord
 from pipelines.training.collectives.agreement import check_agreement
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.control.reporter import Reporter
+from pipelines.training.extra_checkpoints import ExtraCheckpoints
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.base import Stepper, StepperFactory
 
@@ -60,6 +61,8 @@ class SharedSteps:
         self._reporter = reporter
         checkpoint = load_checkpoint(task.run.run_folder, task.run.first_step)
         self._stepper = stepper_factory(task, checkpoint, collectives)
+        together = self._stepper.sharded and collectives.workers > 1
+        self._extra = ExtraCheckpoints(task, reporter, collectives if together else None)
         reporter.ready()
         self._timer = StepTimer(reporter, self._stepper.precision)
 
@@ -84,22 +87,26 @@ class SharedSteps:
         done = work.index + 1
         if work.index == run.first_step and self._collectives.workers > 1 and not stepper.sharded:
             check_agreement(stepper.checkpoint(done), self._collectives)
-        if run.is_checkpointed(done):
+        # Asked at each step, since workers may have to agree.
+        is_due = self._extra.is_due()
+        if is_due or run.is_checkpointed(done):
             # After a restart the driver resumes only from a checkpoint all of whose steps were
             # reported to it, so the reports must not arrive later than the checkpoint.
             self._reporter.send_records()
-            _save(stepper, self._task, done)
+            _save(stepper, self._task, done, self._reporter)
+            self._extra.saved()
         return loss
 
 
-def _save(stepper: Stepper, task: WorkerTask, step: int) -> None:
+def _save(stepper: Stepper, task: WorkerTask, step: int, reporter: Reporter) -> None:
     """Writes the state before a step. Rank 0 writes; if sharded, the others send it their part."""
     if task.rank != 0 and not stepper.sharded:
         return
     checkpoint = stepper.checkpoint(step)
     if task.rank == 0:
-        keep = task.run.config.training.keep_checkpoints
+        keep = task.run.config.training.kept_checkpoints
         save_checkpoint(task.run.run_folder, checkpoint, keep)
+        reporter.saved(step)
 
 
 def check_finite(step: int, loss: float) -> None:
