@@ -37,6 +37,8 @@ def airflow_variables(airflow_python, tmp_path_factory) -> dict[str, str]:
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "jobs" / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
+        # The providers are imported anew in each process, beside tests that keep all cores busy.
+        "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": str(SECONDS),
         "AIRFLOW__CORE__UNIT_TEST_MODE": "false",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "false",
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
