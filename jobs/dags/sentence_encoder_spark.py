@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from sentence_encoder.chain import Stage, encoder_dag
+from sentence_encoder.deployment import tracking
 from sentence_encoder.outcomes import Job
 
 
@@ -22,6 +23,7 @@ def task(stage: Stage, **options: Any) -> SparkSubmitJob:
         application=f"{{{{ job_file('{stage.name}') }}}}",
         application_args="{{ job_arguments(ti, params) }}",
         conf=f"{{{{ spark_conf('{stage.name}') }}}}",
+        **tracking(),
         **options,
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 XCOMS = ("outcome", "return_value")
+TRACKED = ("yarn_track_via_rm_api", "track_driver_via_k8s_api")
 
 
 def parsed_dags() -> Any:
@@ -39,10 +41,22 @@ def describe(messages: str) -> dict[str, Any]:
         "modules": sorted({name.partition(".")[0] for name in sys.modules}),
         "variables_read": list(read),
     }
+    from sentence_encoder.deployment import TRACK, TRACKING, tracking
     from sentence_encoder.outcomes import verdict
 
+    tracked = {}
+    for name in TRACKING:
+        os.environ[TRACK] = name
+        tracked[name] = [getattr(operator_tracked_by(tracking()), f"_{key}") for key in TRACKED]
     verdicts = [verdict(RuntimeError(message), None) for message in json.loads(messages)]
-    return described | {"verdicts": [type(found).__name__ for found in verdicts]}
+    kinds = [type(found).__name__ for found in verdicts]
+    return described | {"verdicts": kinds, "tracked": tracked}
+
+
+def operator_tracked_by(options: Any) -> Any:
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+    return SparkSubmitOperator(task_id="job", **options)
 
 
 def describe_dag(dag: Any) -> dict[str, Any]:

@@ -116,6 +116,14 @@ def test_no_worker_is_kept_while_databricks_works(described):
     assert deferred == {"sentence_encoder_databricks"}
 
 
+def test_drivers_that_are_left_to_a_cluster_can_be_followed(described):
+    assert described["tracked"] == {
+        "spark-submit": [False, False],
+        "yarn": [True, False],
+        "kubernetes": [False, True],
+    }
+
+
 def test_only_what_another_try_may_mend_is_tried_again(described):
     assert dict(zip(VERDICTS, described["verdicts"], strict=True)) == VERDICTS
 

@@ -25,6 +25,16 @@ VARIABLE = "sentence_encoder"
 POOL = "SENTENCE_ENCODER_POOL"
 """Variable of the environment: the pool of all tasks; `..._TRAIN` behind it, that of one stage."""
 
+TRACK = "SENTENCE_ENCODER_TRACK"
+"""Variable of the environment: who is asked about a driver that is left to a cluster."""
+
+TRACKING: Mapping[str, Mapping[str, bool]] = {
+    "spark-submit": {},
+    "yarn": {"yarn_track_via_rm_api": True},
+    "kubernetes": {"track_driver_via_k8s_api": True},
+}
+"""By its value, the options of SparkSubmitOperator."""
+
 OPTIONAL = ("embed",)
 """Stages that are skipped unless the field `stages` has them."""
 
@@ -35,6 +45,18 @@ DEFAULTS = {"embed": ("embedding.served=true", "embedding.overwrite=true")}
 def pool(stage: str) -> str | None:
     """The pool of a stage; None is Airflow's own."""
     return os.environ.get(f"{POOL}_{stage.upper()}", os.environ.get(POOL))
+
+
+def tracking() -> Mapping[str, bool]:
+    """How drivers are followed in cluster deploy mode.
+
+    Raises:
+        ValueError: The variable of the environment has another value.
+    """
+    name = os.environ.get(TRACK, "spark-submit")
+    if name not in TRACKING:
+        raise ValueError(f"{TRACK} is `{name}`, take one of {', '.join(TRACKING)}")
+    return TRACKING[name]
 
 
 def deployment(key: str, default: Any = None) -> Any:
