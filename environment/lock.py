@@ -37,7 +37,8 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 HERE = Path(__file__).resolve().parent
-LOCKS = (HERE.parent / "requirements.lock", HERE / "airflow.lock", HERE / "horovod.lock")
+NAMES = ("airflow.lock", "airflow-2.lock", "horovod.lock")
+LOCKS = (HERE.parent / "requirements.lock", *(HERE / name for name in NAMES))
 # PEP 691: the simple API as JSON.
 ACCEPTED = "application/vnd.pypi.simple.v1+json"
 SECONDS = 60.0
