@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError, PipelineError
@@ -15,6 +14,7 @@ from pipelines.evaluation.samples import write_samples
 from pipelines.evaluation.sets import check_sets, digest_sets
 from pipelines.evaluation.stage import evaluate
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.progress import activity
 from pipelines.runs.checkpoint import checkpoint_steps
@@ -109,5 +109,5 @@ def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str,
     return {"model": storage.digest_folder(run.model), "sets": digest_sets(session, config)}
 
 
-def _models(run: RunFolder) -> dict[str, Path]:
+def _models(run: RunFolder) -> dict[str, Location]:
     return {BEFORE: run.start, AFTER: run.model}

@@ -37,11 +37,13 @@ from pipelines.corpus.readers.inputs import local_path
 from pipelines.embedding.column import embed_column
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import location
 from pipelines.ml_params import ARRAY, VECTOR, EmbeddingParams
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.yaml_file import UnusableYamlError, parse_yaml, read_text
-from pipelines.spark.frames import write_path
+from pipelines.spark.frames import write_parquet, write_path
 from pipelines.tokens.prompts import configured_prompts
 
 __all__ = ["SentenceEncoder", "SentenceEncoderModel"]
@@ -176,12 +178,13 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
 
     def saveImpl(self, path: str) -> None:  # noqa: N802
         """Called by :meth:`save`; the metadata is written last, so that it implies a copy."""
-        with storage.new_folder(_local(path) / _MODEL) as aside:
+        with storage.built_folder(_local(path) / _MODEL) as aside:
             shutil.copytree(self._source(), aside, dirs_exist_ok=True)
             DefaultParamsWriter.saveMetadata(self._model, path, self.sc)
 
     def _source(self) -> Path:
-        return Path(self._model.getOrDefault(self._model.modelFolder)).expanduser().absolute()
+        named = location(self._model.getOrDefault(self._model.modelFolder))
+        return local_folder(named.expanduser().absolute())
 
 
 class _ModelReader(MLReader):  # type: ignore[misc]
@@ -280,7 +283,7 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
         columns = self.getOrDefault(self.pairCols)
         if len(columns) not in _PAIRS:
             raise InputError("pairCols", f"{len(columns)} columns", "two, or three with negatives")
-        work = Path(self.getOrDefault(self.workFolder)).absolute()
+        work = location(self.getOrDefault(self.workFolder)).absolute()
         tree: dict[str, Any] = json.loads(self.getOrDefault(self.settings))
         _check_free(tree)
         kind, key = _PAIRS[len(columns)]
@@ -323,8 +326,9 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
                 there = ", ".join(dataset.columns)
                 raise InputError(key, f"the frame has no column `{name}`", f"it has {there}")
         used = dict.fromkeys(name for _, name in named)
-        with storage.new_folder(Path(settings.corpus.inputs[0])) as aside:
-            dataset.select(*used).write.mode("overwrite").parquet(write_path(aside))
+        rows = location(settings.corpus.inputs[0], settings.storage)
+        storage.discard_folder(rows)
+        write_parquet(dataset.select(*used), rows)
         workflow.prepare(settings)
         folder = workflow.train(settings)
         model = SentenceEncoderModel(modelFolder=str(folder))

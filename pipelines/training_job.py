@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.engines.base import Engine, check_fit
@@ -18,6 +17,7 @@ from pipelines.evaluation.sets import check_sets
 from pipelines.evaluation.snapshot import Snapshot, read_snapshots
 from pipelines.files import locks, storage
 from pipelines.files.folders import check_room
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
@@ -174,7 +174,9 @@ def open_run(
     return run
 
 
-def _write_start(config: Config, folder: Path, prepared: PreparedFolder, start: Checkpoint) -> None:
+def _write_start(
+    config: Config, folder: Location, prepared: PreparedFolder, start: Checkpoint
+) -> None:
     """Writes what a run begins with into its folder, where it is not yet."""
     # Another preparation may take the place of this one before the report is drawn.
     tokens = storage.read_json(prepared.tokens.manifest)
@@ -222,7 +224,7 @@ def _train(
     def on_figures(step: int, figures: Figures) -> None:
         tracking.log(step, evaluation_values("evaluation", figures))
 
-    tokenizer = PreparedFolder(run.lanes_folder.parent).tokens.tokenizer
+    tokenizer = PreparedFolder.of(run.config).tokens.tokenizer
     with CheckpointEvaluation(snapshots, run, tokenizer, on_figures), MetricsLog(run) as log:
         return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
 
@@ -255,7 +257,7 @@ class _Listener:
             lock.check()
 
 
-def _export(folder: Path, step: int, prepared: PreparedFolder, target: Path) -> None:
+def _export(folder: Location, step: int, prepared: PreparedFolder, target: Location) -> None:
     """Writes the weights before a step as a sentence-transformers folder."""
     checkpoint = load_checkpoint(folder, step)
     tokens = prepared.tokens

@@ -7,7 +7,6 @@ configuration and returns what it found.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import evaluation_job
@@ -16,6 +15,7 @@ from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.files.folders import work_folder, working_in
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import LaneManifest, check_unchanged
@@ -76,7 +76,7 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
 
 @file_failures("training")
 @working_in("run.folder", reading=("prepared.folder",))
-def train(config: Config, chosen: Engine | None = None) -> Path:
+def train(config: Config, chosen: Engine | None = None) -> Location:
     """Trains on the prepared lanes; returns the folder of the model, ``run.folder/model``.
 
     Args:
@@ -142,7 +142,7 @@ def evaluate(config: Config) -> dict[str, Metrics]:
 
 
 @file_failures("drawing the report")
-def report(config: Config) -> Path:
+def report(config: Config) -> Location:
     """Draws the report of a run from what is in its folder, finished or not; returns its path."""
     from pipelines.report.run_page import write_report
 
@@ -164,7 +164,7 @@ def promote(config: Config) -> Promotion:
 
 
 @file_failures("rolling back")
-def roll_back(config: Config, to: str | None = None) -> Path:
+def roll_back(config: Config, to: str | None = None) -> Location:
     """Puts the model that was in service before, or the version ``to``, back in service."""
     return stage.roll_back(config, to)
 
@@ -191,7 +191,7 @@ def _run(config: Config) -> dict[str, Metrics]:
     check_run_folder(config)
     check_tokenizer(config)
     check_start(config)
-    input_fingerprint(config.corpus)
+    input_fingerprint(config.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
     session = session_for(chosen, config) or spark_session(config)

@@ -12,6 +12,7 @@ import pytest
 from corpus_factory import small_config, write_docstrings
 from hypothesis import settings
 from local_cluster import have_executors
+from object_stores import s3_bucket, s3_server
 
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
@@ -21,6 +22,8 @@ from pipelines.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["s3_bucket", "s3_server"]
 
 # A machine that is busy with a cluster is slow now and then, which is no failure.
 settings.register_profile("pipelines", deadline=None)
@@ -52,7 +55,7 @@ CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 
 # What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
 STARTING = {
-    *("spark", "ask_airflow", "mlflow_server"),
+    *("spark", "ask_airflow", "mlflow_server", "s3_server"),
     *("subprocess", "NotebookClient", "measure_command", "_embedder", "_trainer", "build_package"),
 }
 

@@ -17,6 +17,7 @@ BENCHMARKS: Mapping[str, str] = {
     "embed": "pipelines.benchmarks.embed",
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",
+    "increment": "pipelines.benchmarks.increment",
     "quality": "pipelines.benchmarks.quality",
     "startup": "pipelines.benchmarks.startup",
     "tokenise": "pipelines.benchmarks.tokenise",

@@ -38,7 +38,7 @@ from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
-from pipelines.spark.frames import read_path
+from pipelines.spark.frames import read_parquet
 from pipelines.tokens.start import default_start
 
 SENTENCES = 20_000
@@ -150,7 +150,7 @@ def _default_sentences(session: Any, config: Config, folder: Path) -> Any:
     prepared = config.prepared.model_copy(update={"folder": str(folder / "prepared")})
     prepare_corpus(session, config.model_copy(update={"corpus": corpus, "prepared": prepared}))
     written = PreparedFolder(folder / "prepared").corpus.pairs
-    return session.read.parquet(read_path(written)).selectExpr("anchor as text")
+    return read_parquet(session, written).selectExpr("anchor as text")
 
 
 def _side_by_side(

@@ -149,7 +149,7 @@ def _text_files(config: Config, data: str | None) -> list[Path]:
         raise InputError(
             "--data", "growth has no text of its own", "name a folder that holds text files"
         )
-    return find_files((data,), kind, "--data")
+    return [file for file in find_files((data,), kind, "--data") if isinstance(file, Path)]
 
 
 def _beginning(file: Path, folder: Path) -> Job:

@@ -31,6 +31,7 @@ from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.errors import InputError
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
 from pipelines.spark.parquet_parts import Part, find_parts, read_part
@@ -161,7 +162,7 @@ def _prepare_docstrings(session: SparkSession, config: Config) -> None:
     prepare_corpus(session, config)
 
 
-def write_texts(files: Sequence[Path], folder: Path) -> None:
+def write_texts(files: Sequence[Path], folder: Location) -> None:
     """Writes a corpus of single texts, one Parquet file for each text file.
 
     Args:

@@ -7,17 +7,19 @@ asked, because the other texts of a group would be right answers that count as w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.cleaning.rules import text_key
 from pipelines.corpus.readers import FORMATS
+from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.settings import CorpusSettings
+from pipelines.spark.frames import read_parquet
 
 SAME_GROUP = "another pair of its group is held out"
 SAME_QUERY = "its query is held out already"
@@ -35,6 +37,35 @@ _BUCKETS = 1_000_000
 _SALT = "held out"
 
 
+def earlier_choices(session: SparkSession, corpus: CorpusFolder) -> DataFrame | None:
+    """The pairs that are asked in a corpus which is about to be replaced, as they were written.
+
+    Returns:
+        `query_id` and `document_id`; None where there is no such corpus, or nothing is held out.
+    """
+    if not corpus.queries.is_file():
+        return None
+    asked = read_parquet(session, corpus.queries)
+    return asked.select("query_id", "document_id").distinct()
+
+
+def mark_earlier(pairs: DataFrame, earlier: DataFrame | None) -> DataFrame:
+    """Adds the column `earlier`: whether a pair is asked in the corpus of before.
+
+    Args:
+        pairs: With `anchor` and `positive`.
+        earlier: Of :func:`earlier_choices`: few enough to be sent to every executor.
+    """
+    if earlier is None:
+        return pairs.withColumn("earlier", F.lit(False))
+    known = F.broadcast(earlier.withColumn("_known", F.lit(True)))
+    same = (F.xxhash64("anchor") == F.col("query_id")) & (
+        F.xxhash64("positive") == F.col("document_id")
+    )
+    marked = pairs.join(known, same, "left").withColumn("earlier", F.col("_known").isNotNull())
+    return marked.select(*pairs.columns, "earlier")
+
+
 def mark_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
     """Adds the column `held`: whether the unit of a pair is held out.
 
@@ -42,38 +73,48 @@ def mark_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
     Packages are few and of very different sizes; see :func:`packages_to_hold_out`.
 
     Args:
-        pairs: With their reasons; written before, since packages are counted in a pass of its own.
+        pairs: With their reasons and `earlier`; written before, since packages are counted in a
+            pass of its own.
     """
     if settings.pairs == "single":
         return pairs.withColumn("held", F.lit(False))
     if FORMATS.load(settings.format).large_units:
-        counts = pairs.where("reason is null").groupBy("unit").count()
+        counts = (
+            pairs.where("reason is null")
+            .groupBy("unit")
+            .agg(F.count(F.lit(1)).alias("pairs"), F.max("earlier").alias("earlier"))
+        )
         ordered = counts.orderBy(_salted(F.col("unit")), "unit").collect()
         held = packages_to_hold_out(
-            [(row["unit"], row["count"]) for row in ordered], settings.evaluation_share
+            [(row["unit"], row["pairs"]) for row in ordered],
+            settings.evaluation_share,
+            [row["unit"] for row in ordered if row["earlier"]],
         )
         return pairs.withColumn("held", F.col("unit").isin(held))
     bucket = F.pmod(_salted(F.col("unit")), F.lit(_BUCKETS))
     return pairs.withColumn("held", bucket < F.lit(settings.evaluation_share * _BUCKETS))
 
 
-def packages_to_hold_out(sizes: Sequence[tuple[int, int]], share: float) -> list[int]:
+def packages_to_hold_out(
+    sizes: Sequence[tuple[int, int]], share: float, earlier: Sequence[int] = ()
+) -> list[int]:
     """The first packages that together have at least the share of all pairs.
 
     A package that alone has more than the share is passed over, so that at most twice the share
-    is held out whatever the packages are.
+    is held out whatever the packages are. What was held out before stays.
 
     Args:
         sizes: Packages and their pairs, in the order of their hashes.
         share: Of the pairs.
+        earlier: The packages that were held out before.
     """
     wanted = share * sum(pairs for _, pairs in sizes)
-    held: list[int] = []
-    total = 0
+    held = list(earlier)
+    total = sum(pairs for package, pairs in sizes if package in held)
     for package, pairs in sizes:
         if total >= wanted:
             break
-        if pairs <= wanted:
+        if pairs <= wanted and package not in earlier:
             held.append(package)
             total += pairs
     return held
@@ -84,29 +125,36 @@ def _salted(unit: Column) -> Column:
 
 
 def judge_held_out(pairs: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The held-out pairs; a null `reason` means that the pair may be asked."""
+    """The held-out pairs; a null `reason` means that the pair may be asked.
+
+    Of pairs that exclude one another one that was asked before stays, or else the first by hash.
+    """
     held = pairs.where(F.col("reason").isNull() & F.col("held"))
     if settings.score_column is not None:
         held = held.withColumn("reason", F.when(F.col("score") < _SIMILAR, NOT_SIMILAR))
     for reason, same in ((SAME_GROUP, F.col("group")), (SAME_QUERY, F.xxhash64("anchor"))):
-        window = Window.partitionBy("_same", "reason").orderBy("id")
+        window = Window.partitionBy("_same", "reason").orderBy(F.desc("earlier"), "id")
         repeated = F.when(F.col("reason").isNull() & (F.row_number().over(window) > 1), reason)
         held = held.withColumn("_same", same).withColumn("reason", F.coalesce("reason", repeated))
     return held.drop("_same")
 
 
 def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
-    """The pairs that are asked: the first `evaluation_pairs` by hash.
+    """The pairs that are asked: `evaluation_pairs`, those of before and then the first by hash.
 
     Returns:
         `anchor` and `positive`, and their hashes as `query_id` and `document_id`.
     """
-    chosen = judged.where("reason is null").orderBy("id").limit(settings.evaluation_pairs)
+    chosen = (
+        judged.where("reason is null")
+        .orderBy(F.desc("earlier"), "id")
+        .limit(settings.evaluation_pairs)
+    )
     query, document = F.xxhash64("anchor"), F.xxhash64("positive")
     return chosen.select(*_ASKED, query.alias("query_id"), document.alias("document_id"))
 
 
-def write_evaluation(chosen: pa.Table, folder: Path) -> int:
+def write_evaluation(chosen: pa.Table, folder: Location) -> int:
     """Writes `queries.parquet` and `documents.parquet`, each text once and sorted by its number.
 
     Args:
@@ -124,9 +172,9 @@ def write_evaluation(chosen: pa.Table, folder: Path) -> int:
         {"document_id": grouped["document_id"], "text": grouped["positive_min"]}
     ).sort_by("document_id")
     files = CorpusFolder(folder)
-    files.queries.parent.mkdir()
-    pq.write_table(queries, files.queries, compression="zstd")
-    pq.write_table(documents, files.documents, compression="zstd")
+    for table, path in ((queries, files.queries), (documents, files.documents)):
+        with storage.built_file(path) as aside:
+            pq.write_table(table, aside, compression="zstd")
     return len(documents)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +10,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.spark.frames import write_single_file
 
@@ -28,7 +29,7 @@ SCHEMA = pa.schema(
 _MAX_WRITTEN = 1_000_000
 
 
-def write_quarantine(units: DataFrame, folder: Path, *, empty: bool) -> None:
+def write_quarantine(units: DataFrame, folder: Location, *, empty: bool) -> None:
     """Writes `quarantine.parquet`: one row a place that could not be read, sorted.
 
     Args:
@@ -37,7 +38,8 @@ def write_quarantine(units: DataFrame, folder: Path, *, empty: bool) -> None:
         empty: Whether everything could be read, which needs no Spark job.
     """
     if empty:
-        pq.write_table(SCHEMA.empty_table(), CorpusFolder(folder).quarantine)
+        with storage.built_file(CorpusFolder(folder).quarantine) as aside:
+            pq.write_table(SCHEMA.empty_table(), aside)
         return
     unread = units.where("quarantined is not null").selectExpr(
         "file",
@@ -80,7 +82,7 @@ def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, m
     )
 
 
-def first_places(folder: Path, most: int) -> list[dict[str, Any]]:
+def first_places(folder: Location, most: int) -> list[dict[str, Any]]:
     """The first rows of `quarantine.parquet`, without their excerpts.
 
     Args:
@@ -88,7 +90,7 @@ def first_places(folder: Path, most: int) -> list[dict[str, Any]]:
         most: How many.
     """
     columns = [name for name in SCHEMA.names if name != "excerpt"]
-    with pq.ParquetFile(CorpusFolder(folder).quarantine) as file:
+    with pq.ParquetFile(arrow_source(CorpusFolder(folder).quarantine)) as file:
         for batch in file.iter_batches(batch_size=most, columns=columns):
             rows: list[dict[str, Any]] = batch.to_pylist()
             return rows

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +17,7 @@ from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning import prose
 from pipelines.corpus.cleaning.languages import check_languages
+from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.funnel import (
     FILES,
@@ -31,24 +31,23 @@ from pipelines.corpus.funnel import (
     level_lines,
     losses,
 )
+from pipelines.corpus.kept_units.cutting import cut_inputs
 from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
 from pipelines.corpus.readers import FORMATS
-from pipelines.corpus.readers.sources import read_rows, texts_of
+from pipelines.corpus.readers.sources import texts_of
 from pipelines.corpus.statistics import Counts, count_reasons, dropped, example_texts
-from pipelines.corpus.unit_schema import SCHEMA
-from pipelines.corpus.units import text_level, unit_batches
+from pipelines.corpus.units import text_level
 from pipelines.errors import InputError, PipelineError
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
-from pipelines.settings import Config, CorpusSettings
+from pipelines.settings import Config, CorpusSettings, StorageSettings
 from pipelines.spark.frames import (
     Scratch,
-    Totals,
-    batches_of,
     rows_by_partition,
     shuffle_partitions,
-    write_path,
+    write_parquet,
 )
 
 logger = logging.getLogger(__name__)
@@ -66,12 +65,9 @@ _LEVELS: Mapping[str, tuple[str, str]] = {
     SENTENCES: ("sentences found", ""),
 }
 """Levels before the pairs, in their order: what came in, and what is kept."""
-_TOTALS = Totals(("level", "quarantined", "language"), ("rows", "bytes"))
 # Rows of the quarantine that the report shows.
 _PLACES = 10
 _BYTES_PER_PARTITION = 64 * 2**20
-# Of pieces of 64 KiB: 32 MiB.
-_PIECES_PER_BATCH = 512
 _REMEDIES: Mapping[str, str] = {
     "too short": "lower corpus.min_characters",
     "too long": "raise corpus.max_characters",
@@ -105,7 +101,7 @@ class CorpusSummary:
         seconds: Wall clock of the whole stage.
     """
 
-    folder: Path
+    folder: Location
     pairs: int
     queries: int
     documents: int
@@ -143,18 +139,14 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     next_part("reading texts")
     pair_forms.check_settings(settings)
     check_languages(settings.languages)
-    raw = read_rows(session, settings)
-    excluded = (
-        texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude")
-        if settings.exclude
-        else None
-    )
+    if settings.redact is not None:
+        check_redactor(settings.redact)
+    excluded = _excluded_texts(session, settings, config.storage)
     folder = PreparedFolder.of(config).corpus.path
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
-        with batches_of(session, _PIECES_PER_BATCH):
-            work = partial(unit_batches, settings=settings)
-            units, totals = scratch.keep_arrow(raw, work, SCHEMA, _TOTALS)
-        read = _checked(units, totals.to_pylist(), settings)
+        cut = cut_inputs(session, config, scratch)
+        units = cut.frame
+        read = _checked(units, cut.totals.to_pylist(), settings)
         write_quarantine(units, aside, empty=not read.quarantined)
         with shuffle_partitions(session, read.bytes // _BYTES_PER_PARTITION):
             next_part("looking for duplicates")
@@ -162,14 +154,20 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
             next_part("making pairs")
             pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
             next_part("holding out pairs for evaluation")
+            earlier = (
+                held_out.earlier_choices(session, CorpusFolder(folder))
+                if config.prepared.reuse
+                else None
+            )
+            pairs = held_out.mark_earlier(pairs, earlier)
             split = _write_split(scratch, pairs, aside, settings)
             next_part("counting")
             counts = count_reasons(rows, split.pairs, split.judged)
             lines = _lines_before_pairs(counts, read, settings) + _lines_of_pairs(counts, split)
             check_adds_up(lines)
             _check_some_left(lines)
-            some_dropped = any(line.kind == "dropped" for line in lines)
-            examples = example_texts(rows, pairs) if some_dropped else {}
+            shown = settings.report_examples if any(map(_is_dropped, lines)) else 0
+            examples = example_texts(rows, pairs, shown) if shown else {}
         write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
         statistics = {
             "bytes": read.bytes,
@@ -189,6 +187,19 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
         tuple(lines),
         time.monotonic() - started,
     )
+
+
+def _excluded_texts(
+    session: SparkSession, settings: CorpusSettings, stores: StorageSettings
+) -> DataFrame | None:
+    if not settings.exclude:
+        return None
+    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude", stores)
+    if settings.redact is None:
+        return texts
+    # They are compared with texts that have been redacted.
+    redact = partial(redact_batches, name=settings.redact, columns=["text"])
+    return texts.mapInArrow(redact, "text string")
 
 
 @dataclass(frozen=True)
@@ -281,7 +292,7 @@ class _Split:
 
 
 def _write_split(
-    scratch: Scratch, pairs: DataFrame, aside: Path, settings: CorpusSettings
+    scratch: Scratch, pairs: DataFrame, aside: Location, settings: CorpusSettings
 ) -> _Split:
     judged, asked, documents = None, 0, 0
     if settings.evaluation_share and settings.pairs != "single":
@@ -297,7 +308,7 @@ def _write_split(
         training = held_out.without_leaks(training, chosen.frame)
     path = CorpusFolder(aside).pairs
     ordered = training.select(*PAIR_COLUMNS).sortWithinPartitions("id")
-    ordered.write.parquet(write_path(path), compression="zstd")
+    write_parquet(ordered, path)
     return _Split(pairs, judged, asked, documents, sum(rows_by_partition(path).values()))
 
 
@@ -320,6 +331,10 @@ def _lines_of_pairs(counts: Counts, split: _Split) -> list[FunnelLine]:
     reasons |= {reason: rows for reason, rows in others.items() if rows}
     kept = {TRAINING: split.written, HELD_OUT: split.asked}
     return level_lines(PAIRS, ("pairs made", sum(counts.pairs.values())), reasons, kept)
+
+
+def _is_dropped(line: FunnelLine) -> bool:
+    return line.kind == "dropped"
 
 
 def _check_some_left(lines: Iterable[FunnelLine]) -> None:

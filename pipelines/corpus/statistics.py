@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.funnel import PAIRS
-from pipelines.corpus.text_units import EXAMPLE_CHARACTERS, EXAMPLES
+from pipelines.corpus.text_units import EXAMPLE_CHARACTERS
 
 Reasons = Mapping[str | None, int]
 """Rows by reason; the reason of what is kept is None."""
@@ -80,12 +80,13 @@ def dropped(reasons: Reasons) -> dict[str, int]:
     return {reason: number for reason, number in reasons.items() if reason is not None}
 
 
-def example_texts(rows: DataFrame, pairs: DataFrame) -> dict[str, dict[str, list[str]]]:
+def example_texts(rows: DataFrame, pairs: DataFrame, most: int) -> dict[str, dict[str, list[str]]]:
     """A few texts of each level and reason, chosen by their hashes: the same for the same corpus.
 
     Args:
         rows: With `level`, `reason`, `anchor` and `positive`.
         pairs: With `reason`, `anchor` and `positive`.
+        most: Texts of each reason; not 0.
     """
     columns = ("level", "reason", "anchor", "positive")
     both = rows.select(*columns).unionAll(pairs.withColumn("level", F.lit(PAIRS)).select(*columns))
@@ -94,7 +95,7 @@ def example_texts(rows: DataFrame, pairs: DataFrame) -> dict[str, dict[str, list
     chosen = [
         # The hash that the executors choose by, where rows are only counted.
         F.min_by("text", F.xxhash64(F.concat(F.lit(str(number)), "text"))).alias(f"text_{number}")
-        for number in range(EXAMPLES)
+        for number in range(most)
     ]
     found = of_dropped.where("text != ''").groupBy("level", "reason").agg(*chosen).collect()
     examples: dict[str, dict[str, list[str]]] = {}

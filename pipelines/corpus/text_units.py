@@ -29,7 +29,6 @@ from pipelines.settings import CorpusSettings
 RUN = 16
 """Texts of a piece that follow one another and make a run: neighbours of one run are paired, and
 pairs of one run, which share sentences, never meet in a granule."""
-EXAMPLES = 3
 EXAMPLE_CHARACTERS = 300
 
 _RULES_OF_SENTENCES = {name: rule for name, rule in TEXT_RULES.items() if name != OTHER_LANGUAGE}
@@ -40,6 +39,7 @@ class _Texts:
     """The texts that a batch gives, and the counts of what gives none."""
 
     level: str
+    most_examples: int
     anchor: list[str] = field(default_factory=list)
     group: list[str | None] = field(default_factory=list)
     unit: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Texts:
         if reason is None or not text:
             return
         # The lowest hash is the lowest of the corpus, however the rows came in batches.
-        for number in range(EXAMPLES):
+        for number in range(self.most_examples):
             ranked = (hash_of(f"{number}{text}"), text)
             place = (level, reason, number)
             self.examples[place] = min(self.examples.get(place, ranked), ranked)
@@ -82,6 +82,8 @@ class _Texts:
 
     def count_batch(self, read_bytes: int) -> pa.RecordBatch:
         counted = [(level, reason, None, rows) for (level, reason), rows in self.counts.items()]
+        # The bytes are those of rows, and stand with the first line.
+        counted.sort(key=lambda line: line[0] != ROWS)
         shown = {(level, reason, text) for (level, reason, _), (_, text) in self.examples.items()}
         # An example stands for no row: its row is counted already.
         lines = counted + [(*example, 0) for example in sorted(shown)]
@@ -121,7 +123,7 @@ between two texts that is dropped, so that these are no neighbours."""
 def _parts(
     batch: pa.RecordBatch, settings: CorpusSettings, level: str, cut: Cut
 ) -> Iterator[pa.RecordBatch]:
-    texts = _Texts(level)
+    texts = _Texts(level, settings.report_examples)
     pieces = zip(
         clean_lines(batch["text_0"]).to_pylist(),
         clean(batch["title"]).to_pylist(),

@@ -30,10 +30,12 @@ SCHEMA = pa.schema(
         ("quarantined", pa.string()),
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
+        ("source", pa.int64()),
     ]
 )
 """`file` and `offset` only of what is quarantined; a text has its `place` in its `run`. `unit` and
-`run` are hashes, since names as long as paths would cost more than the texts."""
+`run` are hashes, since names as long as paths would cost more than the texts; `source` is the
+number of the input (:mod:`pipelines.corpus.kept_units.sources`), null where it is not kept."""
 
 # One paragraph in so many is asked for its language where only the report wants to know.
 _SAMPLED = 16

@@ -15,12 +15,19 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from pipelines.corpus.cleaning.redaction import TEXT_COLUMNS, redact_batches
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
+from pipelines.corpus.kept_units.sources import Naming
 from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.readers.rows import file_of
 from pipelines.corpus.row_units import row_units, summary_units, title_units
 from pipelines.corpus.text_units import line_units, paragraph_units, sentence_units
-from pipelines.corpus.unit_schema import unit_batch
+from pipelines.corpus.unit_schema import SCHEMA, unit_batch
 from pipelines.settings import CorpusSettings
+
+_SOURCE = SCHEMA.get_field_index("source")
+_GROUP_ROWS = 4096
+_GROUP_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -61,21 +68,68 @@ def text_level(settings: CorpusSettings) -> str:
 
 
 def unit_batches(
-    batches: Iterable[pa.RecordBatch], settings: CorpusSettings
+    batches: Iterable[pa.RecordBatch], settings: CorpusSettings, naming: Naming | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Raw rows in, judged texts and counts out (:data:`.unit_schema.SCHEMA`). Runs on executors."""
-    form = UNITS[unit_of(settings)].form
+    """Raw rows in, judged texts and counts out (:data:`.unit_schema.SCHEMA`). Runs on executors.
+
+    Args:
+        batches: Of :data:`.readers.rows.ROW_SCHEMA`.
+        settings: Of the corpus.
+        naming: What the inputs are called whose units are to be kept, each for itself; they are
+            files. None where all are used once.
+    """
+    redacted = redact_batches(batches, settings.redact, TEXT_COLUMNS)
+    if naming is None:
+        for batch in redacted:
+            yield from _units(batch, settings)
+    else:
+        yield from gathered(_units_by_source(redacted, settings, naming))
+
+
+def _units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
+    quarantined = pa.compute.is_valid(batch["quarantined"])
+    counted = pa.compute.or_(quarantined, pa.compute.equal(batch["level"], FILES))
+    if pa.compute.any(counted).as_py():
+        yield _as_it_is(batch.filter(counted), settings)
+        batch = batch.filter(pa.compute.invert(counted))
+    if batch.num_rows:
+        yield from UNITS[unit_of(settings)].form(batch, settings)
+
+
+def _units_by_source(
+    batches: Iterable[pa.RecordBatch], settings: CorpusSettings, naming: Naming
+) -> Iterator[pa.RecordBatch]:
+    """The units of each file apart, since counts are kept with what they count."""
     for batch in batches:
-        quarantined = pa.compute.is_valid(batch["quarantined"])
-        counted = pa.compute.or_(quarantined, pa.compute.equal(batch["level"], FILES))
-        if pa.compute.any(counted).as_py():
-            yield _as_it_is(batch.filter(counted))
-            batch = batch.filter(pa.compute.invert(counted))  # noqa: PLW2901
-        if batch.num_rows:
-            yield from form(batch, settings)
+        addresses = pa.compute.run_end_encode(batch["input"])
+        by_spark = addresses.values.null_count == 0
+        files = addresses if by_spark else pa.compute.run_end_encode(batch["file"])
+        begin = 0
+        for told, end in zip(files.values.to_pylist(), files.run_ends.to_pylist(), strict=True):
+            file = file_of(told) if by_spark else told
+            for units in _units(batch.slice(begin, end - begin), settings):
+                number = pa.repeat(pa.scalar(naming.id_of(file), pa.int64()), units.num_rows)
+                yield units.set_column(_SOURCE, SCHEMA.field(_SOURCE), number)
+            begin = end
 
 
-def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are not too small, each of which is a row group of a file."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        rows, size = sum(one.num_rows for one in held), sum(one.nbytes for one in held)
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield pa.concat_batches(held)
+            held = []
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _as_it_is(batch: pa.RecordBatch, settings: CorpusSettings) -> pa.RecordBatch:
+    """What is only counted, with an excerpt unless texts are to be shown nowhere."""
     names = ("level", "file", "offset", "reason", "quarantined", "rows", "bytes")
     columns = {name: batch[name] for name in names}
-    return unit_batch(batch.num_rows, {**columns, "anchor": batch["text_0"]})
+    if settings.report_examples:
+        columns["anchor"] = batch["text_0"]
+    return unit_batch(batch.num_rows, columns)

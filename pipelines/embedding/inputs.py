@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.corpus.readers.formats import Columns, Wanted
-from pipelines.corpus.readers.inputs import find_files
+from pipelines.corpus.readers.inputs import local_files
 from pipelines.corpus.readers.ranges import probe
 from pipelines.corpus.readers.sources import input_fingerprint, planned_splits
 from pipelines.corpus.readers.streams import UnreadableError
@@ -56,7 +56,7 @@ def parquet_files(settings: EmbeddingSettings) -> list[Path]:
     Raises:
         InputError: One is not there, or is no Parquet file.
     """
-    files = find_files(settings.inputs, "parquet", KEY)
+    files = local_files(settings.inputs, "parquet", KEY)
     for file in files:
         schema_of(file)
     return files
@@ -118,7 +118,7 @@ def _local_files(frame: DataFrame) -> list[Path]:
 
 def _read_files(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
     """Rows that tasks of ours read: JSON on its way to Spark, which finds the types."""
-    files = find_files(settings.inputs, settings.format, KEY)
+    files = local_files(settings.inputs, settings.format, KEY)
     wanted = Wanted(settings.format, Columns((settings.text_column,)), as_rows=True)
     names = _known_columns(files, wanted)
     schema = None

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pipelines.corpus.readers import TABLE_FORMATS
-from pipelines.corpus.readers.inputs import find_files, local_path
+from pipelines.corpus.readers.inputs import local_files, local_path
 from pipelines.corpus.readers.tables import delta_folder
 from pipelines.embedding.partitions import fixed_part
 from pipelines.errors import InputError
@@ -43,7 +43,7 @@ def check_no_overlap(settings: EmbeddingSettings, folder: Path) -> None:
         elif path is not None and _would_find(path, given, real):
             raise _within(folder)
     if TABLE_FORMATS.load(settings.format).files is not None:
-        _check_outside(find_files(settings.inputs, settings.format, INPUTS), real, folder)
+        _check_outside(local_files(settings.inputs, settings.format, INPUTS), real, folder)
 
 
 def check_files_outside(files: Iterable[Path], folder: Path) -> None:

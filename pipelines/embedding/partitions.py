@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from pipelines.corpus.readers.inputs import find_files, local_path
+from pipelines.corpus.readers.inputs import local_files, local_path
 
 KEY = "embedding.inputs"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -57,7 +57,7 @@ def partition_columns(inputs: Sequence[str]) -> dict[Path, Constants]:
     found: dict[Path, dict[str, str | None]] = {}
     for given in inputs:
         base = fixed_part(given)
-        for file in find_files([given], "parquet", KEY):
+        for file in local_files([given], "parquet", KEY):
             found.setdefault(file, _values(file.relative_to(base).parts[:-1]))
     names = dict.fromkeys(name for values in found.values() for name in values)
     types = {name: _type_of(values.get(name) for values in found.values()) for name in names}

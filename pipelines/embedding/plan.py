@@ -24,6 +24,7 @@ from pipelines.embedding.parts import RowRange, cut_files
 from pipelines.embedding.schemas import check_timestamps
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.copies import local_folder
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config, EmbeddingSettings
 
@@ -96,7 +97,7 @@ def columns_of(settings: EmbeddingSettings) -> Columns:
 def model_folder(config: Config) -> Path:
     """The model that the settings name: ``embedding.model``, or that of the run."""
     named = config.embedding.model
-    return Path(named) if named is not None else RunFolder(Path(config.run.folder)).model
+    return Path(named) if named is not None else local_folder(RunFolder.of(config).model)
 
 
 def options_of(config: Config, threads: int = 1, backend: str | None = None) -> EmbeddingOptions:
@@ -217,7 +218,7 @@ def new_plan(
     """
     if folder.is_symlink():
         raise InputError(_OUTPUT, f"{folder} is a link", f"name {folder.resolve()}")
-    with storage.new_folder(folder) as aside:
+    with storage.built_folder(folder) as aside:
         files, constants = _files(session, settings, aside, folder)
         _check_files(files, constants, columns, options)
         parts = cut_files(files, settings.part_rows, constants)

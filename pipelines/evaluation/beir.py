@@ -6,15 +6,21 @@ retrieval models", NeurIPS 2021, and the loader of its package.
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Tables
 from pipelines.evaluation.retrieval import FIGURES, measure, measure_snapshot
+from pipelines.files.compression import is_compressed
+from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.settings import Config
+from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 from pipelines.spark.frames import read_path
 
 if TYPE_CHECKING:
@@ -30,13 +36,15 @@ _COMPRESSED = ("", ".gz")
 
 def set_name(given: str) -> str:
     """What a set is called: its folder, with the split where one is asked for."""
-    path = Path(given)
+    path = PurePath(given)
     if path.suffix == ".tsv":
         return f"{path.parent.parent.name}-{path.stem}"
     return path.name
 
 
-def read_retrieval_set(session: SparkSession, given: str) -> Tables:
+def read_retrieval_set(
+    session: SparkSession, given: str, stores: StorageSettings = DEFAULT_STORES
+) -> Tables:
     """Reads and checks a set.
 
     A document's text is its title and its text with a space between them. Its id stands as a hash
@@ -44,6 +52,7 @@ def read_retrieval_set(session: SparkSession, given: str) -> Tables:
 
     Args:
         given: A folder, or one of the files in its ``qrels``, where there are several.
+        stores: How object stores are reached.
 
     Returns:
         `asked`: ``query_id``, ``text``, ``document_id`` and ``gain`` (greater than 0) of a relevant
@@ -56,7 +65,7 @@ def read_retrieval_set(session: SparkSession, given: str) -> Tables:
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    qrels, corpus_file, queries_file = files_of_set(given)
+    qrels, corpus_file, queries_file = files_of_set(given, stores)
     corpus = _read_lines(session, corpus_file, "title")
     queries = _read_lines(session, queries_file)
     title = F.coalesce("title", F.lit(""))
@@ -77,24 +86,26 @@ def read_retrieval_set(session: SparkSession, given: str) -> Tables:
     return {"asked": asked, "documents": hashed}
 
 
-def files_of_set(given: str) -> tuple[Path, Path, Path]:
+def files_of_set(
+    given: str, stores: StorageSettings = DEFAULT_STORES
+) -> tuple[Location, Location, Location]:
     """Judgements, documents and queries of a set, as far as can be seen without reading them.
 
     Raises:
         InputError: One is missing.
     """
-    qrels = _qrels_file(given)
+    qrels = _qrels_file(given, stores)
     folder = qrels.parent.parent
     return qrels, _file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl")
 
 
-def _qrels_file(given: str) -> Path:
-    path = Path(given).expanduser().absolute()
+def _qrels_file(given: str, stores: StorageSettings) -> Location:
+    path = location(given, stores).expanduser().absolute()
     if path.suffix == ".tsv" and path.is_file():
         return path
     if not path.is_dir():
         raise InputError(SETS, f"there is no {path}", "name a folder with corpus.jsonl in it")
-    found = sorted((path / "qrels").glob("*.tsv"))
+    found = listed(path / "qrels", "*.tsv")
     for split in SPLITS:
         for file in found:
             if file.stem == split:
@@ -105,20 +116,23 @@ def _qrels_file(given: str) -> Path:
     raise InputError(SETS, f"{path / 'qrels'} holds {names}", "name the file to take, or test.tsv")
 
 
-def _file(folder: Path, name: str) -> Path:
+def _file(folder: Location, name: str) -> Location:
     for ending in _COMPRESSED:
         if (folder / f"{name}{ending}").is_file():
             return folder / f"{name}{ending}"
     raise InputError(SETS, f"there is no {folder / name}", "a set has it beside the folder qrels")
 
 
-def _read_lines(session: SparkSession, file: Path, *others: str) -> DataFrame:
+def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFrame:
     """The lines of a file: ``id``, ``text`` and others, all strings."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     schema = ", ".join(f"`{name}` string" for name in ("_id", "text", *others, "_broken"))
     lines = session.read.json(
-        read_path(file), schema=schema, columnNameOfCorruptRecord="_broken", encoding="UTF-8"
+        _lines(session, file),
+        schema=schema,
+        columnNameOfCorruptRecord="_broken",
+        encoding="UTF-8",
     )
     found = lines.agg(
         F.count("*").alias("rows"),
@@ -142,11 +156,29 @@ def _read_lines(session: SparkSession, file: Path, *others: str) -> DataFrame:
     return lines.select(F.col("_id").alias("id"), "text", *others)
 
 
-def _read_judgements(session: SparkSession, file: Path) -> DataFrame:
+def _lines(session: SparkSession, file: Location) -> Any:
+    """What Spark reads a text file from: its path; of a store the lines, which one task reads."""
+    if isinstance(file, Path):
+        return read_path(file)
+    return session.sparkContext.parallelize([file], 1).flatMap(_lines_of)
+
+
+def _lines_of(file: RemotePath) -> Iterator[str]:
+    """The lines of a text file of a store. Runs on an executor."""
+    with file.open("rb") as packed:
+        plain: Any = gzip.GzipFile(fileobj=packed) if is_compressed(file) else packed
+        with io.TextIOWrapper(plain, "utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                yield line.rstrip("\r\n")
+
+
+def _read_judgements(session: SparkSession, file: Location) -> DataFrame:
     """The judgements of a file: ``query``, ``document`` (strings) and ``gain`` (double)."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    rows = session.read.csv(read_path(file), sep="\t", header=True, quote="", encoding="UTF-8")
+    rows = session.read.csv(
+        _lines(session, file), sep="\t", header=True, quote="", encoding="UTF-8"
+    )
     for name in _JUDGED:
         if name not in rows.columns:
             there = ", ".join(rows.columns) or "none"
@@ -168,7 +200,9 @@ def _read_judgements(session: SparkSession, file: Path) -> DataFrame:
     return judged.groupBy("query", "document").agg(F.max("gain").alias("gain"))
 
 
-def _check_named(judged: DataFrame, table: DataFrame, what: str, file: Path, qrels: Path) -> None:
+def _check_named(
+    judged: DataFrame, table: DataFrame, what: str, file: Location, qrels: Location
+) -> None:
     missing = judged.join(table, judged[what] == table["id"], "left_anti").select(what).distinct()
     first = missing.orderBy(what).first()
     if first is not None:
@@ -181,7 +215,7 @@ def _check_named(judged: DataFrame, table: DataFrame, what: str, file: Path, qre
 
 
 def _check(config: Config, given: str) -> None:
-    files_of_set(given)
+    files_of_set(given, config.storage)
 
 
 # As in BEIR a query does not find a document of its own id.
@@ -192,7 +226,7 @@ EVALUATION = Evaluation(
     sets=lambda config: config.evaluation.retrieval_sets,
     short_name=set_name,
     check=_check,
-    read=lambda session, config, given: read_retrieval_set(session, given),
+    read=lambda session, config, given: read_retrieval_set(session, given, config.storage),
     measure=partial(measure, skip_themselves=True),
     measure_snapshot=partial(measure_snapshot, skip_themselves=True),
 )

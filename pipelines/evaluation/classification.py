@@ -29,25 +29,26 @@ FIGURES = (
 )
 
 
-def labelled_pairs(session: SparkSession, file: str, columns: tuple[str, str, str]) -> DataFrame:
+def labelled_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """The pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (0 or 1, double).
 
     Raises:
         InputError: A file or column is missing or not what it is said to be, a label is neither 0
             nor 1, or all are alike.
     """
-    kind = PairFiles(FILES, columns)
     pairs = read_pairs(session, file, kind)
     labels = sorted(row["score"] for row in pairs.select("score").distinct().limit(20).collect())
     strange = [label for label in labels if label not in (0.0, 1.0)]
     if strange:
         raise InputError(
-            kind.columns_key, f"`{columns[2]}` of {file} has {strange[0]:g}", "labels are 0 and 1"
+            kind.columns_key,
+            f"`{kind.columns[2]}` of {file} has {strange[0]:g}",
+            "labels are 0 and 1",
         )
     if len(labels) == 1:
         raise InputError(
             kind.columns_key,
-            f"every `{columns[2]}` of {file} is {labels[0]:g}",
+            f"every `{kind.columns[2]}` of {file} is {labels[0]:g}",
             "some pairs must be 0 and some 1",
         )
     return pairs

@@ -17,10 +17,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pipelines.evaluation.snapshot import Snapshot, write_snapshots
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
 from pipelines.runs.evaluations import add_evaluations, forget_evaluations
@@ -57,7 +57,7 @@ class CheckpointEvaluation:
         self,
         snapshots: Sequence[Snapshot],
         run: TrainingRun,
-        tokenizer: Path,
+        tokenizer: Location,
         on_figures: OnFigures = lambda step, figures: None,
     ) -> None:
         self._measured_on = snapshots
@@ -77,6 +77,7 @@ class CheckpointEvaluation:
         forget_evaluations(self._run.run_folder, self._run.first_step)
         if self._measured_on:
             write_snapshots(self._measured_on, self._folder)
+            self._folder = RunFolder(self._run.run_folder).snapshots
             self._thread = threading.Thread(
                 target=self._work, name="evaluation of checkpoints", daemon=True
             )
@@ -143,6 +144,7 @@ class CheckpointEvaluation:
                 "step": step,
                 "tokenizer": str(self._tokenizer),
                 "snapshots": str(self._folder),
+                "storage": self._run.config.storage.model_dump(),
                 "folder": folder,
                 "driver": os.getpid(),
                 "seconds": MEASURE_SECONDS,

@@ -6,13 +6,13 @@ In fp32, so that figures do not depend on the processor; by the first backend th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputError
+from pipelines.files.locations import Location, location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +26,7 @@ EmbedderLoader: TypeAlias = "Callable[[], TextEmbedder]"
 """Called once in each task, on the executor."""
 
 
-def embedder_loader(session: SparkSession, model_folder: Path | str) -> EmbedderLoader:
+def embedder_loader(session: SparkSession, model_folder: Location | str) -> EmbedderLoader:
     """What loads the model of a folder on an executor, with a thread for each CPU of the task.
 
     Args:
@@ -36,7 +36,7 @@ def embedder_loader(session: SparkSession, model_folder: Path | str) -> Embedder
     Raises:
         InputError: The folder holds no model.
     """
-    folder = Path(model_folder).absolute()
+    folder = location(model_folder).absolute()
     if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise InputError(
             "run.folder", f"{folder} holds no model", "name a folder that training wrote"

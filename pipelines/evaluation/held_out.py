@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Tables
-from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
+from pipelines.files.locations import Location
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
-from pipelines.spark.frames import read_path
+from pipelines.spark.frames import read_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,11 +24,13 @@ def held_out_sets(config: Config) -> Sequence[str]:
 
 def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
     """The tables `asked` and `documents`; see :func:`held_out_tables`."""
-    corpus = CorpusFolder(Path(given))
+    corpus = PreparedFolder.of(config).corpus
     return held_out_tables(session, corpus.queries, corpus.documents)
 
 
-def held_out_tables(session: SparkSession, queries_path: Path, documents_path: Path) -> Tables:
+def held_out_tables(
+    session: SparkSession, queries_path: Location, documents_path: Location
+) -> Tables:
     """The tables `asked` and `documents`.
 
     Args:
@@ -45,12 +47,12 @@ def held_out_tables(session: SparkSession, queries_path: Path, documents_path: P
     }
 
 
-def _table(session: SparkSession, path: Path, columns: Sequence[str]) -> DataFrame:
+def _table(session: SparkSession, path: Location, columns: Sequence[str]) -> DataFrame:
     """The columns of a Parquet file or folder, rows with nulls left out."""
     remedy = "run `sentence-pipelines prepare` with the same settings first"
     if not path.exists():
         raise InputError("prepared.folder", f"there is no {path}", remedy)
-    frame = session.read.parquet(read_path(path.absolute()))
+    frame = read_parquet(session, path)
     for column in columns:
         if column not in frame.columns:
             raise InputError("prepared.folder", f"{path} has no column `{column}`", remedy)

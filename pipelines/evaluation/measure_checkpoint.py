@@ -16,9 +16,11 @@ import time
 from pathlib import Path
 
 from pipelines.evaluation.snapshot import measure
+from pipelines.files.locations import location
 from pipelines.models.folder import write_encoder
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.runs.checkpoint import load_checkpoint
+from pipelines.settings import StorageSettings
 
 NICENESS = 19
 PARENT_CHECK_SECONDS = 1.0
@@ -27,9 +29,9 @@ PARENT_CHECK_SECONDS = 1.0
 def main() -> None:
     """Measures what standard input says: a JSON object.
 
-    Its keys are ``run_folder``, ``step``, ``tokenizer`` and ``snapshots``; ``folder``, an empty one
-    for files on the way; ``driver``, the id of the process that asks; and ``seconds``, after which
-    the driver no longer waits for the answer.
+    Its keys are ``run_folder``, ``step``, ``tokenizer`` and ``snapshots``; ``storage``, how stores
+    are reached; ``folder``, an empty one for files on the way; ``driver``, the id of the process
+    that asks; and ``seconds``, after which the driver no longer waits for the answer.
     """
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Output of libraries must not mix with the answer, so it goes to the log.
@@ -38,12 +40,16 @@ def main() -> None:
     job = json.load(sys.stdin)
     folder = Path(job["folder"])
     _end_with(job["driver"], job["seconds"], folder)
+    stores = StorageSettings(**job["storage"])
     # Loaded before all else, since the training may delete the checkpoint soon.
-    checkpoint = load_checkpoint(Path(job["run_folder"]), job["step"])
+    checkpoint = load_checkpoint(location(job["run_folder"], stores), job["step"])
     model = folder / "model"
-    write_encoder(model, checkpoint.spec, checkpoint.weights, Path(job["tokenizer"]), "")
+    write_encoder(
+        model, checkpoint.spec, checkpoint.weights, location(job["tokenizer"], stores), ""
+    )
     del checkpoint
-    figures = measure(Path(job["snapshots"]), lambda: load_embedder(model, precision="fp32"))
+    snapshots = location(job["snapshots"], stores)
+    figures = measure(snapshots, lambda: load_embedder(model, precision="fp32"))
     answer.write(json.dumps(figures) + "\n")
     answer.flush()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Figure, SnapshotTables
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
 from pipelines.settings import Config, CorpusSettings
+from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,6 +36,7 @@ class PairFiles:
 
     key: str
     columns: tuple[str, str, str]
+    stores: StorageSettings = DEFAULT_STORES
 
     @property
     def columns_key(self) -> str:
@@ -46,7 +48,7 @@ def pair_evaluation(
     key: str,
     *,
     figures: Sequence[Figure],
-    read: Callable[[SparkSession, str, tuple[str, str, str]], DataFrame],
+    read: Callable[[SparkSession, str, PairFiles], DataFrame],
     measure: Callable[[np.ndarray, np.ndarray], dict[str, float]],
     check: Callable[[], None] = lambda: None,
 ) -> Evaluation:
@@ -56,7 +58,7 @@ def pair_evaluation(
         key: The setting that names the files, such as `evaluation.similarity`; that of the columns
             is ``KEY_columns``.
         figures: What it gives.
-        read: Reads and checks a file with such columns: ``text_0``, ``text_1`` and ``score``.
+        read: Reads and checks a file of such: ``text_0``, ``text_1`` and ``score``.
         measure: The figures of the cosines and the numbers, both float64 [pairs].
         check: Looks for what it needs, before Spark starts; raises InputError.
     """
@@ -68,7 +70,7 @@ def pair_evaluation(
 
     def check_before(config: Config, file: str) -> None:
         check()
-        check_file(file, PairFiles(key, columns(config)))
+        check_file(file, PairFiles(key, columns(config), config.storage))
 
     def measure_snapshot(tables: SnapshotTables, load: EmbedderLoader) -> dict[str, float]:
         found = pa.Table.from_batches(cosine_batches(load)(tables("pairs")))
@@ -81,7 +83,9 @@ def pair_evaluation(
         sets=lambda config: getattr(config.evaluation, name),
         short_name=lambda file: _stem_and_suffix(file)[0],
         check=check_before,
-        read=lambda session, config, file: {"pairs": read(session, file, columns(config))},
+        read=lambda session, config, file: {
+            "pairs": read(session, file, PairFiles(key, columns(config), config.storage))
+        },
         measure=lambda tables, load, on_retrieved: measure(*cosines_of(tables["pairs"], load)),
         measure_snapshot=measure_snapshot,
     )
@@ -119,7 +123,7 @@ def check_file(file: str, kind: PairFiles) -> None:
     from pipelines.corpus.readers.inputs import find_files
     from pipelines.corpus.readers.sources import columns_in
 
-    for path in find_files([file], "columns", kind.key):
+    for path in find_files([file], "columns", kind.key, kind.stores):
         _, there = columns_in(path, kind.key)
         missing = next((name for name in kind.columns if name not in there), None)
         if missing is not None:
@@ -177,7 +181,7 @@ def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     )
     keys = dict.fromkeys(("corpus.pair_columns", "corpus.score_column"), kind.columns_key)
     try:
-        return read_rows(session, settings)
+        return read_rows(session, settings, kind.stores)
     except InputError as error:
         by_name = "corpus.format" in error.remedy
         remedy = "give it the ending of its format" if by_name else error.remedy
@@ -213,7 +217,7 @@ def _check(file: str, pairs: DataFrame, kind: PairFiles) -> None:
 
 
 def _stem_and_suffix(file: str) -> tuple[str, str]:
-    path = Path(file)
+    path = PurePath(file)
     if path.suffix.lower() in _COMPRESSED:
         path = path.with_suffix("")
     return path.stem, path.suffix.lower()

@@ -8,7 +8,6 @@ documents.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,17 +16,16 @@ from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.projection import place_on_map, turned_onto
 from pipelines.evaluation.retrieval import DEPTH, Queries, Retrieved, embed_queries
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
-from pipelines.spark.frames import read_path
+from pipelines.spark.frames import read_parquet
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 SHOWN_DOCUMENTS = 3
-SHOWN_QUERIES = 3
-"""Of each kind: found better, found worse, taken at random."""
 MAX_CHARACTERS = 400
 _DECIMALS = 4
 
@@ -37,12 +35,14 @@ ByModel: TypeAlias = Mapping[str, Retrieved]
 
 
 def write_samples(
-    session: SparkSession, config: Config, models: Mapping[str, Path], retrieved: ByModel
-) -> Path | None:
+    session: SparkSession, config: Config, models: Mapping[str, Location], retrieved: ByModel
+) -> Location | None:
     """Writes ``samples.json`` into the run folder, from which the report draws.
 
     Args:
-        config: ``evaluation.samples`` says how many pairs.
+        config: ``evaluation.samples`` says how many pairs, ``corpus.report_examples`` how many
+            queries of each kind (found better, found worse, taken at random); where that is 0 the
+            file holds no text.
         models: Folders of the models `before` and `after`.
         retrieved: What they have found.
 
@@ -57,7 +57,7 @@ def write_samples(
     queries = next(iter(retrieved.values())).queries
     pairs = sample_pairs(queries, config.evaluation.samples)
     ranks = {name: ranks_of(found) for name, found in retrieved.items()}
-    chosen = choose_queries(ranks["before"], ranks["after"], SHOWN_QUERIES)
+    chosen = choose_queries(ranks["before"], ranks["after"], config.corpus.report_examples)
     wanted = {key for keys in chosen.values() for key in keys}
     neighbours = {
         document
@@ -168,15 +168,17 @@ def _reciprocal(rank: int | None) -> float:
 def _pairs(
     session: SparkSession,
     config: Config,
-    models: Mapping[str, Path],
+    models: Mapping[str, Location],
     retrieved: ByModel,
     ranks: Mapping[str, Mapping[int, int | None]],
     sample: tuple[Mapping[int, int], Texts, Texts],
 ) -> list[dict[str, Any]]:
     """The pairs of the map: texts, and of each model places, cosines and rank."""
     pairs, asked, documents = sample
+    is_shown = bool(config.corpus.report_examples)
     lines: list[dict[str, Any]] = [
-        {"texts": [asked[key], documents[document]]} for key, document in pairs.items()
+        {"texts": [asked[key], documents[document]] if is_shown else ["", ""]}
+        for key, document in pairs.items()
     ]
     if not lines:
         return []
@@ -232,11 +234,13 @@ def _found(
     }
 
 
-def _texts(session: SparkSession, path: Path, column: str, ids: Iterable[int]) -> dict[int, str]:
+def _texts(
+    session: SparkSession, path: Location, column: str, ids: Iterable[int]
+) -> dict[int, str]:
     """The texts of some ids, cut where they are very long."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    frame: DataFrame = session.read.parquet(read_path(path))
+    frame = read_parquet(session, path)
     some = frame.where(F.col(column).isin(list(ids))).dropna()
     rows = some.groupBy(column).agg(F.min("text").alias("text")).collect()
     return {row[column]: row["text"][:MAX_CHARACTERS] for row in rows}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FILES = "evaluation.similarity"
 
 
-def scored_pairs(session: SparkSession, file: str, columns: tuple[str, str, str]) -> DataFrame:
+def scored_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """The pairs of a file: ``text_0``, ``text_1`` (strings) and ``score`` (double).
 
     Raises:
@@ -31,13 +31,12 @@ def scored_pairs(session: SparkSession, file: str, columns: tuple[str, str, str]
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    kind = PairFiles(FILES, columns)
     pairs = read_pairs(session, file, kind)
     lowest, highest = pairs.agg(F.min("score"), F.max("score")).collect()[0]
     if lowest == highest:
         raise InputError(
             kind.columns_key,
-            f"every `{columns[2]}` of {file} is {lowest:g}",
+            f"every `{kind.columns[2]}` of {file} is {lowest:g}",
             "name a column of different scores",
         )
     return pairs

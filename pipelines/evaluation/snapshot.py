@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import BATCH_ROWS, Tables
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.evaluation.sets import named_sets
 from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import Config
-from pipelines.spark.frames import write_path
+from pipelines.spark.frames import write_parquet
+from pipelines.spark.parquet_parts import data_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,18 +57,18 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
     ]
 
 
-def write_snapshots(snapshots: Sequence[Snapshot], folder: Path) -> None:
+def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
     """Writes the tables, for :func:`measure`."""
     plan = []
     with storage.new_folder(folder) as aside:
         for number, snapshot in enumerate(snapshots):
             for name, frame in snapshot.tables.items():
-                frame.write.parquet(write_path(_table_path(aside, number, name)))
+                write_parquet(frame, _table_path(aside, number, name))
             plan.append({"name": snapshot.name, "kind": snapshot.kind, "number": number})
         storage.write_json(aside / PLAN, plan)
 
 
-def measure(folder: Path, load: EmbedderLoader) -> dict[str, dict[str, float]]:
+def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float]]:
     """Measures a model in this process, with the figures that the cluster gives.
 
     Args:
@@ -85,14 +87,11 @@ def measure(folder: Path, load: EmbedderLoader) -> dict[str, dict[str, float]]:
     }
 
 
-def _table_path(folder: Path, number: int, name: str) -> Path:
+def _table_path(folder: Location, number: int, name: str) -> Location:
     return folder / f"{number:03}-{name}"
 
 
-def _batches(folder: Path, number: int, name: str) -> Iterator[pa.RecordBatch]:
-    from pyarrow import dataset
-
-    table = dataset.dataset(_table_path(folder, number, name), format="parquet")
-    for batch in table.to_batches(batch_size=BATCH_ROWS):
-        if batch.num_rows:
-            yield batch
+def _batches(folder: Location, number: int, name: str) -> Iterator[pa.RecordBatch]:
+    for path in data_files(_table_path(folder, number, name)):
+        with pq.ParquetFile(arrow_source(path)) as file:
+            yield from (batch for batch in file.iter_batches(BATCH_ROWS) if batch.num_rows)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_sets
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.sets import named_sets, table_reader
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.progress import next_part
 from pipelines.settings import Config
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def evaluate(
     session: SparkSession,
     config: Config,
-    model_folder: Path | str,
+    model_folder: Location | str,
     on_retrieved: Callable[[str, Retrieved], None] = lambda name, found: None,
 ) -> dict[str, dict[str, float]]:
     """Measures a model on the held-out pairs and on the files and folders that are named.

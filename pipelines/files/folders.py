@@ -6,6 +6,7 @@ import errno
 import functools
 import mmap
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.files import locks, storage
+from pipelines.files import locks, storage, versions
+from pipelines.files.locations import Location, RemotePath, location
+from pipelines.files.stores import first_line
 from pipelines.settings import Config
 
 _P = ParamSpec("_P")
@@ -52,7 +55,9 @@ def working_in(
 
 
 @contextmanager
-def work_folder(key: str, folder: Path, job: str, lock_file: Path | None = None) -> Iterator[None]:
+def work_folder(
+    key: str, folder: Location, job: str, lock_file: Location | None = None
+) -> Iterator[None]:
     """Makes a folder, looks at what it can do, and keeps other jobs out of it.
 
     If the job fails before it has written anything, folders that were made are removed.
@@ -84,7 +89,7 @@ def work_folder(key: str, folder: Path, job: str, lock_file: Path | None = None)
 
 
 @contextmanager
-def _read_folder(key: str, folder: Path, job: str) -> Iterator[None]:
+def _read_folder(key: str, folder: Location, job: str) -> Iterator[None]:
     with ExitStack() as stack:
         # A folder that cannot be written needs no lock; one that is missing, the job reports.
         with suppress(OSError):
@@ -94,7 +99,7 @@ def _read_folder(key: str, folder: Path, job: str) -> Iterator[None]:
 
 @contextmanager
 def _locked(
-    key: str, folder: Path, lock_file: Path, job: str, *, shared: bool = False
+    key: str, folder: Location, lock_file: Location, job: str, *, shared: bool = False
 ) -> Iterator[None]:
     with ExitStack() as stack:
         try:
@@ -112,7 +117,7 @@ def _locked(
         yield
 
 
-def check_able(key: str, folder: Path) -> None:
+def check_able(key: str, folder: Location) -> None:
     """Tries in a folder all that jobs do in it, so that an unfit mount is refused at the start.
 
     Args:
@@ -122,6 +127,9 @@ def check_able(key: str, folder: Path) -> None:
     Raises:
         InputError: Something fails; names it.
     """
+    if isinstance(folder, RemotePath):
+        _check_store(key, folder)
+        return
     probe = folder / "probe"
     place = storage.aside_name(probe, ".part")
     try:
@@ -135,15 +143,38 @@ def check_able(key: str, folder: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def check_place(key: str, folder: Path) -> None:
+def _check_store(key: str, folder: RemotePath) -> None:
+    """Writes, reads, lists and deletes a file."""
+    probe = folder / f".probe-{uuid.uuid4().hex}"
+    try:
+        _write_and_read(probe)
+    except OSError as error:
+        raise InputError(
+            key,
+            f"{folder} cannot be written, read and listed ({first_line(error)})",
+            "name a bucket that there is, with credentials that may do so; see docs/storage.md",
+        ) from None
+
+
+def _write_and_read(probe: RemotePath) -> None:
+    versions.put_bytes(probe, _CONTENT)
+    if probe.read_bytes() != _CONTENT or probe not in set(probe.parent.iterdir()):
+        raise OSError(errno.EIO, "it does not give what was written")
+    probe.unlink()
+
+
+def check_place(key: str, folder: Location) -> None:
     """The same of a folder that may not be there yet, and is not made; see :func:`check_able`."""
+    if isinstance(folder, RemotePath):
+        _check_store(key, folder)
+        return
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir():
         raise InputError(key, f"{place} is a file", "name a folder")
     check_able(key, place)
 
 
-def check_room(key: str, folder: Path, needed: int, what: str) -> None:
+def check_room(key: str, folder: Location, needed: int, what: str) -> None:
     """Makes sure that something fits on the disk of a folder.
 
     Args:
@@ -155,6 +186,8 @@ def check_room(key: str, folder: Path, needed: int, what: str) -> None:
     Raises:
         InputError: It does not.
     """
+    if isinstance(folder, RemotePath):
+        return
     disk = shutil.disk_usage(folder)
     # Mounts without a size of their own say zero.
     if disk.total and disk.free < needed:
@@ -165,13 +198,15 @@ def check_room(key: str, folder: Path, needed: int, what: str) -> None:
         )
 
 
-def _folder(config: Config, key: str) -> Path:
-    return Path(attrgetter(key)(config)).absolute()
+def _folder(config: Config, key: str) -> Location:
+    return location(attrgetter(key)(config), config.storage).absolute()
 
 
-def _missing(folder: Path) -> list[Path]:
+def _missing(folder: Location) -> list[Path]:
     """The folders that are to be made, the innermost first."""
-    found = []
+    found: list[Path] = []
+    if isinstance(folder, RemotePath):
+        return found
     for path in (folder, *folder.parents):
         if path.exists():
             break
@@ -179,7 +214,9 @@ def _missing(folder: Path) -> list[Path]:
     return found
 
 
-def _make(key: str, folder: Path) -> None:
+def _make(key: str, folder: Location) -> None:
+    if isinstance(folder, RemotePath):
+        return
     for path in (*reversed(folder.parents), folder):
         if path.exists() and not path.is_dir():
             raise InputError(key, f"{path} is a file", "name a folder")
@@ -193,7 +230,7 @@ def _make(key: str, folder: Path) -> None:
         ) from None
 
 
-def _unable(key: str, folder: Path, what: str, error: OSError) -> InputError:
+def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError:
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return InputError(key, f"{folder} is full ({reason})", "make room, or name another folder")

@@ -3,8 +3,9 @@
 The holder of a lock has a file, and rewrites it every few seconds as a heartbeat. A holder of the
 same machine and namespace is looked up among the processes; one from elsewhere is alive as long as
 its file changes, and its lock is taken over when the file has not changed for some minutes. The
-file system only has to create a file exclusively and rename files, which shared folders of all
-kinds can, unlike the locks of a kernel.
+place only has to create a file exclusively and change it as a whole, which shared folders of all
+kinds and most object stores can, unlike the locks of a kernel; see
+:mod:`pipelines.files.lock_files`.
 
 The package ``filelock`` does not do: it uses kernel locks, which shared file systems have not or
 keep to one machine, or a bare file without an owner, which stays when a job is killed.
@@ -27,27 +28,26 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import MappingProxyType
 
 from pipelines.errors import PipelineError
-from pipelines.files import storage
+from pipelines.files.conditional import can_condition
+from pipelines.files.locations import Location, RemotePath
+from pipelines.files.lock_files import files_for
 from pipelines.files.owners import Owner
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 """Name of the file of a lock in the folder that it is for."""
-BEAT_SECONDS = 2.0
 SILENT_SECONDS = 150.0
 """The lock of a holder elsewhere that has not changed its file for so long is taken over.
 
 By then the workers of a run whose driver is gone have ended too: they wait for it for
 :data:`pipelines.training.control.authenticated_server.UNHEARD_SECONDS`."""
-_POLL_SECONDS = 0.1
 _LOG_SECONDS = 5.0
 
-_held: ContextVar[Mapping[Path, Lock]] = ContextVar("held", default=MappingProxyType({}))
+_held: ContextVar[Mapping[Location, Lock]] = ContextVar("held", default=MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class LockedError(PipelineError):
         holder: The process; None where the file does not say.
     """
 
-    def __init__(self, path: Path, holder: Holder | None) -> None:
+    def __init__(self, path: Location, holder: Holder | None) -> None:
         self.holder = holder or "a job that cannot be told"
         super().__init__(f"{path.parent} is in use by {self.holder}")
 
@@ -108,9 +108,10 @@ class Lock:
         shared: Whether others may hold it too.
     """
 
-    def __init__(self, path: Path, holder: Holder, *, shared: bool) -> None:
+    def __init__(self, path: Location, holder: Holder, *, shared: bool) -> None:
         self.shared = shared
         self._path = path
+        self._files = files_for(path)
         self._holder = holder
         self._lost = False
         self._turn = threading.Lock()
@@ -138,33 +139,34 @@ class Lock:
         self._ended.set()
         self._thread.join(timeout=SILENT_SECONDS)
         if not self._lost:
-            _remove(self._path, _line(self._holder))
+            self._files.remove(self._path, _line(self._holder), _is_same)
 
     def _is_ours(self) -> bool:
-        content = _content(self._path)
+        content = self._files.content(self._path)
         found = None if content is None else _parsed(content)
         return content is not None and (found is None or found.key == self._holder.key)
 
     def _keep_up(self) -> None:
         holder = self._holder
-        while not self._ended.wait(BEAT_SECONDS) and not self._lost:
+        while not self._ended.wait(self._files.beat_seconds) and not self._lost:
             holder = replace(holder, beat=holder.beat + 1)
             # A network file system that is away for a moment: the next beat may get through.
             with self._turn, suppress(OSError):
                 if self._is_ours():
-                    _replace(self._path, _line(holder))
+                    self._files.change(self._path, _line(holder))
                 else:
                     self._lost = True
 
 
 @contextmanager
 def held(
-    path: Path, job: str, *, shared: bool = False, wait_seconds: float = 0.0
-) -> Iterator[Lock]:
+    path: Location, job: str, *, shared: bool = False, wait_seconds: float = 0.0
+) -> Iterator[Lock | None]:
     """Holds a lock while the block runs.
 
     A block inside of one that holds the lock already, in the same thread, has it too, unless it
-    wants alone what the other shares.
+    wants alone what the other shares. A store without conditional writes has no locks: that is
+    logged, and the block runs without.
 
     Args:
         path: The file, in a folder that is there.
@@ -173,13 +175,22 @@ def held(
         wait_seconds: For a holder to end.
 
     Yields:
-        The lock.
+        The lock; None without one.
 
     Raises:
         LockedError: Another process holds it.
         PipelineError: Another process took it over while the block ran.
         OSError: The folder cannot be written.
     """
+    problem = can_condition(path.store) if isinstance(path, RemotePath) else None
+    if problem:
+        logger.warning(
+            "%s is not locked (%s): see to it that one job works there at a time",
+            path.parent,
+            problem,
+        )
+        yield None
+        return
     path = path.parent.resolve() / path.name
     around = _held.get().get(path)
     if around is not None and around.shared <= shared:
@@ -206,7 +217,7 @@ def check_held() -> None:
         lock.check()
 
 
-def _acquired(path: Path, holder: Holder, *, shared: bool, wait_seconds: float) -> Lock:
+def _acquired(path: Location, holder: Holder, *, shared: bool, wait_seconds: float) -> Lock:
     deadline = time.monotonic() + wait_seconds
     own = path.with_name(f"{path.name}.{holder.key}") if shared else path
     while True:
@@ -215,62 +226,37 @@ def _acquired(path: Path, holder: Holder, *, shared: bool, wait_seconds: float) 
         except LockedError:
             if time.monotonic() >= deadline:
                 raise
-        time.sleep(_POLL_SECONDS)
+        time.sleep(files_for(path).poll_seconds)
 
 
-def _tried(path: Path, own: Path, holder: Holder) -> Lock:
-    while not _made(own, holder):
+def _tried(path: Location, own: Location, holder: Holder) -> Lock:
+    files = files_for(path)
+    while not files.make(own, _line(holder)):
         _refuse_if_alive(path, own)
     lock = Lock(own, holder, shared=own != path)
     # A shared holder excludes exclusive ones only.
-    others = [path] if lock.shared else sorted(path.parent.glob(f"{path.name}.*"))
+    others = [path] if lock.shared else files.beside(path)
     try:
         for other in others:
             _refuse_if_alive(path, other)
         if not lock.shared:
-            # Of processes that were killed while they changed or removed their own.
-            for suffix in ("gone", "part"):
-                for left in path.parent.glob(f".{path.name}.*.{suffix}"):
-                    left.unlink(missing_ok=True)
+            files.sweep(path)
     except BaseException:
         lock.release()
         raise
     return lock
 
 
-def _made(path: Path, holder: Holder) -> bool:
-    try:
-        file = path.open("xb")
-    except FileExistsError:
-        return False
-    try:
-        with file:
-            file.write(_line(holder))
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return True
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """As a whole: on a full disk the file stays as it is."""
-    aside = storage.aside_name(path, ".part")
-    try:
-        aside.write_bytes(content)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _refuse_if_alive(path: Path, file: Path) -> None:
+def _refuse_if_alive(path: Location, file: Location) -> None:
     """Removes the file of a holder that is gone; returns too when the file is gone by itself.
 
     Raises:
         LockedError: The holder is alive.
     """
-    first, began = _content(file), time.monotonic()
+    files = files_for(file)
+    first, began = files.content(file), time.monotonic()
     logged = False
-    while (content := _content(file)) is not None:
+    while (content := files.content(file)) is not None:
         found = _parsed(content)
         silent = time.monotonic() - began
         process = found.process if found else None
@@ -279,26 +265,12 @@ def _refuse_if_alive(path: Path, file: Path) -> None:
         if is_gone is False or (content != first and not is_gone):
             raise LockedError(path, found)
         if is_gone or silent > SILENT_SECONDS:
-            _remove(file, content)
+            files.remove(file, content, _is_same)
             return
         if silent > _LOG_SECONDS and not logged:
             logged = True
             logger.info("waiting for a sign of life of who holds %s: %s", file, found or "unknown")
-        time.sleep(_POLL_SECONDS)
-
-
-def _remove(path: Path, known: bytes) -> None:
-    """Removes the file if its content is of the known holder; of several processes one succeeds."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.gone")
-    try:
-        path.rename(aside)
-    except FileNotFoundError:
-        return
-    with suppress(FileNotFoundError):
-        if _is_same(aside.read_bytes(), known):
-            aside.unlink()
-        else:
-            aside.rename(path)
+        time.sleep(files.poll_seconds)
 
 
 def _is_same(content: bytes, known: bytes) -> bool:
@@ -308,13 +280,6 @@ def _is_same(content: bytes, known: bytes) -> bool:
 
 def _line(holder: Holder) -> bytes:
     return f"{json.dumps(asdict(holder))}\n".encode()
-
-
-def _content(path: Path) -> bytes | None:
-    """None of a file that is not there."""
-    with suppress(FileNotFoundError):
-        return path.read_bytes()
-    return None
 
 
 def _parsed(content: bytes) -> Holder | None:

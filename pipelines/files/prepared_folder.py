@@ -1,14 +1,15 @@
 """Where everything is in the folder of a preparation, `prepared.folder`.
 
-A stage writes its folder aside and renames it, so each of the three has a value of its own, which
-stands for a folder under either name.
+A stage writes its folder aside, and then it takes the place of the one before, so each of the three
+has a value of its own, which stands for a folder under either name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from pipelines.files.locations import Location, location
+from pipelines.files.versions import current
 from pipelines.settings import Config
 
 
@@ -16,35 +17,35 @@ from pipelines.settings import Config
 class CorpusFolder:
     """What the stage `corpus` writes."""
 
-    path: Path
+    path: Location
 
     @property
-    def pairs(self) -> Path:
+    def pairs(self) -> Location:
         """The pairs for training, a folder of Parquet files."""
         return self.path / "pairs.parquet"
 
     @property
-    def queries(self) -> Path:
+    def queries(self) -> Location:
         """The queries of the pairs that are held out; not there where none are."""
         return self.path / "evaluation" / "queries.parquet"
 
     @property
-    def documents(self) -> Path:
+    def documents(self) -> Location:
         """The documents of the pairs that are held out; not there where none are."""
         return self.path / "evaluation" / "documents.parquet"
 
     @property
-    def quarantine(self) -> Path:
+    def quarantine(self) -> Location:
         """What could not be read, and where it stands in the inputs."""
         return self.path / "quarantine.parquet"
 
     @property
-    def funnel(self) -> Path:
+    def funnel(self) -> Location:
         """How many rows and pairs each step of the cleaning has kept and dropped."""
         return self.path / "funnel.json"
 
     @property
-    def statistics(self) -> Path:
+    def statistics(self) -> Location:
         """Counts, languages and examples for the report."""
         return self.path / "statistics.json"
 
@@ -53,25 +54,25 @@ class CorpusFolder:
 class TokensFolder:
     """What the stage `tokens` writes."""
 
-    path: Path
+    path: Location
 
     @property
-    def examples(self) -> Path:
+    def examples(self) -> Location:
         """The pairs as token ids, a folder of Parquet files."""
         return self.path / "examples.parquet"
 
     @property
-    def tokenizer(self) -> Path:
+    def tokenizer(self) -> Location:
         """The folder of the tokenizer."""
         return self.path / "tokenizer"
 
     @property
-    def lengths(self) -> Path:
+    def lengths(self) -> Location:
         """How many examples have each length."""
         return self.path / "lengths.json"
 
     @property
-    def manifest(self) -> Path:
+    def manifest(self) -> Location:
         """The summary of the stage."""
         return self.path / "manifest.json"
 
@@ -80,10 +81,10 @@ class TokensFolder:
 class LanesFolder:
     """What the stage `lanes` writes; :mod:`pipelines.lanes.files` knows the files of a lane."""
 
-    path: Path
+    path: Location
 
     @property
-    def manifest(self) -> Path:
+    def manifest(self) -> Location:
         """Of :class:`pipelines.lanes.files.LaneManifest`."""
         return self.path / "manifest.json"
 
@@ -92,43 +93,48 @@ class LanesFolder:
 class PreparedFolder:
     """The folder of a preparation."""
 
-    path: Path
+    path: Location
 
     @classmethod
     def of(cls, config: Config) -> PreparedFolder:
         """The one that the settings name, absolute."""
-        return cls(Path(config.prepared.folder).absolute())
+        return cls(location(config.prepared.folder, config.storage).absolute())
 
     @property
     def corpus(self) -> CorpusFolder:
         """The cleaned pairs."""
-        return CorpusFolder(self.path / "corpus")
+        return CorpusFolder(current(self.path / "corpus"))
 
     @property
     def tokens(self) -> TokensFolder:
         """The pairs as token ids."""
-        return TokensFolder(self.path / "tokens")
+        return TokensFolder(current(self.path / "tokens"))
 
     @property
     def lanes(self) -> LanesFolder:
         """The token ids as workers read them."""
-        return LanesFolder(self.path / "lanes")
+        return LanesFolder(current(self.path / "lanes"))
 
     @property
-    def stages(self) -> Path:
+    def units(self) -> Location:
+        """What each input file gave; see :mod:`pipelines.corpus.kept_units.generations`."""
+        return self.path / "units"
+
+    @property
+    def stages(self) -> Location:
         """How long each stage took, and whether it was kept."""
         return self.path / "stages.json"
 
     @property
-    def run_seconds(self) -> Path:
+    def run_seconds(self) -> Location:
         """How long parts of the last run on it took; see :mod:`pipelines.runs.stage_seconds`."""
         return self.path / "run_seconds.json"
 
     @property
-    def report(self) -> Path:
+    def report(self) -> Location:
         """The report of the corpus."""
         return self.path / "report.html"
 
-    def stage_record(self, stage: str) -> Path:
+    def stage_record(self, stage: str) -> Location:
         """What the content of a stage's folder follows from; see :mod:`pipelines.preparation`."""
-        return self.path / stage / "stage.json"
+        return current(self.path / stage) / "stage.json"

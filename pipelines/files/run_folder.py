@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from pipelines.files.locations import Location, location
+from pipelines.files.versions import current
 from pipelines.settings import Config
 
 
@@ -12,20 +13,20 @@ from pipelines.settings import Config
 class RunFolder:
     """The folder of a run. Which of these are there depends on how far the run has come."""
 
-    path: Path
+    path: Location
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
         """The one that the settings name, absolute."""
-        return cls(Path(config.run.folder).absolute())
+        return cls(location(config.run.folder, config.storage).absolute())
 
     @property
-    def marks(self) -> tuple[Path, ...]:
+    def marks(self) -> tuple[Location, ...]:
         """What a folder must hold, beside checkpoints, to be taken for that of a run."""
         return (self.environment, self.config)
 
     @property
-    def contents(self) -> tuple[Path, ...]:
+    def contents(self) -> tuple[Location, ...]:
         """All else that a run writes, but for checkpoints."""
         return (
             self.tokens,
@@ -44,86 +45,86 @@ class RunFolder:
         )
 
     @property
-    def config(self) -> Path:
+    def config(self) -> Location:
         """The settings of the run, without secrets."""
         return self.path / "config.yaml"
 
     @property
-    def environment(self) -> Path:
+    def environment(self) -> Location:
         """Versions and machine of the driver."""
         return self.path / "environment.json"
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> Location:
         """The folder of the checkpoints; see :mod:`pipelines.runs.checkpoint`."""
         return self.path / "checkpoints"
 
     @property
-    def plan(self) -> Path:
+    def plan(self) -> Location:
         """What the steps follow from, which a run that is resumed may not change."""
         return self.checkpoints / "plan.json"
 
     @property
-    def history(self) -> Path:
+    def history(self) -> Location:
         """Since which step settings hold that may change while a run goes on."""
         return self.path / "history.json"
 
     @property
-    def tokens(self) -> Path:
+    def tokens(self) -> Location:
         """The manifest of the tokens that the run is trained on."""
         return self.path / "tokens.json"
 
     @property
-    def step_metrics(self) -> Path:
+    def step_metrics(self) -> Location:
         """Loss, rates and times of the steps, a line for each few of them."""
         return self.path / "metrics.jsonl"
 
     @property
-    def metrics(self) -> Path:
+    def metrics(self) -> Location:
         """What came of the run: figures of the training and of the evaluations."""
         return self.path / "metrics.json"
 
     @property
-    def evaluations(self) -> Path:
+    def evaluations(self) -> Location:
         """What was measured after how many steps."""
         return self.path / "evaluations.jsonl"
 
     @property
-    def samples(self) -> Path:
+    def samples(self) -> Location:
         """Held-out pairs and their neighbours, for the report."""
         return self.path / "samples.json"
 
     @property
-    def report(self) -> Path:
+    def report(self) -> Location:
         """The report of the run."""
         return self.path / "report.html"
 
     @property
-    def start(self) -> Path:
+    def start(self) -> Location:
         """The folder of the encoder that the training began with."""
-        return self.path / "start"
+        return current(self.path / "start")
 
     @property
-    def model(self) -> Path:
+    def model(self) -> Location:
         """The folder of the trained encoder."""
-        return self.path / "model"
+        return current(self.path / "model")
 
     @property
-    def promotion(self) -> Path:
+    def promotion(self) -> Location:
         """What the last promotion of the model has decided."""
         return self.path / "promotion.json"
 
     @property
-    def snapshots(self) -> Path:
+    def snapshots(self) -> Location:
         """What checkpoints are measured on while training goes on."""
-        return self.path / "evaluation"
+        return current(self.path / "evaluation")
 
     @property
-    def tracking(self) -> Path:
+    def tracking(self) -> Location:
         """State and logs of trackers."""
         return self.path / "tracking"
 
     @property
-    def tensorboard(self) -> Path:
+    def tensorboard(self) -> Location:
         """Event files of TensorBoard."""
         return self.path / "tensorboard"

@@ -1,4 +1,8 @@
-"""Folders that are either whole or not there."""
+"""Files and folders that are either whole or not there, on a file system or in an object store.
+
+On a file system they are written aside and renamed; how it is done in a store is in
+:mod:`pipelines.files.versions`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,15 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
+from pipelines.files import versions
+from pipelines.files.locations import Location, RemotePath
 from pipelines.files.owners import Owner
 
 ABANDONED_SECONDS = 24 * 3600.0
@@ -28,18 +35,75 @@ _ASIDE = re.compile(r"\.(.+)\.([^.]+)-[0-9a-f]{8}\.(?:part|old|gone)")
 
 
 @contextmanager
-def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
+def new_folder(path: Location, *, replace: bool = True) -> Iterator[Location]:
     """Yields a folder beside ``path`` that takes its place when the block ends well.
 
-    An error inside leaves what was at ``path`` before, and nothing else. What a process left when
-    it was killed is removed by the next one: at once if that can know that the process is gone, and
-    otherwise, in another container or on another machine, when nothing of it has changed for a day.
+    It is for what executors write too, who see it under the same name. An error inside leaves what
+    was at ``path`` before, and nothing else. What a process left when it was killed is removed by
+    the next one: at once if that can know that the process is gone, and otherwise, in another
+    container or on another machine, when nothing of it has changed for a day.
 
     Args:
         path: Where the folder is to be.
         replace: Whether it may take the place of another. Otherwise, of two processes that want the
             same place one is given it, and the other an OSError.
     """
+    if isinstance(path, RemotePath):
+        with versions.new_version(path, replace=replace) as version:
+            yield version
+    else:
+        with _new_folder(path, replace=replace) as part:
+            yield part
+
+
+@contextmanager
+def built_folder(path: Location, *, replace: bool = True) -> Iterator[Path]:
+    """The same for what this process writes alone: yields a folder of this machine."""
+    if isinstance(path, RemotePath):
+        with versions.local_version(path, replace=replace) as part:
+            yield part
+    else:
+        with _new_folder(path, replace=replace) as part:
+            yield part
+
+
+@contextmanager
+def inner_folder(path: Location) -> Iterator[Path]:
+    """Yields a folder of this machine whose files go into a folder inside of a new one."""
+    if isinstance(path, RemotePath):
+        with TemporaryDirectory(prefix="sentence-pipelines-") as made:
+            yield Path(made)
+            versions.put_folder(Path(made), path)
+        return
+    path.mkdir(parents=True)
+    yield path
+
+
+@contextmanager
+def built_file(path: Location, aside_in: Location | None = None) -> Iterator[Path]:
+    """Yields the name of a file of this machine that takes its place when the block ends well.
+
+    Args:
+        path: Its place.
+        aside_in: Where on a file system it is while it is written, instead of beside its place.
+    """
+    if isinstance(path, RemotePath):
+        with versions.local_file(path) as part:
+            yield part
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = aside_name(path, ".part")
+    if isinstance(aside_in, Path):
+        aside = aside_in / aside.name
+    try:
+        yield aside
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _new_folder(path: Path, *, replace: bool) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = aside_name(path, ".part")
     part.mkdir()
@@ -75,9 +139,12 @@ def clear_abandoned(path: Path, own: Path) -> None:
             _clear(left)
 
 
-def remove_folder(path: Path) -> None:
+def remove_folder(path: Location) -> None:
     """Removes a folder at once for every reader."""
-    _remove_for_good(path, aside_name(path, ".gone"))
+    if isinstance(path, RemotePath):
+        versions.remove(path)
+    else:
+        _remove_for_good(path, aside_name(path, ".gone"))
 
 
 def _remove_for_good(path: Path, gone: Path) -> None:
@@ -87,17 +154,61 @@ def _remove_for_good(path: Path, gone: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def digest_folder(folder: Path) -> str:
-    """A digest of the names and the bytes of all files in a folder, 16 hexadecimal digits."""
+def copy_folder(source: Location, target: Location) -> None:
+    """Copies all files below a folder to another one, wherever both are."""
+    if isinstance(source, Path) and isinstance(target, Path):
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    elif isinstance(source, Path):
+        assert isinstance(target, RemotePath)
+        versions.put_folder(source, target)
+    elif isinstance(target, Path):
+        versions.get_folder(source, target)
+    else:
+        versions.copy_within(source, target)
+
+
+def move_folder(source: Location, target: Location) -> None:
+    """Gives a folder another name; in a store file by file, so the target may be seen half."""
+    if isinstance(source, Path) and isinstance(target, Path):
+        source.rename(target)
+    else:
+        copy_folder(source, target)
+        discard_folder(source)
+
+
+def discard_folder(path: Location) -> None:
+    """Removes what is left of a folder that nobody reads any more, if it is there."""
+    if isinstance(path, RemotePath):
+        versions.clear(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def digest_folder(folder: Location, *, without: Collection[str] = ()) -> str:
+    """A digest of the names and the bytes of all files in a folder, 16 hexadecimal digits.
+
+    Args:
+        without: Files that do not count.
+    """
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    for name in (name for name in file_names(folder) if name not in without):
+        with (folder / name).open("rb") as file:
+            content = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+        digest.update(f"{name}\0{content}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def sweep(folder: Path) -> None:
+def file_names(folder: Location) -> list[str]:
+    """The files in a folder at any depth, by their way down, sorted by its parts."""
+    if isinstance(folder, RemotePath):
+        ways = [PurePosixPath(name) for name, status in folder.entries() if status is not None]
+    else:
+        found = (path for path in folder.rglob("*") if path.is_file())
+        ways = [PurePosixPath(path.relative_to(folder).as_posix()) for path in found]
+    return [str(way) for way in sorted(ways)]
+
+
+def sweep(folder: Location) -> None:
     """Removes all that other processes have left aside in a folder where no other one works now.
 
     What had to make room for a new folder that never came is put back.
@@ -105,6 +216,9 @@ def sweep(folder: Path) -> None:
     Args:
         folder: Held by a lock, see :mod:`pipelines.files.locks`; need not be there.
     """
+    if isinstance(folder, RemotePath):
+        versions.sweep(folder)
+        return
     for left in _left_aside(folder):
         _clear(left)
 
@@ -119,12 +233,14 @@ def aside_name(path: Path, suffix: str) -> Path:
     return path.parent / f".{path.name}.{Owner.here()}-{uuid.uuid4().hex[:8]}{suffix}"
 
 
-def remove_asides(path: Path) -> None:
+def remove_asides(path: Location) -> None:
     """Removes what killed processes have left beside a file.
 
     Args:
         path: The file; the caller holds a lock, under which no other process writes it.
     """
+    if isinstance(path, RemotePath):
+        return
     for aside in path.parent.glob(f".{path.name}.*.part"):
         aside.unlink()
 
@@ -181,22 +297,32 @@ def _last_change(path: Path) -> float:
     return max(times, default=math.inf)
 
 
-def add_line(path: Path, line: str) -> None:
-    """Adds a line to a file; where files cannot grow, as on mounts of object stores, all is written
-    anew.
-    """
+def add_line(path: Location, line: str) -> None:
+    """Adds a line to a file; where files cannot grow, as in object stores, all is written anew."""
+    if isinstance(path, RemotePath):
+        _write_with_line(path, line)
+        return
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
     except OSError as error:
         if error.errno not in _CANNOT_GROW:
             raise
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_text(path, f"{before}{line}\n")
+        _write_with_line(path, line)
 
 
-def flush(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk."""
+def _write_with_line(path: Location, line: str) -> None:
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_text(path, f"{before}{line}\n")
+
+
+def flush(path: Location) -> None:
+    """Waits until a file's content, or a folder's list of names, is on the disk.
+
+    An object store has it on its disks before it answers.
+    """
+    if isinstance(path, RemotePath):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -208,18 +334,23 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def flush_tree(folder: Path) -> None:
+def flush_tree(folder: Location) -> None:
     """Waits until all that is in a folder is on the disk."""
+    if isinstance(folder, RemotePath):
+        return
     for path in [*folder.rglob("*"), folder]:
         flush(path)
 
 
-def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+def write_text(path: Location, text: str, *, durable: bool = False) -> None:
     """Writes a file aside and renames it, so that a reader never sees half of it.
 
     Args:
         durable: Whether it is to be on the disk when this returns, whole after a power cut too.
     """
+    if isinstance(path, RemotePath):
+        versions.put_bytes(path, text.encode())
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = aside_name(path, ".part")
     try:
@@ -233,12 +364,12 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
         flush(path.parent)
 
 
-def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+def write_json(path: Location, value: Any, *, durable: bool = False) -> None:
     """Writes indented JSON with :func:`write_text`."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     write_text(path, text, durable=durable)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Location) -> Any:
     """Reads a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))

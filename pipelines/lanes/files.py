@@ -13,7 +13,6 @@ import json
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -22,6 +21,7 @@ import xxhash
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import LanesFolder
 from pipelines.lanes.index import ANEW, INDEX_FILE, IndexEntry, checked, read_index
 from pipelines.lanes.plan import GranuleAddress, Segment, bucket_length
@@ -109,7 +109,7 @@ class LaneManifest:
             f"{sum(self.left_over.values())} left over{same_group}, {padding:.1f} % padding"
         )
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Location) -> None:
         """Writes ``manifest.json``."""
         storage.write_json(LanesFolder(folder).manifest, self._record() | {"digest": self.digest})
 
@@ -117,7 +117,7 @@ class LaneManifest:
         return {"format": FORMAT} | asdict(self)
 
     @classmethod
-    def load(cls, folder: Path) -> LaneManifest:
+    def load(cls, folder: Location) -> LaneManifest:
         """Reads ``manifest.json``.
 
         Raises:
@@ -209,17 +209,17 @@ class Granule:
         return sum(int(side.token_ids.size) for side in self.sides.values())
 
 
-def part_path(folder: Path, lane: int, part: int) -> Path:
+def part_path(folder: Location, lane: int, part: int) -> Location:
     """Where a part file of a lane stands."""
     return folder / f"lane-{lane:03d}" / f"part-{part:05d}.arrow"
 
 
-def index_path(folder: Path, lane: int) -> Path:
+def index_path(folder: Location, lane: int) -> Location:
     """Where the index of a lane stands."""
     return folder / f"lane-{lane:03d}" / INDEX_FILE
 
 
-def check_unchanged(folder: Path, manifest: LaneManifest) -> None:
+def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
     """Makes sure that a folder holds the lanes that a manifest was read of.
 
     Raises:
@@ -302,7 +302,7 @@ class LaneReader:
     """
 
     def __init__(
-        self, folder: Path, manifest: LaneManifest, sides: Collection[SideName] = SIDES
+        self, folder: Location, manifest: LaneManifest, sides: Collection[SideName] = SIDES
     ) -> None:
         self._folder = folder
         self._manifest = manifest

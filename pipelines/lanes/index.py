@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from pipelines.errors import PipelineError
+from pipelines.files.locations import Location
 
 INDEX_FILE = "granules.npy"
 INDEX_TYPE = np.dtype([("offset", "<u8"), ("length", "<u8"), ("checksum", "<u8")])
@@ -52,7 +52,7 @@ def encode_index(entries: Sequence[IndexEntry]) -> tuple[bytes, str]:
     return content, f"{checksum(content):016x}"
 
 
-def read_index(path: Path, expected: str, rows: int) -> np.ndarray:
+def read_index(path: Location, expected: str, rows: int) -> np.ndarray:
     """Reads an index file.
 
     Args:
@@ -75,7 +75,7 @@ def read_index(path: Path, expected: str, rows: int) -> np.ndarray:
     return index
 
 
-def checked(part: pa.Buffer, entry: IndexEntry, path: Path, granule: int) -> pa.Buffer:
+def checked(part: pa.Buffer, entry: IndexEntry, path: Location, granule: int) -> pa.Buffer:
     """A granule's bytes in its part file, without a copy.
 
     Args:

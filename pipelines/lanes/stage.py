@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder, TokensFolder
 from pipelines.lanes.arrangement import (
     Arrangement,
@@ -29,7 +29,8 @@ from pipelines.lanes.plan import choose_lanes
 from pipelines.lanes.writer import COUNTED, OPTIONAL, WRITTEN, write_lanes
 from pipelines.progress import next_part
 from pipelines.settings import Config
-from pipelines.spark.frames import Scratch, read_path
+from pipelines.spark.frames import Scratch, read_parquet
+from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.stage import SCHEMA as EXAMPLE_SCHEMA
 
 if TYPE_CHECKING:
@@ -106,11 +107,10 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    first = next(tokens.examples.glob("*.parquet"), None)
-    if first is not None and SIDES[0] not in pq.read_schema(first).names:
+    first = next(iter(data_files(tokens.examples)), None)
+    if first is not None and SIDES[0] not in pq.read_schema(arrow_source(first)).names:
         raise InputError("prepared.folder", f"{tokens.path} has another format", _AGAIN)
-    frame = session.read.schema(from_arrow_schema(EXAMPLE_SCHEMA))
-    return frame.parquet(read_path(tokens.examples))
+    return read_parquet(session, tokens.examples, from_arrow_schema(EXAMPLE_SCHEMA))
 
 
 def _manifest(
@@ -176,7 +176,7 @@ def _present(written: Counter[str], granule: int) -> dict[str, bool]:
 def _write(
     examples: DataFrame,
     arrangement: Arrangement,
-    folder: Path,
+    folder: Location,
     rows_per_part: int,
     vocabulary: int,
 ) -> tuple[Counter[str], tuple[str, ...]]:
@@ -187,7 +187,7 @@ def _write(
     """
     write = partial(
         write_lanes,
-        folder=str(folder),
+        folder=folder,
         granule=arrangement.granule,
         rows_per_part=rows_per_part,
         vocabulary=vocabulary,

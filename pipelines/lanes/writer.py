@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import ExitStack
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import PipelineError
+from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.lanes.files import SCHEMA, SIDES, index_path, padded_width, part_path, ragged
 from pipelines.lanes.index import IndexEntry, checksum, encode_index
 
@@ -28,7 +29,7 @@ WRITTEN = ", ".join(("lane int", "checksum string", *(f"{name} long" for name in
 def write_lanes(
     batches: Iterator[pa.RecordBatch],
     *,
-    folder: str,
+    folder: Location,
     granule: int,
     rows_per_part: int,
     vocabulary: int,
@@ -48,7 +49,7 @@ def write_lanes(
     Raises:
         PipelineError: A text has ids that the vocabulary does not have.
     """
-    writer = _LaneWriter(Path(folder), rows_per_part, vocabulary)
+    writer = _LaneWriter(folder, rows_per_part, vocabulary)
     for rows in _regroup(batches, granule):
         yield from writer.add(rows)
     yield from writer.finish()
@@ -77,7 +78,7 @@ def _regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Record
 class _LaneWriter:
     """Writes granules to the part files of one lane after the other, and the lane's index."""
 
-    def __init__(self, folder: Path, rows_per_part: int, vocabulary: int) -> None:
+    def __init__(self, folder: Location, rows_per_part: int, vocabulary: int) -> None:
         self._folder = folder
         self._rows_per_part = rows_per_part
         self._vocabulary = vocabulary
@@ -86,7 +87,7 @@ class _LaneWriter:
         self._index: list[IndexEntry] = []
         self._file: tuple[pa.OSFile, pa.RecordBatchFileWriter] | None = None
         self._path = folder
-        self._attempt = uuid.uuid4().hex
+        self._part = ExitStack()
 
     def add(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Writes a granule; yields the summary of the lane before when a new one begins."""
@@ -98,8 +99,9 @@ class _LaneWriter:
         if granules % self._rows_per_part == 0:
             self._close_part()
             self._path = part_path(self._folder, lane, granules // self._rows_per_part)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            sink = pa.OSFile(str(self._aside(self._path)), "wb")
+            # An attempt that dies leaves a hidden file, and another one writes its own.
+            aside = self._part.enter_context(storage.built_file(self._path))
+            sink = pa.OSFile(str(aside), "wb")
             self._file = (sink, pa.ipc.new_file(sink, SCHEMA))
         batch = rows.select(SCHEMA.names).cast(SCHEMA)
         self._count(batch)
@@ -142,9 +144,8 @@ class _LaneWriter:
         self._close_part()
         if self._lane >= 0:
             content, digest = encode_index(self._index)
-            path = index_path(self._folder, self._lane)
-            self._aside(path).write_bytes(content)
-            self._aside(path).replace(path)
+            with storage.built_file(index_path(self._folder, self._lane)) as aside:
+                aside.write_bytes(content)
             lane = {"lane": pa.array([self._lane], pa.int32()), "checksum": [digest]}
             counts = {name: [self._counts[name]] for name in COUNTED}
             yield pa.RecordBatch.from_pydict(lane | counts)
@@ -155,8 +156,4 @@ class _LaneWriter:
             file.close()
             sink.close()
             self._file = None
-            self._aside(self._path).replace(self._path)
-
-    def _aside(self, path: Path) -> Path:
-        # A name of its own: another attempt at the same task must not write into this file.
-        return path.with_name(f".{path.name}.{self._attempt}")
+            self._part.close()

@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import NORMALISING, architecture_of, check_framework
 from pipelines.models.spec import EncoderSpec
@@ -97,7 +99,7 @@ def check_start(config: Config) -> None:
     check_framework(ARCHITECTURES.load(kind), config)
 
 
-def read_encoder(folder: str | Path) -> tuple[EncoderSpec, Weights]:
+def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
     """Reads a sentence-transformers folder or a plain Hugging Face checkpoint.
 
     A plain checkpoint is given mean pooling and normalised embeddings.
@@ -106,7 +108,7 @@ def read_encoder(folder: str | Path) -> tuple[EncoderSpec, Weights]:
         InputError: With the key ``encoder.start``, for what is of no registered architecture, or
             is damaged, or holds numbers that are not finite.
     """
-    folder = Path(folder)
+    folder = local_folder(location(folder))
     try:
         modules = folder_modules(folder)
         spec, weights = folder_architecture(folder, modules).folder.read(folder, modules)
@@ -121,10 +123,10 @@ def read_encoder(folder: str | Path) -> tuple[EncoderSpec, Weights]:
 
 
 def write_encoder(
-    folder: Path,
+    folder: Location,
     spec: EncoderSpec,
     weights: Mapping[str, np.ndarray],
-    tokenizer_folder: Path,
+    tokenizer_folder: Location,
     card: str,
 ) -> None:
     """Writes a sentence-transformers folder, whole or not at all.
@@ -141,8 +143,8 @@ def write_encoder(
     """
     check_weights(spec, weights)
     write = architecture_of(spec).folder.write
-    with storage.new_folder(folder) as aside:
-        modules = write(aside, spec, weights, tokenizer_folder)
+    with storage.built_folder(folder) as aside:
+        modules = write(aside, spec, weights, local_folder(tokenizer_folder))
         if spec.normalise:
             modules[NORMALISING] = f"{len(modules)}_{NORMALISING}"
             (aside / modules[NORMALISING]).mkdir()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipelines.files import storage
+from pipelines.files.locations import Location
 
 HISTORY = "history.jsonl"
 
 
-def read(target: Path) -> list[dict[str, Any]]:
+def read(target: Location) -> list[dict[str, Any]]:
     """The lines, the oldest first, but for those that a killed process has left torn."""
     return [line for line in map(_parsed, _lines(target)) if line is not None]
 
 
-def add(target: Path, line: Mapping[str, Any]) -> None:
+def add(target: Location, line: Mapping[str, Any]) -> None:
     """Adds a line, whole or not at all; a torn one at the end gives way to it."""
     lines = _lines(target)
     if lines and _parsed(lines[-1]) is None:
@@ -26,7 +26,7 @@ def add(target: Path, line: Mapping[str, Any]) -> None:
     storage.write_text(target / HISTORY, text, durable=True)
 
 
-def _lines(target: Path) -> list[str]:
+def _lines(target: Location) -> list[str]:
     path = target / HISTORY
     # A process may have been killed between the bytes of one character.
     return path.read_text("utf-8", "replace").splitlines() if path.is_file() else []

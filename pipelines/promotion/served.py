@@ -28,7 +28,10 @@ from typing import Any
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import locks, storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.promotion import history
+from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
 CURRENT = "current"
 VERSIONS = "versions"
@@ -44,13 +47,13 @@ _WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 logger = logging.getLogger(__name__)
 
 
-def served_model(target: str | Path) -> Path | None:
+def served_model(target: str | Location) -> Location | None:
     """The folder of the model in service, which stays as it is; None where there is none.
 
     Raises:
         InputError: ``current`` is not what a promotion has written, or leads nowhere.
     """
-    folder = Path(target).absolute()
+    folder = location(target).absolute()
     found = _pointed(folder)
     if found is not None and not found.is_dir():
         pointer = folder / CURRENT
@@ -58,7 +61,34 @@ def served_model(target: str | Path) -> Path | None:
     return found
 
 
-def served_name(target: Path) -> str | None:
+def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) -> Path:
+    """The folder of the model in service on this machine, for whoever serves it.
+
+    From a store it is copied once, and compared with the digest that was noted when it was
+    promoted. The copy stays as it is when another model is promoted: ask again to have that one.
+
+    Args:
+        target: ``promotion.target``.
+        stores: How object stores are reached.
+
+    Raises:
+        InputError: Nothing is in service, or what was copied is not what was promoted.
+    """
+    folder = served_model(location(target, stores))
+    if folder is None:
+        raise InputError(KEY, f"nothing is in service in {target}", "promote a model first")
+    wanted = read_record(folder).get("model")
+
+    def check(copy: Path) -> None:
+        if wanted not in (None, storage.digest_folder(copy, without=(RECORD,))):
+            raise InputError(
+                KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
+            )
+
+    return local_folder(folder, check)
+
+
+def served_name(target: Location) -> str | None:
     """The name of the version that ``current`` leads to, be it there or not.
 
     Raises:
@@ -68,14 +98,21 @@ def served_name(target: Path) -> str | None:
     return None if found is None else found.name
 
 
-def versions(target: str | Path) -> list[str]:
+def versions(target: str | Location) -> list[str]:
     """The versions that are kept, the oldest first."""
-    folder = Path(target).absolute() / VERSIONS
-    names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
-    return sorted((name for name in names if name.isdecimal()), key=int)
+    folder = location(target).absolute() / VERSIONS
+    found = listed(folder, "*")
+    return sorted(
+        (path.name for path in found if path.name.isdecimal() and _is_whole(path)), key=int
+    )
 
 
-def read_record(version: Path) -> dict[str, Any]:
+def _is_whole(version: Location) -> bool:
+    """In a store, a version is whole once it has its record, which is written last."""
+    return isinstance(version, Path) or (version / RECORD).is_file()
+
+
+def read_record(version: Location) -> dict[str, Any]:
     """What ``promotion.json`` says of a version; empty for a folder that was put there by hand."""
     path = version / RECORD
     record: dict[str, Any] = storage.read_json(path) if path.is_file() else {}
@@ -83,7 +120,7 @@ def read_record(version: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def exclusive(target: Path) -> Iterator[None]:
+def exclusive(target: Location) -> Iterator[None]:
     """Keeps all others from changing the folder, and clears up what killed processes have left.
 
     Raises:
@@ -101,7 +138,7 @@ def exclusive(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def copied(target: Path, model: Path, record: dict[str, Any]) -> Iterator[Path]:
+def copied(target: Location, model: Location, record: dict[str, Any]) -> Iterator[Location]:
     """Yields a copy of a model beside the versions, which ends with the block unless it is placed.
 
     It takes as long as it takes: others may promote meanwhile.
@@ -115,27 +152,37 @@ def copied(target: Path, model: Path, record: dict[str, Any]) -> Iterator[Path]:
     with _lock(target, _COPYING, shared=True):
         aside = folder / f".{uuid.uuid4().hex[:8]}.part"
         try:
-            shutil.copytree(model, aside)
+            storage.copy_folder(model, aside)
             if storage.digest_folder(aside) != record["model"]:
                 raise PipelineError(f"{model} has changed while it was copied")
             storage.write_json(aside / RECORD, record)
             storage.flush_tree(aside)
             yield aside
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            storage.discard_folder(aside)
 
 
-def place(target: Path, copy: Path) -> str:
+def place(target: Location, copy: Location) -> str:
     """Makes a copy the next version, which is not in service yet, and returns its name."""
     numbers = [*versions(target), *(line["version"] for line in history.read(target))]
     version = f"{max(map(_number, numbers), default=0) + 1:05d}"
-    copy.rename(target / VERSIONS / version)
+    _move(copy, target / VERSIONS / version)
     storage.flush(target / VERSIONS)
     storage.flush(target)
     return version
 
 
-def put_in_service(target: Path, version: str, why: str) -> None:
+def _move(copy: Location, version: Location) -> None:
+    if isinstance(copy, RemotePath):
+        record = read_record(copy)
+        (copy / RECORD).unlink()
+        storage.move_folder(copy, version)
+        storage.write_json(version / RECORD, record)
+    else:
+        storage.move_folder(copy, version)
+
+
+def put_in_service(target: Location, version: str, why: str) -> None:
     """Makes a version the one in service, at once for every reader, and notes it.
 
     Raises:
@@ -143,22 +190,29 @@ def put_in_service(target: Path, version: str, why: str) -> None:
     """
     locks.check_held()
     before = served_name(target)
-    pointer, content = target / CURRENT, f"{VERSIONS}/{version}"
+    _point(target / CURRENT, f"{VERSIONS}/{version}")
+    history.add(target, _entry(now(), who(), why, version, before))
+
+
+def _point(pointer: Location, content: str) -> None:
+    """By a link, or where there are none by a file with the same content."""
+    if isinstance(pointer, RemotePath):
+        storage.write_text(pointer, f"{content}\n")
+        return
     aside = storage.aside_name(pointer, ".part")
     try:
         aside.symlink_to(content)
         aside.replace(pointer)
-        storage.flush(target)
+        storage.flush(pointer.parent)
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
         storage.write_text(pointer, f"{content}\n", durable=True)
     finally:
         aside.unlink(missing_ok=True)
-    history.add(target, _entry(now(), who(), why, version, before))
 
 
-def predecessors(target: Path, version: str) -> Iterator[str]:
+def predecessors(target: Location, version: str) -> Iterator[str]:
     """The versions that were in service before one, the latest first, as far as they are kept."""
     kept = set(versions(target))
     before = read_record(target / VERSIONS / version).get("replaces")
@@ -167,7 +221,7 @@ def predecessors(target: Path, version: str) -> Iterator[str]:
         before = read_record(target / VERSIONS / before).get("replaces")
 
 
-def rolled_back_version(target: Path, digest: str) -> str | None:
+def rolled_back_version(target: Location, digest: str) -> str | None:
     """The newest version with this model that was rolled back, if it is still kept.
 
     It has a higher number than the version in service, and was in service once, unlike what a
@@ -183,7 +237,7 @@ def rolled_back_version(target: Path, digest: str) -> str | None:
     return None
 
 
-def prune(target: Path, keep: int) -> None:
+def prune(target: Location, keep: int) -> None:
     """Removes versions older than the one in service, but for so many that were so before it."""
     current = served_name(target)
     if current is None:
@@ -209,10 +263,10 @@ def who() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _pointed(target: Path) -> Path | None:
+def _pointed(target: Location) -> Location | None:
     pointer = target / CURRENT
-    if pointer.is_symlink():
-        return target / pointer.readlink()
+    if isinstance(pointer, Path) and pointer.is_symlink():
+        return pointer.parent / pointer.readlink()
     if pointer.is_file():
         return target / pointer.read_text(encoding="utf-8").strip()
     if pointer.exists():
@@ -225,7 +279,7 @@ def _number(version: str | None) -> int:
     return int(version) if version is not None and version.isdecimal() else 0
 
 
-def _add_missing_line(target: Path) -> None:
+def _add_missing_line(target: Location) -> None:
     """Adds the line of the history that a process was killed before it could add.
 
     It had replaced ``current`` by then.
@@ -254,7 +308,7 @@ def _formatted(time: datetime) -> str:
     return time.isoformat(timespec="seconds")
 
 
-def _remove_abandoned_copies(target: Path) -> None:
+def _remove_abandoned_copies(target: Location) -> None:
     # A copy that is being made now holds the lock, and stays.
     with suppress(locks.LockedError), locks.held(target / _COPYING, "promote"):
         for folder in (target / VERSIONS).glob(".*.part"):
@@ -262,7 +316,7 @@ def _remove_abandoned_copies(target: Path) -> None:
 
 
 @contextmanager
-def _lock(target: Path, name: str, *, shared: bool = False) -> Iterator[None]:
+def _lock(target: Location, name: str, *, shared: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             held = locks.held(target / name, "promote", shared=shared, wait_seconds=WAIT_SECONDS)
@@ -273,11 +327,15 @@ def _lock(target: Path, name: str, *, shared: bool = False) -> Iterator[None]:
         yield
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Location) -> None:
     """Removes a folder, or leaves it to the next promotion, since this one has done its work.
 
     NFS keeps files in a folder as long as a reader on the same machine has them open.
     """
+    if isinstance(folder, RemotePath):
+        (folder / RECORD).unlink(missing_ok=True)
+        storage.discard_folder(folder)
+        return
     try:
         if not folder.name.startswith("."):
             # So that half of it is never taken for a version.

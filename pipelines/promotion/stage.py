@@ -6,13 +6,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from pipelines import __version__
 from pipelines.errors import InputError, PipelineError, PromotionRefused
 from pipelines.files import storage
 from pipelines.files.folders import check_place
+from pipelines.files.locations import Location, location
 from pipelines.files.run_folder import RunFolder
 from pipelines.progress import activity
 from pipelines.promotion import history, served
@@ -33,7 +33,7 @@ class Promotion:
         judgements: What the gate said; nothing where the model was in service already.
     """
 
-    version: Path
+    version: Location
     judgements: Sequence[Judgement] = ()
 
 
@@ -41,7 +41,8 @@ class Promotion:
 class _Candidate:
     """A run's model with what was measured of it; see :func:`pipelines.workflow.evaluate`."""
 
-    model: Path
+    run: RunFolder
+    model: Location
     digest: str
     figures: Figures
     sets: dict[str, str]
@@ -65,7 +66,7 @@ def promote(config: Config) -> Promotion:
     check_place(served.KEY, target)
     in_service = served.served_model(target)
     known = served.read_record(in_service) if in_service else {}
-    verdict = RunFolder(candidate.model.parent).promotion
+    verdict = candidate.run.promotion
     if in_service and known.get("model") == candidate.digest:
         logger.info("this model is in service already: %s", in_service)
         # An earlier promotion of it may have been killed before its end.
@@ -93,7 +94,7 @@ def promote(config: Config) -> Promotion:
     return Promotion(target / served.VERSIONS / version, judgements)
 
 
-def roll_back(config: Config, to: str | None = None) -> Path:
+def roll_back(config: Config, to: str | None = None) -> Location:
     """Puts an older model back in service.
 
     Args:
@@ -117,7 +118,7 @@ def roll_back(config: Config, to: str | None = None) -> Path:
     return target / served.VERSIONS / version
 
 
-def _wanted(target: Path, to: str | None) -> str:
+def _wanted(target: Location, to: str | None) -> str:
     """The version to roll back to."""
     kept = served.versions(target)
     if to is not None:
@@ -138,7 +139,7 @@ def _wanted(target: Path, to: str | None) -> str:
 
 
 @contextmanager
-def _unchanged(target: Path, in_service: Path | None) -> Iterator[None]:
+def _unchanged(target: Location, in_service: Location | None) -> Iterator[None]:
     """Locks the target, provided that what is in service has not changed since it was compared."""
     with served.exclusive(target):
         if served.served_model(target) != in_service:
@@ -146,7 +147,7 @@ def _unchanged(target: Path, in_service: Path | None) -> Iterator[None]:
         yield
 
 
-def _refuse_without_current(target: Path) -> None:
+def _refuse_without_current(target: Location) -> None:
     """Refuses a target that has lost its link: its next model would pass as the first one."""
     kept = served.versions(target)
     records = (served.read_record(target / served.VERSIONS / name) for name in kept)
@@ -159,7 +160,9 @@ def _refuse_without_current(target: Path) -> None:
         )
 
 
-def _refuse_rolled_back(target: Path, candidate: _Candidate, in_service: Path | None) -> None:
+def _refuse_rolled_back(
+    target: Location, candidate: _Candidate, in_service: Location | None
+) -> None:
     """A job that is run again does not undo a rollback, which somebody has decided on."""
     version = served.rolled_back_version(target, candidate.digest)
     if version is None:
@@ -169,17 +172,17 @@ def _refuse_rolled_back(target: Path, candidate: _Candidate, in_service: Path | 
         f"this model is {version}, which was rolled back, "
         f"`rollback --to {version}` puts it in service again",
     )
-    verdict = RunFolder(candidate.model.parent).promotion
+    verdict = candidate.run.promotion
     _write_refusals(verdict, _record(candidate, in_service, ()), refusal)
     raise refusal
 
 
 def _record(
-    candidate: _Candidate, in_service: Path | None, judgements: Sequence[Judgement]
+    candidate: _Candidate, in_service: Location | None, judgements: Sequence[Judgement]
 ) -> dict[str, Any]:
     """What is recorded of a promotion, beside the model and in the run folder."""
     return {
-        "run": str(candidate.model.parent),
+        "run": str(candidate.run.path),
         "when": served.now(),
         "who": served.who(),
         "release": __version__,
@@ -191,15 +194,15 @@ def _record(
     }
 
 
-def _write_refusals(verdict: Path, record: dict[str, Any], *refusals: PromotionRefused) -> None:
+def _write_refusals(verdict: Location, record: dict[str, Any], *refusals: PromotionRefused) -> None:
     reasons = [str(refusal) for refusal in refusals]
     storage.write_json(verdict, record | {"promoted": False, "refusals": reasons})
 
 
-def _target(config: Config) -> Path:
+def _target(config: Config) -> Location:
     if config.promotion.target is None:
         raise InputError(served.KEY, "it is not set", "name the folder that models are served from")
-    return Path(config.promotion.target).absolute()
+    return location(config.promotion.target, config.storage).absolute()
 
 
 def _candidate(config: Config) -> _Candidate:
@@ -214,11 +217,11 @@ def _candidate(config: Config) -> _Candidate:
     digest = storage.digest_folder(model)
     if known["measured"]["model"] != digest:
         raise InputError("run.folder", f"{model} is not what was evaluated", AGAIN)
-    return _Candidate(model, digest, known["after"], known["measured"]["sets"])
+    return _Candidate(folder, model, digest, known["after"], known["measured"]["sets"])
 
 
 def _served_figures(
-    config: Config, candidate: _Candidate, in_service: Path, known: dict[str, Any]
+    config: Config, candidate: _Candidate, in_service: Location, known: dict[str, Any]
 ) -> Figures:
     """The figures of the model in service on the texts that the new one was measured on.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from pipelines.corpus.cleaning.languages import UNKNOWN
 from pipelines.corpus.funnel import FILES, PAIRS, ROWS
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.report.funnel import LOST
@@ -64,7 +64,7 @@ class StageTime:
     text_rate: str
 
 
-def write_corpus_report(prepared_folder: Path) -> Path:
+def write_corpus_report(prepared_folder: Location) -> Location:
     """Writes ``report.html`` of a prepared folder; what is not there leaves its section out.
 
     Args:
@@ -77,7 +77,7 @@ def write_corpus_report(prepared_folder: Path) -> Path:
     """
     folder = PreparedFolder(prepared_folder.absolute())
 
-    def read(path: Path) -> Any:
+    def read(path: Location) -> Any:
         return read_if_there(path, storage.read_json) or {}
 
     funnel: FunnelLines = read(folder.corpus.funnel) or []
@@ -115,7 +115,7 @@ def text_level(funnel: FunnelLines) -> str:
     return str(levels[-1]) if levels else ROWS
 
 
-def _manifest(path: Path) -> LaneManifest:
+def _manifest(path: Location) -> LaneManifest:
     return LaneManifest.load(path.parent)
 
 

@@ -7,7 +7,8 @@
   const texts = new Map(pairs.map((pair) => [pair, pair.querySelector("title").textContent.split("\n")]));
   pairs.forEach((pair) => pair.querySelector("title").remove());
   picked.hidden = false;
-  const advice = "Point at a line, or tap it, to read its two texts.";
+  const hasTexts = [...texts.values()].some(([left]) => left);
+  const advice = `Point at a line, or tap it, to read its ${hasTexts ? "two texts" : "ranks"}.`;
   ranks.textContent = advice;
 
   let current = null;

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipelines.files.locations import Location
 from pipelines.report.funnel import funnel_bars
 from pipelines.report.tables import points, with_margin
 from pipelines.report.text import shown
@@ -83,7 +84,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     return templates.get_template(template).render(values)
 
 
-def read_if_there(path: Path, reader: Callable[[Path], Value]) -> Value | None:
+def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value | None:
     """What a file holds; None where there is no such file."""
     return reader(path) if path.is_file() else None
 

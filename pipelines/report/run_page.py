@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.models import ARCHITECTURES
@@ -25,7 +25,7 @@ TEMPLATE = "page.html"
 _MAX_SCORES = 2
 
 
-def write_report(run_folder: Path, prepared_folder: Path) -> Path:
+def write_report(run_folder: Location, prepared_folder: Location) -> Location:
     """Writes ``report.html`` of a run; what is not there yet leaves its section out.
 
     Args:

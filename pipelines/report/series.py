@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+
+from pipelines.files.locations import Location
 
 Line = TypeVar("Line")
 
@@ -65,7 +66,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Location) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl`` or its like; half a line at the end is dropped.
 
     A run that was killed leaves one.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,10 @@ import numpy as np
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+from pipelines.files.versions import current
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Rows, Weights, load_weights, save_weights
 
@@ -55,12 +57,12 @@ class Checkpoint:
     moments: dict[str, np.ndarray]
 
 
-def checkpoint_path(run_folder: Path, step: int) -> Path:
+def checkpoint_path(run_folder: Location, step: int) -> Location:
     """Where the checkpoint before a step stands."""
     return RunFolder(run_folder).checkpoints / f"{_PREFIX}{step:08d}"
 
 
-def save_checkpoint(run_folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+def save_checkpoint(run_folder: Location, checkpoint: Checkpoint, keep: int) -> Location:
     """Writes a checkpoint aside, renames it, and prunes older ones.
 
     It is on the disk when this returns, where the file system can flush.
@@ -70,7 +72,7 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint, keep: int) -> Path
     """
     _check_finite(checkpoint)
     path = checkpoint_path(run_folder, checkpoint.step)
-    with storage.new_folder(path) as folder:
+    with storage.built_folder(path) as folder:
         files = {_WEIGHTS: checkpoint.weights, _MOMENTS: checkpoint.moments}
         written = [name for name, arrays in files.items() if arrays]
         for name in written:
@@ -88,7 +90,7 @@ def save_checkpoint(run_folder: Path, checkpoint: Checkpoint, keep: int) -> Path
     return path
 
 
-def prune_checkpoints(run_folder: Path, step: int, keep: int) -> None:
+def prune_checkpoints(run_folder: Location, step: int, keep: int) -> None:
     """Deletes old checkpoints, so that ``keep`` are left up to the one before ``step``."""
     # Newer ones, which may be torn, do not count: a whole one would be deleted for their sake.
     known = [known for known in checkpoint_steps(run_folder) if known <= step]
@@ -96,17 +98,16 @@ def prune_checkpoints(run_folder: Path, step: int, keep: int) -> None:
         storage.remove_folder(checkpoint_path(run_folder, old))
 
 
-def remove_torn_checkpoints(run_folder: Path) -> None:
+def remove_torn_checkpoints(run_folder: Location) -> None:
     """Removes what writers that are gone left unfinished, on whatever host they were.
 
     Args:
         run_folder: No other process writes to it now.
     """
-    for torn in RunFolder(run_folder).checkpoints.glob(f".{_PREFIX}*"):
-        shutil.rmtree(torn, ignore_errors=True)
+    storage.sweep(RunFolder(run_folder).checkpoints)
 
 
-def load_checkpoint(run_folder: Path, step: int, rows: Rows | None = None) -> Checkpoint:
+def load_checkpoint(run_folder: Location, step: int, rows: Rows | None = None) -> Checkpoint:
     """Reads the checkpoint before a step, whose files have the sizes that they had.
 
     Args:
@@ -115,7 +116,7 @@ def load_checkpoint(run_folder: Path, step: int, rows: Rows | None = None) -> Ch
     Raises:
         TornCheckpoint: It is not whole.
     """
-    path = checkpoint_path(run_folder, step)
+    path = _local(run_folder, step)
     state = _checked_state(path)
     return Checkpoint(
         step=step,
@@ -125,32 +126,32 @@ def load_checkpoint(run_folder: Path, step: int, rows: Rows | None = None) -> Ch
     )
 
 
-def load_spec(run_folder: Path, step: int) -> EncoderSpec:
+def load_spec(run_folder: Location, step: int) -> EncoderSpec:
     """Reads the encoder's shape of the checkpoint before a step."""
-    state = storage.read_json(checkpoint_path(run_folder, step) / _STATE)
+    state = storage.read_json(current(checkpoint_path(run_folder, step)) / _STATE)
     return EncoderSpec.from_json(state["encoder"])
 
 
-def check_checkpoint(run_folder: Path, step: int) -> None:
+def check_checkpoint(run_folder: Location, step: int) -> None:
     """Compares all of a checkpoint with what was written, which reads all of it.
 
     Raises:
         TornCheckpoint: It is not whole.
     """
-    path = checkpoint_path(run_folder, step)
+    path = _local(run_folder, step)
     for name, written in _checked_state(path)["files"].items():
         if _fingerprint(path / name) != written:
             raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
 
 
-def checkpoint_steps(run_folder: Path) -> list[int]:
+def checkpoint_steps(run_folder: Location) -> list[int]:
     """The steps that there are checkpoints before, whole or torn, oldest first."""
     names = (path.name for path in RunFolder(run_folder).checkpoints.glob(f"{_PREFIX}*"))
     numbers = (re.fullmatch(rf"{_PREFIX}(\d+)", name) for name in names)
     return sorted(int(found[1]) for found in numbers if found)
 
 
-def newest_whole_checkpoint(run_folder: Path, latest: int | None = None) -> int | None:
+def newest_whole_checkpoint(run_folder: Location, latest: int | None = None) -> int | None:
     """The newest step whose checkpoint is whole, and warns of newer ones that are not.
 
     Reads all of it, so the driver alone asks for it.
@@ -173,7 +174,7 @@ def newest_whole_checkpoint(run_folder: Path, latest: int | None = None) -> int 
     return None
 
 
-def newest_checkpoint(run_folder: Path) -> int:
+def newest_checkpoint(run_folder: Location) -> int:
     """The newest step to go on from; see :func:`newest_whole_checkpoint`.
 
     Raises:
@@ -187,6 +188,19 @@ def newest_checkpoint(run_folder: Path) -> int:
             "put one back, or begin anew with run.overwrite",
         )
     return step
+
+
+def _local(run_folder: Location, step: int) -> Path:
+    """The folder of a checkpoint, on this machine.
+
+    Raises:
+        TornCheckpoint: It cannot be copied from its store.
+    """
+    path = checkpoint_path(run_folder, step)
+    try:
+        return local_folder(path)
+    except OSError as error:
+        raise TornCheckpoint(f"{path} cannot be read ({error})") from error
 
 
 def _checked_state(path: Path) -> dict[str, Any]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 
 
 def add_evaluations(
-    run_folder: Path, step: int, figures: Mapping[str, Mapping[str, float]]
+    run_folder: Location, step: int, figures: Mapping[str, Mapping[str, float]]
 ) -> None:
     """Adds a line for each evaluation, in place of an earlier one of the same step.
 
@@ -30,14 +30,14 @@ def add_evaluations(
     _write(run_folder, sorted([*kept, *new], key=lambda line: line["step"]))
 
 
-def forget_evaluations(run_folder: Path, after: int) -> None:
+def forget_evaluations(run_folder: Location, after: int) -> None:
     """Drops the lines of steps that are made again, those after a step."""
     lines = read_evaluations(run_folder)
     if any(line["step"] > after for line in lines):
         _write(run_folder, [line for line in lines if line["step"] <= after])
 
 
-def read_evaluations(run_folder: Path) -> list[dict[str, Any]]:
+def read_evaluations(run_folder: Location) -> list[dict[str, Any]]:
     """The lines: ``step``, ``evaluation`` and the figures by metric; none if there is no file."""
     path = RunFolder(run_folder).evaluations
     if not path.exists():
@@ -45,7 +45,7 @@ def read_evaluations(run_folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _write(run_folder: Path, lines: list[dict[str, Any]]) -> None:
+def _write(run_folder: Location, lines: list[dict[str, Any]]) -> None:
     storage.write_text(
         RunFolder(run_folder).evaluations, "".join(f"{json.dumps(line)}\n" for line in lines)
     )

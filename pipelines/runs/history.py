@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.learning_rate import Horizon
 from pipelines.settings import Config
@@ -32,7 +32,7 @@ class Chapter:
     settings: dict[str, Any]
 
 
-def go_on(folder: Path, config: Config, first_step: int, last_step: int) -> tuple[Horizon, ...]:
+def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> tuple[Horizon, ...]:
     """Records the step from which changed settings apply, and logs the changes.
 
     Args:
@@ -92,6 +92,6 @@ def _log_changes(before: Chapter, now: Chapter) -> None:
     )
 
 
-def _read(folder: Path) -> list[Chapter]:
+def _read(folder: Location) -> list[Chapter]:
     path = RunFolder(folder).history
     return [Chapter(**chapter) for chapter in storage.read_json(path)] if path.exists() else []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from pipelines.files import storage
+from pipelines.files.line_log import LineLog
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.progress import WorkProgress
 from pipelines.runs.run import TrainingRun
@@ -16,7 +16,7 @@ from pipelines.runs.run import TrainingRun
 logger = logging.getLogger(__name__)
 
 
-def read_metrics_lines(run_folder: Path) -> Iterator[dict[str, Any]]:
+def read_metrics_lines(run_folder: Location) -> Iterator[dict[str, Any]]:
     """The metrics lines that are whole; none if there is no file."""
     path = RunFolder(run_folder).step_metrics
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -35,7 +35,7 @@ class MetricsLog:
     """
 
     def __init__(self, run: TrainingRun) -> None:
-        self._path = RunFolder(run.run_folder).step_metrics
+        self._lines = LineLog(RunFolder(run.run_folder).step_metrics)
         self._keep_lines_to(run.first_step)
         self._logged = run.first_step
         self._precision = _last_precision(run.run_folder)
@@ -53,6 +53,7 @@ class MetricsLog:
 
     def __exit__(self, *error: Any) -> None:
         self._progress.__exit__(*error)
+        self._lines.flush()
 
     def add(self, line: dict[str, Any]) -> None:
         """Takes a metrics line; called while the run goes on.
@@ -64,7 +65,7 @@ class MetricsLog:
             self._keep_lines_to(line["step"] - 1)
         self._logged = line["step"]
         self._warn_of_precision(line.get("precision"))
-        storage.add_line(self._path, json.dumps(line))
+        self._lines.add(json.dumps(line))
         rate = f"{line['examples_per_second']:.1f} examples/s"
         self._progress.show(line["step"], f"loss {line['loss']:.4f}  {rate}")
 
@@ -84,11 +85,7 @@ class MetricsLog:
         self._precision = precision or self._precision
 
     def _keep_lines_to(self, step: int) -> None:
-        if not self._path.exists():
-            return
-        lines = self._path.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if _is_before(line, step)]
-        storage.write_text(self._path, "".join(f"{line}\n" for line in kept))
+        self._lines.keep(lambda line: _is_before(line, step))
 
 
 def _is_before(line: str, step: int) -> bool:
@@ -99,7 +96,7 @@ def _is_before(line: str, step: int) -> bool:
         return False  # A driver that died while writing left half a line.
 
 
-def _last_precision(run_folder: Path) -> str | None:
+def _last_precision(run_folder: Location) -> str | None:
     """The precision of the last metrics line."""
     lines = list(read_metrics_lines(run_folder))
     return lines[-1].get("precision") if lines else None

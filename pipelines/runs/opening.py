@@ -7,12 +7,12 @@ import os
 import platform
 import shutil
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.locations import Location, RemotePath
 from pipelines.files.locks import LOCK_FILE
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
@@ -45,7 +45,7 @@ _LIBRARIES = (
 )
 
 
-def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> Path:
+def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> Location:
     """Makes the run folder, or opens it to resume; what is refused changes nothing.
 
     Raises:
@@ -65,7 +65,7 @@ def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> 
     return folder
 
 
-def check_run_folder(config: Config) -> tuple[Path, bool]:
+def check_run_folder(config: Config) -> tuple[Location, bool]:
     """Looks at what can be known of the run folder before there are lanes; changes nothing.
 
     Returns:
@@ -94,12 +94,12 @@ def check_run_folder(config: Config) -> tuple[Path, bool]:
     return folder, has_run
 
 
-def _of_a_run(folder: Path) -> tuple[Path, ...]:
+def _of_a_run(folder: Location) -> tuple[Location, ...]:
     """What a folder must hold to be taken for that of a run."""
     return (*RunFolder(folder).marks, RunFolder(folder).checkpoints)
 
 
-def _is_barely_begun(folder: Path) -> bool:
+def _is_barely_begun(folder: Location) -> bool:
     """Whether a folder is empty, or holds a run that was killed while its files were written."""
     names = {path.name for path in folder.iterdir() if path.suffix not in _TORN}
     names.discard(LOCK_FILE)
@@ -108,7 +108,7 @@ def _is_barely_begun(folder: Path) -> bool:
     return (begun and not checkpoint_steps(folder)) or not names
 
 
-def _has_learnt(folder: Path) -> bool:
+def _has_learnt(folder: Location) -> bool:
     """Whether a run has made a step that left anything; one that could not start has made none."""
     metrics = RunFolder(folder).step_metrics
     return any(checkpoint_steps(folder)) or (metrics.exists() and metrics.stat().st_size > 0)
@@ -132,7 +132,7 @@ def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[s
     }
 
 
-def _check_release(folder: Path) -> None:
+def _check_release(folder: Location) -> None:
     """Refuses a run of an earlier release, whose steps followed from lanes of another format."""
     if _known_identity(RunFolder(folder).plan).get("format") != FORMAT:
         raise InputError(
@@ -142,7 +142,7 @@ def _check_release(folder: Path) -> None:
         )
 
 
-def _check_same_run(folder: Path, identity: dict[str, Any]) -> None:
+def _check_same_run(folder: Location, identity: dict[str, Any]) -> None:
     """Refuses to go on with a run whose steps would be others, or teach something else."""
     known = _known_identity(RunFolder(folder).plan)
     for key, value in identity.items():
@@ -155,7 +155,7 @@ def _check_same_run(folder: Path, identity: dict[str, Any]) -> None:
             )
 
 
-def _known_identity(path: Path) -> dict[str, Any]:
+def _known_identity(path: Location) -> dict[str, Any]:
     """What the run was begun with."""
     try:
         known = storage.read_json(path)
@@ -178,7 +178,7 @@ def tell_if_finished(run: TrainingRun) -> None:
         )
 
 
-def _forget_run(folder: Path) -> None:
+def _forget_run(folder: Location) -> None:
     """Deletes what a run has written, but for ``plan.json``, which the next one replaces.
 
     Whenever it is killed, there is a run that can be resumed or overwritten, or one that is barely
@@ -196,8 +196,11 @@ def _forget_run(folder: Path) -> None:
         _delete(path)
 
 
-def _sweep(folder: Path, *patterns: str) -> None:
+def _sweep(folder: Location, *patterns: str) -> None:
     """Deletes what processes that were killed left half written or half deleted."""
+    if isinstance(folder, RemotePath):
+        storage.sweep(folder)
+        return
     for path in (path for pattern in patterns for path in folder.glob(pattern)):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -205,7 +208,7 @@ def _sweep(folder: Path, *patterns: str) -> None:
             path.unlink()
 
 
-def _delete(path: Path) -> None:
+def _delete(path: Location) -> None:
     """Deletes a file, or a folder as a whole, if it is there."""
     if path.is_dir() and not path.is_symlink():
         storage.remove_folder(path)
@@ -229,6 +232,6 @@ def environment() -> dict[str, str]:
     return found
 
 
-def can_resume(folder: Path) -> bool:
+def can_resume(folder: Location) -> bool:
     """Whether there is a checkpoint to go on from."""
     return bool(checkpoint_steps(folder))

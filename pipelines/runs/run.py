@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from pipelines.files.locations import Location
 from pipelines.lanes.files import LaneManifest, SideName
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
 from pipelines.losses import LOSSES
@@ -31,8 +31,8 @@ class TrainingRun:
     config: Config
     plan: BatchPlan
     manifest: LaneManifest
-    lanes_folder: Path
-    run_folder: Path
+    lanes_folder: Location
+    run_folder: Location
     first_step: int
     last_step: int
     horizons: tuple[Horizon, ...] = ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.metrics_log import read_metrics_lines
 from pipelines.runs.run import TrainingOutcome, TrainingRun
@@ -15,7 +15,7 @@ from pipelines.runs.run import TrainingOutcome, TrainingRun
 _OF_AN_EARLIER_MODEL = ("training", "after", "margin", "measured")
 
 
-def update_run_metrics(folder: Path, figures: Mapping[str, Any]) -> None:
+def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
     """Adds figures to the record, in place of earlier ones of the same names.
 
     Args:
@@ -25,7 +25,7 @@ def update_run_metrics(folder: Path, figures: Mapping[str, Any]) -> None:
     storage.write_json(RunFolder(folder).metrics, _read(folder) | dict(figures))
 
 
-def forget_earlier_model(folder: Path) -> None:
+def forget_earlier_model(folder: Location) -> None:
     """Takes out what is no longer true once a run that had a model goes on."""
     known = _read(folder)
     if known:
@@ -93,7 +93,7 @@ def _final_loss(lines: Sequence[Mapping[str, Any]]) -> float:
     return float(lines[-1]["loss"])
 
 
-def seconds_to(folder: Path, step: int) -> float:
+def seconds_to(folder: Location, step: int) -> float:
     """The seconds that the steps up to one took, of all tries, as ``metrics.jsonl`` has them.
 
     A try counts its seconds from its own first step.
@@ -108,6 +108,6 @@ def seconds_to(folder: Path, step: int) -> float:
     return total + last
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Location) -> dict[str, Any]:
     path = RunFolder(folder).metrics
     return dict(storage.read_json(path)) if path.exists() else {}

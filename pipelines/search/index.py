@@ -19,6 +19,7 @@ from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.search.exact import best_of_files, check_queries
 from pipelines.spark.errors import executor_failures
 
@@ -35,7 +36,7 @@ EXPANSION_SEARCH = 128
 """Candidates that are looked at for a query; more find more of the true neighbours."""
 
 
-def build_index(session: SparkSession, table: VectorTable) -> Path:
+def build_index(session: SparkSession, table: VectorTable) -> Location:
     """Builds the index of each file of a table; replaces what was there.
 
     Args:
@@ -115,7 +116,7 @@ def _identity(table: VectorTable) -> dict[str, Any]:
     return {"vector_column": table.vector, "files": stamps}
 
 
-def _path(folder: str | Path, file: VectorFile) -> Path:
+def _path(folder: str | Path, file: VectorFile) -> Location:
     return Path(folder) / f"{Path(file.path).stem}.usearch"
 
 

@@ -19,6 +19,7 @@ from pipelines.settings.objective import AnyObjective, ObjectiveSettings, object
 from pipelines.settings.prepared import PreparedSettings
 from pipelines.settings.promotion import PromotionSettings
 from pipelines.settings.run import RunSettings
+from pipelines.settings.storage import StorageSettings
 from pipelines.settings.tokens import TokenSettings
 from pipelines.settings.tracking import TrackingSettings
 from pipelines.settings.training import TrainingSettings
@@ -35,6 +36,7 @@ __all__ = [
     "PromotionSettings",
     "RunSettings",
     "Settings",
+    "StorageSettings",
     "TokenSettings",
     "TrackingSettings",
     "TrainingSettings",
@@ -57,6 +59,7 @@ class Config(Settings):
     embedding: EmbeddingSettings = EmbeddingSettings()
     promotion: PromotionSettings = PromotionSettings()
     run: RunSettings = RunSettings()
+    storage: StorageSettings = StorageSettings()
     spark: Mapping[str, str] = Field(
         default_factory=dict,
         description="Spark conf: `spark.master`, `spark.executor.memory`, any other `spark.*` key.",

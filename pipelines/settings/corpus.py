@@ -10,7 +10,7 @@ from pydantic import Field
 from pipelines.corpus.readers import FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import InputPath, LocalPath
+from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -70,6 +70,13 @@ class CorpusSettings(Settings):
     pairs_per_group: int = Field(
         default=10, ge=1, description="Most pairs that are made of one group."
     )
+    csv_multiline: bool = Field(
+        default=True,
+        description=(
+            "Whether quoted fields of CSV files may hold line ends. If not, several tasks read a "
+            "large file, and a line in which a quote stays open goes to the quarantine."
+        ),
+    )
     min_characters: int = Field(default=10, ge=1, description="Shorter texts are dropped.")
     max_characters: int = Field(default=5000, ge=1, description="Longer texts are dropped.")
     max_symbols: float = Field(
@@ -97,6 +104,13 @@ class CorpusSettings(Settings):
             "an earlier one and dropped; 0: none are. Unset: 0.8 for sentences, 0 otherwise."
         ),
     )
+    redact: str | None = Field(
+        default=None,
+        description=(
+            "Function from text to text, as `module:function`, that each text goes through on the "
+            "executors before it is cut, hashed or written."
+        ),
+    )
     max_record_megabytes: int = Field(
         default=16,
         ge=1,
@@ -108,6 +122,15 @@ class CorpusSettings(Settings):
         ge=0,
         le=1,
         description="Largest share of the rows that may be unreadable; more of them is an error.",
+    )
+    report_examples: int = Field(
+        default=3,
+        ge=0,
+        le=20,
+        description=(
+            "Texts that reports show of each reason why some are dropped, and held-out queries of "
+            "each kind; 0: no text is in statistics, quarantine, samples and reports."
+        ),
     )
     evaluation_share: float = Field(
         default=0.05,
@@ -121,7 +144,7 @@ class CorpusSettings(Settings):
     evaluation_pairs: int = Field(
         default=2000, ge=1, description="Most held-out pairs that are kept for evaluation."
     )
-    exclude: tuple[LocalPath, ...] = Field(
+    exclude: tuple[StoredPath, ...] = Field(
         default=(),
         description=(
             "Files (Parquet, CSV or JSON lines) whose texts must not be trained on, nor near "
@@ -145,6 +168,12 @@ class CorpusSettings(Settings):
                     f"`{language}` is no ISO 639 code",
                     "for example en, de or ko",
                 )
+        if self.redact is not None and re.fullmatch(r"[\w.]+:\w+", self.redact) is None:
+            raise InputError(
+                "corpus.redact",
+                f"`{self.redact}` is no module with a function",
+                "name it as `module:function`",
+            )
         if self.sentences and self.pairs != "single":
             raise InputError(
                 "corpus.sentences", f"`{self.pairs}` does not ask for it", "leave it out, or single"

@@ -8,13 +8,13 @@ from pydantic import Field
 
 from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import InputPath, LocalPath
+from pipelines.settings.paths import LocalInputPath, LocalPath, StoredPath
 
 
 class EmbeddingSettings(Settings):
     """Which table gets a column of vectors, and how."""
 
-    model: LocalPath | None = Field(
+    model: StoredPath | None = Field(
         default=None,
         description="A sentence-transformers folder; unset: `<run.folder>/model`.",
     )
@@ -22,7 +22,7 @@ class EmbeddingSettings(Settings):
         default="parquet",
         description="What the inputs are. `text`: a row for each line, in `text_column`.",
     )
-    inputs: tuple[InputPath, ...] = Field(
+    inputs: tuple[LocalInputPath, ...] = Field(
         default=(), description="Files, folders or globs; of `table` and `iceberg`: names."
     )
     text_column: str = Field(default="text", description="Column that holds the text.")

@@ -10,7 +10,7 @@ from pydantic import Field
 from pipelines.errors import InputError
 from pipelines.models import ARCHITECTURES
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import LocalPath
+from pipelines.settings.paths import StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EncoderSettings(Settings):
     """The encoder that is trained. Its shape is read from here only with `start: random`."""
 
-    start: LocalPath = Field(
+    start: StoredPath = Field(
         default="default",
         description="A checkpoint folder, `random`, or `default` (the packaged all-MiniLM-L6-v2).",
     )

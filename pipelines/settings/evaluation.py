@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipelines.settings.base import Settings
-from pipelines.settings.paths import LocalPath
+from pipelines.settings.paths import StoredPath
 
 
 class EvaluationSettings(Settings):
@@ -14,20 +14,20 @@ class EvaluationSettings(Settings):
     retrieval: bool = Field(
         default=True, description="Measure retrieval on the held-out pairs of the corpus."
     )
-    similarity: tuple[LocalPath, ...] = Field(
+    similarity: tuple[StoredPath, ...] = Field(
         default=(), description="Files of scored pairs (Parquet, CSV or JSON lines)."
     )
     similarity_columns: tuple[str, str, str] = Field(
         default=("sentence1", "sentence2", "score"), description="Two texts and their score."
     )
-    retrieval_sets: tuple[LocalPath, ...] = Field(
+    retrieval_sets: tuple[StoredPath, ...] = Field(
         default=(),
         description=(
             "Folders in BEIR's layout (`corpus.jsonl`, `queries.jsonl`, `qrels/*.tsv`), or one "
             "of the files in `qrels`; of a folder, `test.tsv`, or else `dev.tsv`."
         ),
     )
-    classification: tuple[LocalPath, ...] = Field(
+    classification: tuple[StoredPath, ...] = Field(
         default=(),
         description="Files of pairs with label 1 or 0 (Parquet, CSV or JSON lines).",
     )

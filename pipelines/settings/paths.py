@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,12 +17,21 @@ _MOUNT = "mount it and give the path that the driver and every executor see"
 # A single letter and a colon would be a drive, and a name without a slash may have a colon.
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/", re.IGNORECASE)
 _FILE = re.compile(r"file:(?:(?!//[^/])|//localhost(?=/))/*(?=/)", re.IGNORECASE)
+_IN_STORE = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<authority>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL
+)
+STORES = ("s3", "s3a", "s3n", "gs", "gcs", "abfss", "abfs", "hdfs", "viewfs")
+"""Schemes of the addresses of stores; fsspec may know others."""
+_WITH_BUCKET = STORES[:-2]
+_WITH_ACCOUNT = ("abfss", "abfs", "hdfs", "viewfs")
+# Databricks shows them as folders, and Spark's way to write them is no address of a store.
+_MOUNTED = ("file", "local", "dbfs")
 _BY_NAME = ("delta", "iceberg", "table")
 """Formats whose inputs Spark finds by itself: names, and addresses of Delta tables."""
 
 
 class IsPath:
-    """Marks the settings that name files and folders; see :data:`LocalPath`."""
+    """Marks the settings that name files and folders; see :data:`StoredPath`."""
 
 
 class NotLocalError(ValueError):
@@ -59,9 +69,51 @@ def local_path(given: str) -> str:
         ) from None
 
 
-def _checked(given: str) -> str:
-    try:
+def stored_path(given: str) -> str:
+    """An address in an object store as it is, or a path on a file system; see :func:`local_path`.
+
+    Raises:
+        NotLocalError: It is neither.
+    """
+    address = _IN_STORE.fullmatch(given)
+    if address is None or address["scheme"].lower() in _MOUNTED:
         return local_path(given)
+    scheme = address["scheme"].lower()
+    if scheme not in STORES and not _is_known_to_fsspec(scheme):
+        raise NotLocalError(
+            f"`{given}` is in no kind of store that is known", f"one of {', '.join(STORES)}"
+        )
+    if not address["authority"] and scheme in _WITH_BUCKET:
+        raise NotLocalError(f"`{given}` names no bucket", f"write {scheme}://BUCKET/FOLDER")
+    if "@" in address["authority"] and scheme not in _WITH_ACCOUNT:
+        raise NotLocalError(
+            f"`{given}` holds credentials",
+            "leave them to the environment; see docs/storage.md",
+        )
+    if ".." in address["path"].split("/"):
+        raise NotLocalError(f"`{given}` goes up", "write the address without `..`")
+    return given
+
+
+def _is_known_to_fsspec(scheme: str) -> bool:
+    try:
+        from fsspec.registry import known_implementations, registry
+    except ImportError:
+        return False
+    return scheme in known_implementations or scheme in registry
+
+
+def _checked_local(given: str) -> str:
+    return _told(local_path, given)
+
+
+def _checked(given: str) -> str:
+    return _told(stored_path, given)
+
+
+def _told(check: Callable[[str], str], given: str) -> str:
+    try:
+        return check(given)
     except NotLocalError as error:
         told = {"problem": error.problem, "remedy": error.remedy}
         raise PydanticCustomError(NOT_LOCAL, "{problem}, {remedy}", told) from None
@@ -71,8 +123,19 @@ def _checked_input(given: str, info: ValidationInfo) -> str:
     return given if info.data.get("format") in _BY_NAME else _checked(given)
 
 
-LocalPath = Annotated[str, AfterValidator(_checked), IsPath()]
+LocalPath = Annotated[str, AfterValidator(_checked_local), IsPath()]
 """A file or folder on a file system. Addresses of other kinds would make a folder of that name."""
+
+StoredPath = Annotated[str, AfterValidator(_checked), IsPath()]
+"""A file or folder on a file system or in an object store."""
+
+
+def _checked_local_input(given: str, info: ValidationInfo) -> str:
+    return given if info.data.get("format") in _BY_NAME else _checked_local(given)
+
+
+LocalInputPath = Annotated[str, AfterValidator(_checked_local_input), IsPath()]
+"""The same on a file system."""
 
 InputPath = Annotated[str, AfterValidator(_checked_input), IsPath()]
 """The same of a section with a `format`, set before it, where inputs may be tables."""

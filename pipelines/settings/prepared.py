@@ -5,15 +5,22 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipelines.settings.base import Settings
-from pipelines.settings.paths import LocalPath
+from pipelines.settings.paths import StoredPath
 
 
 class PreparedSettings(Settings):
     """Where the prepared corpus lives."""
 
-    folder: LocalPath = Field(
+    folder: StoredPath = Field(
         default="prepared", description="Folder that the driver and every executor can reach."
     )
     reuse: bool = Field(
         default=True, description="Keep a stage whose inputs and settings have not changed."
+    )
+    keep_units: bool = Field(
+        default=True,
+        description=(
+            "Keep the cleaned texts of each input file beside the corpus, so that the next "
+            "preparation reads new and changed files alone; about as large as the corpus."
+        ),
     )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
-from pipelines.settings.paths import LocalPath
+from pipelines.settings.paths import StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -21,7 +21,7 @@ Points = Annotated[float, Field(allow_inf_nan=False)]
 class PromotionSettings(Settings):
     """When a model takes the place of the one in service."""
 
-    target: LocalPath | None = Field(
+    target: StoredPath | None = Field(
         default=None,
         description="Folder that models are served from; `current` in it is the one in service.",
     )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
-from pipelines.settings.paths import LocalPath
+from pipelines.settings.paths import StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -20,7 +20,7 @@ SHORTEST_TEXT, LONGEST_TEXT = 8, 512
 class TokenSettings(Settings):
     """Vocabulary and token ids."""
 
-    vocabulary: LocalPath = Field(
+    vocabulary: StoredPath = Field(
         default="start",
         description="`start`: the start checkpoint's; `train`: a new one; or a folder.",
     )

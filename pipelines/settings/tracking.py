@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
-from pipelines.settings.paths import LocalPath
+from pipelines.settings.paths import StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -37,7 +37,7 @@ class TrackingSettings(Settings):
     mlflow_registered_model: str | None = Field(
         default=None, description="Register the model as a version of this one."
     )
-    tensorboard_folder: LocalPath | None = Field(
+    tensorboard_folder: StoredPath | None = Field(
         default=None,
         description=(
             "Event files go to a folder in it that is named after `run.folder`; unset: to "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +16,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import PipelineError
+from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source, listed
+from pipelines.spark.parquet_parts import (
+    Part,
+    data_files,
+    frame_from_parts,
+    parts_of_files,
+    read_footers,
+    read_part,
+    read_table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -37,12 +49,110 @@ def write_path(path: Path) -> str:
     return f"file://{path}"
 
 
-def write_single_file(frame: DataFrame, path: Path) -> None:
+def read_parquet(
+    session: SparkSession, path: Location, schema: StructType | None = None
+) -> DataFrame:
+    """A frame of a Parquet file, or of a folder of them.
+
+    Spark's own reader reads file systems. A store is read by pyarrow, so that no cluster needs a
+    connector for the address.
+
+    Args:
+        schema: Of the rows, if it is known; saves a look at the files.
+    """
+    if isinstance(path, Path):
+        reader = session.read if schema is None else session.read.schema(schema)
+        return reader.parquet(read_path(path))
+    return _by_executors(session, data_files(path), schema)
+
+
+def read_files(
+    session: SparkSession,
+    paths: Sequence[Location],
+    schema: StructType | None = None,
+    origin: str | None = None,
+) -> DataFrame:
+    """A frame of Parquet files of one schema, all of file systems or all of stores.
+
+    Args:
+        schema: Of the columns that are wanted, if it is known.
+        origin: Name of one more column: the address of the file that a row is from.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+    local = [read_path(path) for path in paths if isinstance(path, Path)]
+    if not local:
+        return _by_executors(session, paths, schema, origin)
+    frame = (session.read if schema is None else session.read.schema(schema)).parquet(*local)
+    return frame if origin is None else frame.withColumn(origin, F.input_file_name())
+
+
+def _by_executors(
+    session: SparkSession,
+    paths: Sequence[Location],
+    schema: StructType | None,
+    origin: str | None = None,
+) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    if schema is None:
+        schema = from_arrow_schema(pq.read_schema(arrow_source(paths[0])))
+    work = partial(_read_rows, columns=schema.names, origin=origin)
+    if origin is not None:
+        schema = StructType([*schema.fields, StructField(origin, StringType())])
+    parts = parts_of_files(paths)
+    if not parts:
+        return session.createDataFrame([], schema)
+    return frame_from_parts(session, parts, work, schema)
+
+
+def _read_rows(
+    parts: Iterator[Part], *, columns: Sequence[str], origin: str | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of files, with the columns in the order of the frame. Runs on an executor."""
+    for part in parts:
+        for batch in read_part(part, columns):
+            rows = batch.select(columns)
+            if origin is not None:
+                rows = rows.append_column(origin, pa.repeat(str(part.path), rows.num_rows))
+            yield rows
+
+
+def write_parquet(frame: DataFrame, path: Location) -> None:
+    """Writes a frame as a folder of Parquet files, a file of each partition.
+
+    Those of a store are written by the executors; see :func:`read_parquet`.
+    """
+    if isinstance(path, Path):
+        frame.write.parquet(write_path(path), compression="zstd")
+        return
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(frame.schema)
+    write = partial(_write_partition, function=iter, schema=schema, totals=Totals(()), folder=path)
+    frame.mapInArrow(write, Totals(()).ddl).collect()
+
+
+def write_single_file(frame: DataFrame, path: Location) -> None:
     """Writes a small table as one Parquet file."""
     parts = path.with_suffix(".parts")
-    frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
-    next(parts.glob("part-*")).rename(path)
-    shutil.rmtree(parts)
+    if isinstance(path, Path) and isinstance(parts, Path):
+        frame.coalesce(1).write.parquet(write_path(parts), compression="zstd")
+        next(parts.glob("part-*")).rename(path)
+        shutil.rmtree(parts)
+        return
+    with storage.built_file(path) as aside:
+        pq.write_table(_collected(frame), aside, compression="zstd")
+
+
+def _collected(frame: DataFrame) -> pa.Table:
+    """All rows of a small frame."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(frame.schema)
+    rows = [row.asDict() for row in frame.collect()]
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 @contextmanager
@@ -83,35 +193,39 @@ class Totals:
     Attributes:
         keys: One or more columns of strings; rows that agree in all of them are added up together.
         sums: Columns of int64 that are added up. The number of rows is, too, as `written`.
+        numbers: Columns of int64 in which rows that are added up agree, too.
     """
 
     keys: tuple[str, ...]
     sums: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
 
     @property
     def ddl(self) -> str:
         """The columns of the totals, in Spark's words."""
         keys = [f"`{name}` string" for name in self.keys]
-        return ", ".join([*keys, *(f"`{name}` long" for name in (*self.sums, _WRITTEN))])
+        longs = (*self.numbers, *self.sums, _WRITTEN)
+        return ", ".join([*keys, *(f"`{name}` long" for name in longs)])
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the totals: `keys`, `sums`, and `written`."""
-        sums = [(name, pa.int64()) for name in (*self.sums, _WRITTEN)]
-        return pa.schema([*((name, pa.string()) for name in self.keys), *sums])
+        """The columns of the totals: `keys`, `numbers`, `sums`, and `written`."""
+        longs = [(name, pa.int64()) for name in (*self.numbers, *self.sums, _WRITTEN)]
+        return pa.schema([*((name, pa.string()) for name in self.keys), *longs])
 
     def of(self, batch: pa.RecordBatch) -> pa.Table:
         """The totals of a batch of the frame. Runs on an executor."""
-        columns = {name: batch[name] for name in (*self.keys, *self.sums)}
+        columns = {name: batch[name] for name in (*self.keys, *self.numbers, *self.sums)}
         ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
         return self.merged(pa.table({**columns, _WRITTEN: ones}, schema=self.schema))
 
     def merged(self, totals: pa.Table) -> pa.Table:
         """Totals of several parts as those of the whole; sums of nothing but nulls are null."""
         summed = (*self.sums, _WRITTEN)
-        grouped = totals.group_by(list(self.keys), use_threads=False)
+        keys = (*self.keys, *self.numbers)
+        grouped = totals.group_by(list(keys), use_threads=False)
         added = grouped.aggregate([(name, "sum") for name in summed])
-        columns = {name: added[name] for name in self.keys}
+        columns = {name: added[name] for name in keys}
         columns |= {name: added[f"{name}_sum"] for name in summed}
         return pa.table(columns, schema=self.schema)
 
@@ -126,7 +240,7 @@ class Kept:
         partitions: The rows of each partition that has any, by its number.
     """
 
-    path: Path
+    path: Location
     frame: DataFrame
     partitions: Mapping[int, int]
 
@@ -137,7 +251,7 @@ class Kept:
 
     def to_arrow(self) -> pa.Table:
         """All rows, in this process: for frames that are known to be small."""
-        return pq.read_table(self.path)
+        return read_table(self.path)
 
 
 class Scratch:
@@ -150,7 +264,7 @@ class Scratch:
         folder: Is made, and removed when the context is left.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self._folder = folder
         self._frames = 0
 
@@ -158,7 +272,7 @@ class Scratch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        storage.discard_folder(self._folder)
 
     def keep(self, frame: DataFrame) -> DataFrame:
         """Computes the frame; what is returned reads the result."""
@@ -167,22 +281,14 @@ class Scratch:
     def keep_counted(self, frame: DataFrame) -> Kept:
         """As :meth:`keep`, with the number of rows, for which Spark runs no further job."""
         path = self._next_path()
-        frame.write.parquet(write_path(path), compression="zstd")
-        kept = frame.sparkSession.read.schema(frame.schema).parquet(read_path(path))
+        write_parquet(frame, path)
+        kept = read_parquet(frame.sparkSession, path, frame.schema)
         return Kept(path, kept, rows_by_partition(path))
 
     def keep_arrow(
         self, frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals
     ) -> tuple[DataFrame, pa.Table]:
-        """Applies a function to Arrow batches, as `mapInArrow` does, and keeps what it gives.
-
-        The executors write the files themselves: the rows of the result cost the JVM nothing.
-
-        Args:
-            frame: Its partitions are the batches of one call each.
-            function: From batches to batches.
-            schema: Of the batches that it gives.
-            totals: What to add up on the way.
+        """Applies a function to Arrow batches and keeps what it gives; see :func:`write_arrow`.
 
         Returns:
             The kept frame, and the totals of all its rows.
@@ -190,34 +296,54 @@ class Scratch:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         path = self._next_path()
-        path.mkdir(parents=True)
-        write = partial(
-            _write_partition, function=function, schema=schema, totals=totals, folder=str(path)
-        )
-        rows = [row.asDict() for row in frame.mapInArrow(write, totals.ddl).collect()]
-        found = totals.merged(pa.Table.from_pylist(rows, schema=totals.schema))
-        written = sum(found[_WRITTEN].to_pylist())
-        there = sum(rows_by_partition(path).values())
-        if there != written:
-            raise PipelineError(f"{path} holds {there} rows of the {written} that executors wrote")
+        found = write_arrow(frame, function, schema, totals, path)
         spark_schema = from_arrow_schema(schema)
-        return frame.sparkSession.read.schema(spark_schema).parquet(read_path(path)), found
+        return read_parquet(frame.sparkSession, path, spark_schema), found
 
-    def _next_path(self) -> Path:
+    def _next_path(self) -> Location:
         self._frames += 1
         return self._folder / str(self._frames)
 
 
-def rows_by_partition(folder: Path) -> dict[int, int]:
+def write_arrow(
+    frame: DataFrame, function: BatchFunction, schema: pa.Schema, totals: Totals, path: Location
+) -> pa.Table:
+    """Applies a function to Arrow batches, as `mapInArrow` does, and writes what it gives.
+
+    The executors write the files themselves: the rows of the result cost the JVM nothing.
+
+    Args:
+        frame: Its partitions are the batches of one call each.
+        function: From batches to batches.
+        schema: Of the batches that it gives.
+        totals: What to add up on the way.
+        path: A folder that is made.
+
+    Returns:
+        The totals of all rows.
+    """
+    path.mkdir(parents=True)
+    write = partial(_write_partition, function=function, schema=schema, totals=totals, folder=path)
+    rows = [row.asDict() for row in frame.mapInArrow(write, totals.ddl).collect()]
+    found = totals.merged(pa.Table.from_pylist(rows, schema=totals.schema))
+    written = sum(found[_WRITTEN].to_pylist())
+    there = sum(rows_by_partition(path).values())
+    if there != written:
+        raise PipelineError(f"{path} holds {there} rows of the {written} that executors wrote")
+    return found
+
+
+def rows_by_partition(folder: Location) -> dict[int, int]:
     """The rows of a folder that Spark wrote, by the number of the partition; from the footers.
 
     A partition without rows may be missing.
     """
     rows: Counter[int] = Counter()
-    for file in folder.glob("part-*.parquet"):
+    files = listed(folder, "part-*.parquet")
+    for file, footer in zip(files, read_footers(files), strict=True):
         found = re.match(r"part-(\d+)", file.name)
         assert found is not None, "Spark numbers its files"
-        rows[int(found[1])] += pq.read_metadata(file).num_rows
+        rows[int(found[1])] += footer.num_rows
     return dict(rows)
 
 
@@ -227,21 +353,21 @@ def _write_partition(
     function: BatchFunction,
     schema: pa.Schema,
     totals: Totals,
-    folder: str,
+    folder: Location,
 ) -> Iterator[pa.RecordBatch]:
-    """Writes a file per partition, aside and then renamed. Runs on an executor."""
+    """Writes a file per partition, as a whole. Runs on an executor."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None, "this runs in a task"
-    number, attempt = context.partitionId(), context.taskAttemptId()
-    # A name that Spark passes over, so that a task that dies leaves nothing that is read.
-    aside = Path(folder, f"_part-{number:05d}-{attempt}")
     found = totals.schema.empty_table()
-    with pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+    # A task that dies leaves at most a file that Spark passes over for its name.
+    with (
+        storage.built_file(folder / f"part-{context.partitionId():05d}.parquet") as aside,
+        pq.ParquetWriter(aside, schema, compression="zstd") as writer,
+    ):
         for batch in function(batches):
             if batch.num_rows:
-                writer.write_batch(batch)
+                writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
                 found = totals.merged(pa.concat_tables([found, totals.of(batch)]))
-    aside.replace(Path(folder, f"part-{number:05d}.parquet"))
     yield from found.to_batches()

@@ -7,6 +7,7 @@ on them does here. So Spark only distributes which task reads which part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.files.locations import Location, arrow_source, listed
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 T = TypeVar("T")
 
@@ -26,6 +30,7 @@ BATCH_BYTES = 8 * 2**20
 """Data, unpacked, that is in memory at a time, were all rows of one size."""
 MAX_ROWS = 2**16
 """Rows of a batch."""
+_READERS = 16
 
 
 @dataclass(frozen=True)
@@ -41,39 +46,68 @@ class Part:
     """
 
     name: str
-    path: str
+    path: Location
     row_groups: tuple[int, ...]
     rows: int
     size: int
 
 
-def find_parts(folder: Path) -> list[Part]:
+def data_files(folder: Location) -> list[Location]:
+    """The Parquet files of a folder, or the one that it is, but for hidden ones, by their names."""
+    if folder.suffix == ".parquet" and folder.is_file():
+        return [folder]
+    return [path for path in listed(folder, "*.parquet") if path.name[0] not in "._"]
+
+
+def read_footers(files: Sequence[Location]) -> list[pq.FileMetaData]:
+    """What stands at the end of each file, read by many threads: a store answers slowly."""
+    if not files:
+        return []
+    with ThreadPoolExecutor(min(_READERS, len(files))) as threads:
+        return list(threads.map(lambda file: pq.read_metadata(arrow_source(file)), files))
+
+
+def read_table(folder: Location, columns: Sequence[str] | None = None) -> pa.Table:
+    """All rows of a file or a folder of them, in this process."""
+    wanted = list(columns) if columns is not None else None
+    if isinstance(folder, Path):
+        return pq.read_table(folder, columns=wanted)
+    tables = [pq.read_table(arrow_source(file), columns=wanted) for file in data_files(folder)]
+    return pa.concat_tables(tables)
+
+
+def find_parts(folder: Location) -> list[Part]:
     """The parts of a folder of Parquet files that have any rows, by the names of the files."""
-    files = sorted(path for path in folder.glob("*.parquet") if path.name[0] not in "._")
-    return [part for number, path in enumerate(files) for part in _parts_of_file(path, number)]
+    return parts_of_files(data_files(folder))
 
 
-def find_files(folder: Path) -> list[Part]:
+def parts_of_files(files: Sequence[Location]) -> list[Part]:
+    """The parts of Parquet files that have any rows, in their order."""
+    footers = enumerate(zip(files, read_footers(files), strict=True))
+    return [
+        part for number, (path, footer) in footers for part in _parts_of_file(path, number, footer)
+    ]
+
+
+def find_files(folder: Location) -> list[Part]:
     """The files of a folder that have any rows, each as one part, however large it is."""
-    files = []
-    for path in sorted(folder.glob("*.parquet")):
-        metadata = pq.read_metadata(path)
+    files, paths = [], data_files(folder)
+    for path, metadata in zip(paths, read_footers(paths), strict=True):
         groups = range(metadata.num_row_groups)
         size = sum(metadata.row_group(index).total_byte_size for index in groups)
         if metadata.num_rows:
-            files.append(Part(path.stem, str(path), tuple(groups), metadata.num_rows, size))
+            files.append(Part(path.stem, path, tuple(groups), metadata.num_rows, size))
     return files
 
 
-def _parts_of_file(path: Path, number: int) -> Iterator[Part]:
-    metadata = pq.read_metadata(path)
+def _parts_of_file(path: Location, number: int, metadata: pq.FileMetaData) -> Iterator[Part]:
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     runs = _runs([group.total_byte_size for group in groups])
     for place, run in enumerate(runs):
         rows = sum(groups[index].num_rows for index in run)
         size = sum(groups[index].total_byte_size for index in run)
         if rows:
-            yield Part(f"part-{number:05d}-{place:05d}", str(path), tuple(run), rows, size)
+            yield Part(f"part-{number:05d}-{place:05d}", path, tuple(run), rows, size)
 
 
 def _runs(sizes: Sequence[int]) -> list[range]:
@@ -90,7 +124,7 @@ def _runs(sizes: Sequence[int]) -> list[range]:
 def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Reads those of the columns that the part has, in batches. Runs on an executor."""
     average = max(part.size // part.rows, 1)
-    with pq.ParquetFile(part.path) as file:
+    with pq.ParquetFile(arrow_source(part.path)) as file:
         yield from file.iter_batches(
             batch_size=min(max(BATCH_BYTES // average, 1), MAX_ROWS),
             row_groups=part.row_groups,
@@ -120,14 +154,14 @@ def frame_from_parts(
     session: SparkSession,
     parts: Sequence[Part],
     work: Callable[[Iterator[Part]], Iterator[pa.RecordBatch]],
-    schema: str,
+    schema: str | StructType,
 ) -> DataFrame:
     """Has tasks work on parts, small ones together, and makes a frame of what they yield.
 
     Args:
         parts: What is handed out; its files are seen by every executor under the same path.
         work: Runs on an executor; gets the parts of a task and yields rows.
-        schema: Of the rows, in Spark's words.
+        schema: Of the rows.
     """
     tasks = _tasks(parts)
     numbers = session.range(0, len(tasks), 1, len(tasks))

@@ -8,13 +8,11 @@ files with longer ones are then written once more.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial, reduce
 from operator import add
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +21,7 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder, TokensFolder
 from pipelines.progress import next_part
 from pipelines.settings import Config
@@ -33,6 +32,7 @@ from pipelines.spark.parquet_parts import (
     find_files,
     find_parts,
     read_part,
+    read_table,
 )
 from pipelines.tokens.encoding import (
     Encoded,
@@ -145,11 +145,13 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     limit = reading_limit(config)
     with storage.new_folder(prepared.tokens.path) as folder:
         tokenizer_folder = TokensFolder(folder).tokenizer
-        tokenizer_folder.mkdir()
         next_part("the tokenizer")
-        with Scratch(folder / "scratch") as scratch:
+        with (
+            Scratch(folder / "scratch") as scratch,
+            storage.inner_folder(tokenizer_folder) as made,
+        ):
             count = partial(count_words, session, parts, scratch, lowercase=config.tokens.lowercase)
-            write_tokenizer(tokenizer_folder, config, count, limit)
+            write_tokenizer(made, config, count, limit)
         next_part("token ids")
         sums = _write_examples(session, parts, folder, prompts, limit)
         max_length = limit
@@ -164,7 +166,7 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     return summary
 
 
-def check_tokens(folder: Path, config: Config) -> None:
+def check_tokens(folder: Location, config: Config) -> None:
     """Makes sure that tokens were prepared for the model that a configuration asks for.
 
     Args:
@@ -196,11 +198,7 @@ def check_tokens(folder: Path, config: Config) -> None:
 def _corpus_parts(prepared: PreparedFolder) -> list[Part]:
     source = prepared.corpus.pairs
     if not source.is_dir():
-        raise InputError(
-            "prepared.folder",
-            f"there is no corpus in {prepared.path}",
-            _AGAIN,
-        )
+        raise InputError("prepared.folder", f"there is no corpus in {prepared.path}", _AGAIN)
     parts = find_parts(source)
     if not parts:
         raise InputError(
@@ -208,7 +206,7 @@ def _corpus_parts(prepared: PreparedFolder) -> list[Part]:
             f"the corpus in {prepared.path} is empty",
             "run `sentence-pipelines prepare` with other corpus settings",
         )
-    if TEXT_COLUMNS[0] not in pq.read_schema(parts[0].path).names:
+    if TEXT_COLUMNS[0] not in pq.read_schema(arrow_source(parts[0].path)).names:
         raise InputError("prepared.folder", f"{source} has another format", _AGAIN)
     return parts
 
@@ -233,28 +231,30 @@ def _summary(
 def _write_examples(
     session: SparkSession,
     parts: Sequence[Part],
-    folder: Path,
+    folder: Location,
     prompts: Mapping[str, str],
     max_length: int,
 ) -> TaskSums:
     """Has the parts tokenised; returns the sums of all tasks."""
     TokensFolder(folder).examples.mkdir()
-    work = partial(tokenise_parts, folder=str(folder), prompts=prompts, max_length=max_length)
+    work = partial(tokenise_parts, folder=folder, prompts=prompts, max_length=max_length)
     with _attempts(folder):
         return reduce(add, collect_from_parts(session, parts, work))
 
 
-def _shorten_examples(session: SparkSession, folder: Path, sums: TaskSums, max_length: int) -> None:
+def _shorten_examples(
+    session: SparkSession, folder: Location, sums: TaskSums, max_length: int
+) -> None:
     """Has the files written once more that hold longer texts, if there are any."""
     if len(sums.longest) - 1 <= max_length:
         return
-    work = partial(shorten_parts, folder=str(folder), max_length=max_length)
+    work = partial(shorten_parts, folder=folder, max_length=max_length)
     with _attempts(folder):
         collect_from_parts(session, find_files(TokensFolder(folder).examples), work)
 
 
 @contextmanager
-def _attempts(folder: Path) -> Iterator[None]:
+def _attempts(folder: Location) -> Iterator[None]:
     """A folder for the files of attempts; those of attempts that were killed go with it."""
     with Scratch(folder / "attempts"):
         (folder / "attempts").mkdir()
@@ -262,7 +262,7 @@ def _attempts(folder: Path) -> Iterator[None]:
 
 
 def tokenise_parts(
-    parts: Iterator[Part], *, folder: str, prompts: Mapping[str, str], max_length: int
+    parts: Iterator[Part], *, folder: Location, prompts: Mapping[str, str], max_length: int
 ) -> Iterator[TaskSums]:
     """Writes a file of token ids for each part. Runs on an executor.
 
@@ -278,12 +278,12 @@ def tokenise_parts(
     Yields:
         The sums of all parts, once.
     """
-    encoder = _open_encoder(str(TokensFolder(Path(folder)).tokenizer), max_length)
+    encoder = _open_encoder(TokensFolder(folder).tokenizer, max_length)
     encoders = {name: PromptedEncoder(encoder, prompts.get(name, "")) for name in TEXT_COLUMNS}
     sums = TaskSums(np.zeros(1, np.int64), np.zeros(1, np.int64))
     for part in parts:
-        target = TokensFolder(Path(folder)).examples / f"{part.name}.parquet"
-        with _writer(target, Path(folder)) as writer:
+        target = TokensFolder(folder).examples / f"{part.name}.parquet"
+        with _writer(target, folder) as writer:
             for batch in read_part(part, _COLUMNS):
                 rows, some = tokenise_batch(batch, encoders)
                 writer.write_batch(rows)
@@ -291,7 +291,7 @@ def tokenise_parts(
     yield sums
 
 
-def shorten_parts(parts: Iterator[Part], *, folder: str, max_length: int) -> Iterator[int]:
+def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -> Iterator[int]:
     """Cuts the texts of files of token ids. Runs on an executor.
 
     A file without longer texts stays what it is, so an attempt may run twice here too.
@@ -306,10 +306,10 @@ def shorten_parts(parts: Iterator[Part], *, folder: str, max_length: int) -> Ite
     """
     written = 0
     for part in parts:
-        lengths = pq.read_table(part.path, columns=["length"]).column("length").to_numpy()
+        lengths = read_table(part.path, ["length"]).column("length").to_numpy()
         if lengths.max(initial=0) <= max_length:
             continue
-        with _writer(Path(part.path), Path(folder)) as writer:
+        with _writer(part.path, folder) as writer:
             for batch in read_part(part, SCHEMA.names):
                 writer.write_batch(shorten_batch(batch, max_length))
         written += 1
@@ -317,22 +317,23 @@ def shorten_parts(parts: Iterator[Part], *, folder: str, max_length: int) -> Ite
 
 
 @contextmanager
-def _writer(target: Path, folder: Path) -> Iterator[pq.ParquetWriter]:
-    """Writes a file aside, in the folder `attempts`, and renames it. Runs on an executor."""
-    attempt = folder / "attempts" / f"{target.stem}.{uuid.uuid4().hex}"
-    with pq.ParquetWriter(
-        attempt, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
-    ) as writer:
+def _writer(target: Location, folder: Location) -> Iterator[pq.ParquetWriter]:
+    """Writes a file aside, in the folder `attempts`. Runs on an executor."""
+    with (
+        storage.built_file(target, aside_in=folder / "attempts") as attempt,
+        pq.ParquetWriter(
+            attempt, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
+        ) as writer,
+    ):
         yield writer
-    attempt.replace(target)
 
 
 @lru_cache(maxsize=1)
-def _open_encoder(tokenizer_folder: str, max_length: int) -> TextEncoder:
+def _open_encoder(tokenizer_folder: Location, max_length: int) -> TextEncoder:
     """Kept between the tasks of a Python worker, with the words that it has seen."""
     # One task has one core; the library would start a thread for every core of the machine.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return open_encoder(load_tokenizer(Path(tokenizer_folder)), max_length)
+    return open_encoder(load_tokenizer(tokenizer_folder), max_length)
 
 
 def tokenise_batch(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import location
 from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
 
@@ -38,7 +40,7 @@ def default_start() -> Path:
 
 
 def start_folder(config: Config) -> Path | None:
-    """The folder of the start checkpoint; None with ``encoder.start: random``.
+    """The folder of the start checkpoint on this machine; None with ``encoder.start: random``.
 
     Raises:
         InputError: There is no such folder.
@@ -48,14 +50,14 @@ def start_folder(config: Config) -> Path | None:
         return None
     if start == "default":
         return default_start()
-    folder = Path(start)
+    folder = location(start, config.storage)
     if not folder.is_dir():
         raise InputError(
             "encoder.start",
             f"there is no folder {start}",
             "a checkpoint folder, `random`, `default`",
         )
-    return folder
+    return local_folder(folder)
 
 
 def folder_modules(folder: Path) -> dict[str, str]:

@@ -13,6 +13,8 @@ from tokenizers.processors import TemplateProcessing
 
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, location
 from pipelines.settings import Config, TokenSettings
 from pipelines.tokens.start import MODULES_FILE, check_vocabulary, default_start, start_folder
 from pipelines.tokens.vocabulary_learning import (
@@ -61,9 +63,9 @@ def check_tokenizer(config: Config) -> Path | None:
     check_vocabulary(config)
     if config.tokens.vocabulary == "train":
         return None
-    key, source = "tokens.vocabulary", Path(config.tokens.vocabulary)
+    key, source = "tokens.vocabulary", named_tokenizer(config)
     if config.tokens.vocabulary == "start":
-        key, source = "encoder.start", start_folder(config) or default_start()
+        key = "encoder.start"
     if _read_tokenizer(key, source).num_special_tokens_to_add(is_pair=False) != 2:
         raise InputError(
             key, f"the tokenizer in {source} adds no [CLS] or [SEP]", "one of a BERT-family model"
@@ -71,12 +73,19 @@ def check_tokenizer(config: Config) -> Path | None:
     return source
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def named_tokenizer(config: Config) -> Path:
+    """The folder, on this machine, of the tokenizer that the settings name."""
+    if config.tokens.vocabulary == "start":
+        return start_folder(config) or default_start()
+    return local_folder(location(config.tokens.vocabulary, config.storage))
+
+
+def load_tokenizer(folder: Location) -> Tokenizer:
     """The folder's tokenizer, which neither cuts nor pads."""
-    return _read_tokenizer("tokens.vocabulary", folder)
+    return _read_tokenizer("tokens.vocabulary", local_folder(folder))
 
 
-def vocabulary_size(folder: Path) -> int:
+def vocabulary_size(folder: Location) -> int:
     """Rows of a word embedding for the folder's tokenizer: one more than its largest id."""
     return max(load_tokenizer(folder).get_vocab().values()) + 1
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pipelines.settings import TrackingSettings
+from pipelines.files.locations import location
+from pipelines.files.run_folder import RunFolder
+from pipelines.settings import StorageSettings, TrackingSettings
 
 Status = Literal["finished", "failed", "killed"]
 
@@ -16,7 +18,8 @@ class RunStart:
     """What is known of a run when it begins, or goes on.
 
     Attributes:
-        run_folder: Absolute path of the run folder.
+        run_folder: Absolute path of the run folder, or its address.
+        storage: How stores are reached.
         settings: The section ``tracking``.
         parameters: The whole configuration, flat: dotted key to text.
         config: The same as YAML.
@@ -25,11 +28,17 @@ class RunStart:
     """
 
     run_folder: str
+    storage: StorageSettings
     settings: TrackingSettings
     parameters: Mapping[str, str]
     config: str
     program: str
     first_step: int | None
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder."""
+        return RunFolder(location(self.run_folder, self.storage))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,8 @@ from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, Tens
 
 import pipelines  # noqa: E402
 from pipelines.files import storage  # noqa: E402
-from pipelines.files.run_folder import RunFolder  # noqa: E402
+from pipelines.files.copies import local_folder  # noqa: E402
+from pipelines.files.locations import Location, location  # noqa: E402
 from pipelines.settings.redaction import without_password  # noqa: E402
 from pipelines.tracking import pyfunc  # noqa: E402
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart  # noqa: E402
@@ -64,7 +65,7 @@ class MlflowTracker:
         # A run stays in the experiment that it was begun in.
         if known is None and settings.mlflow_experiment is not None:
             mlflow.set_experiment(settings.mlflow_experiment)
-        name = settings.mlflow_run_name or Path(start.run_folder).name
+        name = settings.mlflow_run_name or start.folder.path.name
         tags = {"mlflow.source.name": start.program, "run.folder": start.run_folder}
         run = mlflow.start_run(run_id=known, run_name=None if known else name, tags=tags)
         self._run_id = run.info.run_id
@@ -94,12 +95,24 @@ class MlflowTracker:
     def finish(self, end: RunEnd) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         for file in end.files:
-            mlflow.log_artifact(file)
+            self._log_file(file)
         if end.model is not None:
-            self._keep_model(Path(end.model), end.step)
+            self._keep_model(self._local(end.model), end.step)
         if end.problem:
             mlflow.set_tag("problem", end.problem)
         mlflow.end_run(_STATUS[end.status])
+
+    def _log_file(self, file: str) -> None:
+        assert self._start is not None
+        path = location(file, self._start.storage)
+        if isinstance(path, Path):
+            mlflow.log_artifact(file)
+        else:
+            mlflow.log_text(path.read_text(), path.name)
+
+    def _local(self, folder: str) -> Path:
+        assert self._start is not None
+        return local_folder(location(folder, self._start.storage))
 
     def _keep_model(self, folder: Path, step: int) -> None:
         """Logs a model, unless this run has it already: a finished training may be called again."""
@@ -204,9 +217,9 @@ def release(version: str) -> str:
     return version.partition("+")[0]
 
 
-def id_path(start: RunStart) -> Path:
+def id_path(start: RunStart) -> Location:
     """Where the id of MLflow's run is kept, and what was logged of the model."""
-    return RunFolder(Path(start.run_folder)).tracking / "mlflow.json"
+    return start.folder.tracking / "mlflow.json"
 
 
 def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from pipelines.settings import TrackingSettings
+from pipelines.settings import StorageSettings, TrackingSettings
 from pipelines.tracking import tracker_class
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Tracker
 
@@ -69,8 +69,11 @@ def one_line(error: Exception) -> str:
 
 
 def _start(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    settings = TrackingSettings.model_validate(given["settings"])
-    tracker.start(RunStart(**{**given, "settings": settings}))
+    sections = {
+        "settings": TrackingSettings.model_validate(given["settings"]),
+        "storage": StorageSettings.model_validate(given["storage"]),
+    }
+    tracker.start(RunStart(**{**given, **sections}))
 
 
 def _log(tracker: Tracker, given: Mapping[str, Any]) -> None:

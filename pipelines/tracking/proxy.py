@@ -6,6 +6,7 @@ process cannot deliver, the thread tries again now and then, while the queue kee
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.files.run_folder import RunFolder
+from pipelines.files.copies import cache_folder
 from pipelines.tracking import REGISTRY
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
 from pipelines.tracking.process import one_line
@@ -108,8 +109,11 @@ class TrackerProxy:
     def _deliver(self) -> None:
         process = self._running_process()
         if not process.has_started:
-            settings = self._start.settings.model_dump()
-            process.ask("start", asdict(self._start) | {"settings": settings})
+            sections = {
+                "settings": self._start.settings.model_dump(),
+                "storage": self._start.storage.model_dump(),
+            }
+            process.ask("start", asdict(self._start) | sections)
             process.has_started = True
             # Another process goes on with what this one has written.
             self._start = replace(self._start, first_step=None)
@@ -168,7 +172,12 @@ class TrackerProxy:
 
 def log_path(start: RunStart, name: str) -> Path:
     """Where a tracker's process writes what it and its library have to say."""
-    return RunFolder(Path(start.run_folder)).tracking / f"{name}.log"
+    folder = start.folder.tracking
+    if isinstance(folder, Path):
+        return folder / f"{name}.log"
+    # The process appends to it, which no store can.
+    digest = hashlib.sha256(start.run_folder.encode()).hexdigest()[:16]
+    return cache_folder(start.storage) / "logs" / digest / f"{name}.log"
 
 
 class TrackerProcess:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
+from pipelines.files.locations import Location
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
@@ -27,10 +27,11 @@ class RunTracking:
         first_step: The step that training goes on from; None if nothing is trained.
     """
 
-    def __init__(self, config: Config, run_folder: Path, first_step: int | None = None) -> None:
+    def __init__(self, config: Config, run_folder: Location, first_step: int | None = None) -> None:
         self._settings = config.tracking
         self._start = RunStart(
             run_folder=str(run_folder),
+            storage=config.storage,
             settings=config.tracking,
             parameters=names.parameters(config),
             config=configuration.dump(without_secrets(config)),
@@ -53,7 +54,7 @@ class RunTracking:
         for proxy in self._proxies:
             proxy.log(point)
 
-    def keep(self, *files: Path, model: Path | None = None) -> None:
+    def keep(self, *files: Location, model: Location | None = None) -> None:
         """Names what is to be kept of the run when it ends; files that are not there are not."""
         self._files += [str(file) for file in files if file.is_file()]
         self._model = str(model) if model is not None else self._model

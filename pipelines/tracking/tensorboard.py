@@ -7,8 +7,11 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from pipelines.files.run_folder import RunFolder
+from pipelines.files.conditional import create
+from pipelines.files.locations import Location, RemotePath, location
+from pipelines.files.versions import put_folder
 from pipelines.quiet import import_without
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
 
@@ -20,6 +23,8 @@ LOSS = "training/loss"
 MARKER = "run-folder.txt"
 """Says in a shared folder whose event files lie beside it."""
 FLUSH_SECONDS = 2
+PUBLISH_SECONDS = 30.0
+"""Between two copies of the event files to an object store."""
 
 
 class TensorBoardTracker:
@@ -27,7 +32,9 @@ class TensorBoardTracker:
 
     def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
-        self._folder = Path()
+        self._folder: Location = Path()
+        self._written = TemporaryDirectory(prefix="sentence-pipelines-")
+        self._published = 0.0
         self._trained = 0
 
     def start(self, start: RunStart) -> None:
@@ -53,42 +60,57 @@ class TensorBoardTracker:
                 self._trained = point.step
             for name, value in point.values.items():
                 self._writer.add_scalar(name, value, point.step, walltime=point.time)
+        if time.monotonic() - self._published > PUBLISH_SECONDS:
+            self._publish()
 
     def finish(self, end: RunEnd) -> None:
         """See :class:`pipelines.tracking.base.Tracker`."""
         assert self._writer is not None
         self._writer.close()
+        self._publish()
+        self._written.cleanup()
+
+    def _publish(self) -> None:
+        """Copies the event files to a store, where they cannot grow."""
+        self._published = time.monotonic()
+        if isinstance(self._folder, RemotePath) and self._writer is not None:
+            self._writer.flush()
+            put_folder(Path(self._written.name), self._folder)
 
     def _open(self, purge_step: int | None) -> None:
         # Two files of one second would have one name otherwise.
         suffix = f".{os.getpid()}.{time.monotonic_ns()}"
         self._writer = SummaryWriter(
-            str(self._folder),
+            str(self._folder if isinstance(self._folder, Path) else self._written.name),
             purge_step=purge_step,
             flush_secs=FLUSH_SECONDS,
             filename_suffix=suffix,
         )
 
 
-def event_folder(start: RunStart) -> Path:
+def event_folder(start: RunStart) -> Location:
     """Where the event files of a run are; a place in a shared folder is taken for it.
 
     That is the name of the run folder. If another run folder of that name came first, or the
     owner of the files there is unknown, a digest of the path follows it.
     """
-    run_folder = Path(start.run_folder)
     if start.settings.tensorboard_folder is None:
-        return RunFolder(run_folder).tensorboard
-    plain = Path(start.settings.tensorboard_folder).absolute() / run_folder.name
-    digest = hashlib.sha256(str(run_folder).encode()).hexdigest()[:8]
+        return start.folder.tensorboard
+    shared = location(start.settings.tensorboard_folder, start.storage).absolute()
+    plain = shared / start.folder.path.name
+    digest = hashlib.sha256(start.run_folder.encode()).hexdigest()[:8]
     own = plain.with_name(f"{plain.name}-{digest}")
-    return own if own.exists() or not _take(plain, run_folder) else plain
+    return own if own.exists() or not _take(plain, start.run_folder) else plain
 
 
-def _take(folder: Path, run_folder: Path) -> bool:
+def _take(folder: Location, run_folder: str) -> bool:
     """Marks a folder of event files as a run's; False if it is not empty and not this run's."""
-    folder.mkdir(parents=True, exist_ok=True)
     marker = folder / MARKER
+    if isinstance(marker, RemotePath):
+        if not folder.exists():
+            create(marker, f"{run_folder}\n".encode())
+        return marker.is_file() and marker.read_text() == f"{run_folder}\n"
+    folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.iterdir()):
         try:
             with marker.open("x", encoding="utf-8") as file:

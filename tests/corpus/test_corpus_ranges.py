@@ -142,6 +142,34 @@ def test_tab_separated_records_know_no_quotes(tmp_path, rows, split, end):
     assert not quarantined(found)
 
 
+@CHECKS
+@given(
+    rows=st.lists(
+        st.tuples(st.text("aé\"' ,", max_size=5), st.text("b,", max_size=3)), max_size=12
+    ),
+    split=st.integers(1, 40),
+    end=ENDS,
+)
+def test_csv_whose_fields_hold_no_line_ends_may_be_cut_anywhere(tmp_path, rows, split, end):
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator=end)
+        writer.writerows([("text", "other"), *rows])
+    found = read(path, "csv", columns=("other", "text"), split=split, multiline=False)
+    assert without_bytes(found) == without_bytes(read(path, "csv", columns=("other", "text")))
+
+
+@CHECKS
+@given(lines=st.lists(st.tuples(FIELDS, ENDS), max_size=12), split=st.integers(1, 40))
+def test_lines_of_csv_are_the_same_however_it_is_cut(tmp_path, lines, split):
+    path = tmp_path / "a.csv"
+    path.write_bytes(("text,other\n" + "".join(map("".join, lines))).encode())
+    assume_text(path)
+    wanted = {"columns": ("other", "text"), "multiline": False}
+    whole = read(path, "csv", **wanted)
+    assert without_bytes(read(path, "csv", split=split, **wanted)) == without_bytes(whole)
+
+
 def test_small_files_and_big_ones_give_batches_of_bounded_size(tmp_path):
     lines = [json.dumps({"text": f"{number} " + "x" * 3000}) for number in range(4000)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))

@@ -5,7 +5,7 @@ import json
 import pytest
 from range_cases import quarantined, read, texts
 
-from pipelines.corpus.readers.csv_format import COMMAS, TABS, WRONG_FIELDS
+from pipelines.corpus.readers.csv_format import COMMAS, NOT_CLOSED_IN_LINE, TABS, WRONG_FIELDS
 from pipelines.corpus.readers.csv_parser import WRONG_QUOTES
 from pipelines.corpus.readers.json_lines import NOT_AN_OBJECT, NOT_JSON
 
@@ -107,6 +107,20 @@ def test_a_long_record_of_many_lines(tmp_path):
     text = "line\n" * 20_000
     rows = read(written(tmp_path, "a.csv", f'text\n"{text}"\nb\n'), "csv")
     assert texts(rows) == [text, "b"]
+
+
+def test_csv_whose_quotes_span_lines_although_they_may_not(tmp_path):
+    content = 'text\none\n"two\nlines"\n"th""ree"\n"fo"ur"\nfi"v"e\nsix,7\n\n'
+    rows = read(written(tmp_path, "a.csv", content), "csv", multiline=False)
+    assert texts(rows) == ["one", 'th"ree', 'fi"v"e']
+    assert quarantined(rows) == [
+        (9, NOT_CLOSED_IN_LINE),
+        (14, NOT_CLOSED_IN_LINE),
+        (31, NOT_CLOSED_IN_LINE),
+        (46, WRONG_FIELDS),
+    ]
+    rows = read(written(tmp_path, "b.csv", 'text\n"a"b"c"\nd\n'), "csv", multiline=False)
+    assert (texts(rows), quarantined(rows)) == (["d"], [(5, WRONG_QUOTES)])
 
 
 def test_csv_line_that_is_not_utf8(tmp_path):

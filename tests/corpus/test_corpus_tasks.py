@@ -27,18 +27,22 @@ def test_only_long_plain_files_are_cut(tmp_path):
     for name in ("a.txt", "b.txt.gz", "c.csv", "d.tsv"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(150 * MB)
-    plain, packed, csv, tab = (
-        list(split_file(tmp_path / name, kind))
-        for name, kind in (
-            ("a.txt", "text"),
-            ("b.txt.gz", "text"),
-            ("c.csv", "csv"),
-            ("d.tsv", "csv"),
+    plain, packed, csv, csv_of_lines, tab = (
+        list(split_file(tmp_path / name, kind, multiline=multiline))
+        for name, kind, multiline in (
+            ("a.txt", "text", True),
+            ("b.txt.gz", "text", True),
+            ("c.csv", "csv", True),
+            ("c.csv", "csv", False),
+            ("d.tsv", "csv", True),
         )
     )
     ranges = [(0, 64 * MB, 64 * MB), (64 * MB, 128 * MB, 64 * MB), (128 * MB, None, 22 * MB)]
     assert [(split.start, split.stop, split.size) for split in plain] == ranges
+    assert [(split.start, split.stop, split.size) for split in csv_of_lines] == ranges
     assert len(tab) == 3
+    (tmp_path / "c.csv").rename(tmp_path / "c.csv.gz")
+    assert len(list(split_file(tmp_path / "c.csv.gz", "csv", multiline=False))) == 1
     assert [(split.start, split.stop, split.size) for split in packed + csv] == [
         (0, None, 600 * MB),
         (0, None, 150 * MB),

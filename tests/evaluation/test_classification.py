@@ -12,11 +12,12 @@ from sklearn.metrics import f1_score
 from pipelines.errors import InputError
 from pipelines.evaluation.classification import (
     EVALUATION,
+    FILES,
     classification_figures,
     labelled_pairs,
 )
 from pipelines.evaluation.metrics import best_accuracy, best_f1
-from pipelines.evaluation.pairs import cosines_of
+from pipelines.evaluation.pairs import PairFiles, cosines_of
 from pipelines.settings import Config
 
 COLUMNS = ("sentence1", "sentence2", "label")
@@ -73,7 +74,7 @@ def test_equals_sentence_transformers(
     pq.write_table(
         pa.table(dict(zip(COLUMNS, map(list, zip(*PAIRS, strict=True)), strict=True))), path
     )
-    pairs = labelled_pairs(spark, str(path), COLUMNS)
+    pairs = labelled_pairs(spark, str(path), PairFiles(FILES, COLUMNS))
     load = reference_loader([text for *texts, _ in PAIRS for text in texts])
     figures = classification_figures(*cosines_of(pairs, load))
     check_against_library(figures, PAIRS, evaluator, reference)

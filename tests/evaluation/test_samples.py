@@ -123,6 +123,15 @@ def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
         assert len(rights) == 3
         assert rights.index(True) + 1 == one["after"]["rank"]
 
+    hidden = config.model_copy(
+        update={"corpus": config.corpus.model_copy(update={"report_examples": 0})}
+    )
+    assert write_samples(spark, hidden, models, retrieved) == path
+    told = storage.read_json(path)
+    assert told["neighbours"] == []
+    expected = [pair | {"texts": ["", ""]} for pair in samples["pairs"]]
+    assert told["pairs"] == expected
+
     nothing = config.model_copy(
         update={"evaluation": config.evaluation.model_copy(update={"samples": 0})}
     )

@@ -9,8 +9,8 @@ import pytest
 from measured_sets import measured_on
 
 from pipelines.errors import InputError
-from pipelines.evaluation.pairs import cosines_of
-from pipelines.evaluation.similarity import scored_pairs, similarity_figures
+from pipelines.evaluation.pairs import PairFiles, cosines_of
+from pipelines.evaluation.similarity import FILES, scored_pairs, similarity_figures
 
 COLUMNS = ("left", "right", "likeness")
 PAIRS = [
@@ -42,14 +42,16 @@ def files(tmp_path_factory):
 
 def test_every_format_gives_the_same_pairs(spark, files) -> None:
     for file in files:
-        found = [tuple(row) for row in scored_pairs(spark, file, COLUMNS).collect()]
+        found = [
+            tuple(row) for row in scored_pairs(spark, file, PairFiles(FILES, COLUMNS)).collect()
+        ]
         assert sorted(found) == sorted(PAIRS)
 
 
 def test_equals_sentence_transformers(spark, files, reference, reference_loader) -> None:
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-    pairs = scored_pairs(spark, files[0], COLUMNS)
+    pairs = scored_pairs(spark, files[0], PairFiles(FILES, COLUMNS))
     left, right, scores = map(list, zip(*PAIRS, strict=True))
     load = reference_loader([*left, *right])
     figures = similarity_figures(*cosines_of(pairs, load))

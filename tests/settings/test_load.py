@@ -138,7 +138,9 @@ def test_a_config_cannot_be_changed():
         Config().training.workers = 3
 
 
-ADDRESSES = ("s3a://models/encoder", "hdfs:/models", "S3://models/x", "dbfs:/x", "file://other/x")
+ADDRESSES = ("hdfs:/models", "dbfs:/x", "dbfs://x/y", "file://other/x")
+STORED = ("s3a://models/encoder", "S3://models/x", "hdfs://host:8020/x", "memory://x/y")
+LOCAL = {"storage.cache_folder", "embedding.inputs", "embedding.output"}
 # Settings of texts whose name or description speaks of files and folders, and that are no path.
 NO_PATHS = {
     "corpus.exclude_columns",
@@ -176,11 +178,11 @@ def test_every_setting_that_speaks_of_files_is_a_path():
     for key, field, is_path in settings_of_texts():
         speaks = told.search(f"{key.replace('_', ' ')} {field.description}") is not None
         assert is_path == (speaks and key not in NO_PATHS), key
-    assert len(PATHS) == 14
+    assert len(PATHS) == 15
 
 
 @pytest.mark.parametrize("key", PATHS)
-def test_a_path_is_on_a_file_system(key):
+def test_a_path_is_on_a_file_system_or_in_a_store(key):
     is_list = isinstance(Config().model_dump()[key.split(".")[0]][key.split(".")[1]], tuple)
     given = "[{}]" if is_list else "{}"
     trackers = ["tracking.trackers=[tensorboard]"] if "tensorboard" in key else []
@@ -188,6 +190,13 @@ def test_a_path_is_on_a_file_system(key):
         told = rf"^{key}: `{address}` is on .+, not on a file system, mount it and give the path"
         with pytest.raises(InputError, match=told):
             load(None, [*trackers, f"{key}={given.format(address)}"])
+    for address in STORED:
+        if key not in LOCAL:
+            section, name = key.split(".")
+            loaded = getattr(
+                getattr(load(None, [*trackers, f"{key}={given.format(address)}"]), section), name
+            )
+            assert loaded == ((address,) if is_list else address)
     for empty in ("''", '"a\\0b"'):
         with pytest.raises(InputError, match=rf"^{key}: .* names no file or folder"):
             load(None, [*trackers, f"{key}={given.format(empty)}"])
@@ -205,8 +214,23 @@ def test_a_path_is_on_a_file_system(key):
 def test_tables_may_have_addresses(section):
     loaded = load(None, [f"{section}.inputs=[s3a://lake/pairs]", f"{section}.format=delta"])
     assert getattr(loaded, section).inputs == ("s3a://lake/pairs",)
-    with pytest.raises(InputError, match=rf"^{section}\.inputs: .* is on s3a"):
-        load(None, [f"{section}.inputs=[s3a://lake/pairs]", f"{section}.format=parquet"])
+    told = rf"^{section}\.inputs: .* is (in no kind of store|on lake)"
+    with pytest.raises(InputError, match=told):
+        load(None, [f"{section}.inputs=[lake://pairs]", f"{section}.format=parquet"])
+
+
+WRONG_ADDRESSES = {
+    "lake://x/y": "is in no kind of store that is known, one of s3, ",
+    "s3:///x": "names no bucket, write s3://BUCKET/FOLDER",
+    "s3://me:sesame@bucket/x": "holds credentials, leave them to the environment",
+    "gs://bucket/../x": "goes up, write the address without",
+}
+
+
+@pytest.mark.parametrize("address", WRONG_ADDRESSES)
+def test_an_address_that_names_no_place_is_refused(address):
+    with pytest.raises(InputError, match=rf"^run\.folder: .* {WRONG_ADDRESSES[address]}"):
+        load(None, [f"run.folder={address}"])
 
 
 def test_a_home_is_meant_by_a_tilde(monkeypatch):

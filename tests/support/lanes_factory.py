@@ -68,7 +68,7 @@ def write_small_lanes(folder: Path, seed: int = 1, largest: int = VOCABULARY - 1
     written = pa.Table.from_batches(
         write_lanes(
             iter([rows]),
-            folder=str(folder),
+            folder=folder,
             granule=asked.granule,
             rows_per_part=asked.rows_per_part,
             vocabulary=VOCABULARY,

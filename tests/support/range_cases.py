@@ -12,11 +12,15 @@ from pipelines.corpus.readers.rows import ROW_SCHEMA
 
 
 def read(path: Path, kind: str, *, split: int | None = None, columns=("text",), **more):
-    """The rows of a file as dicts; `split` bytes a task, or one task for all."""
+    """The rows of a file as dicts; `split` bytes a task, or one task for all.
+
+    `more` are limits, `multiline`, and columns besides those of texts.
+    """
     limits = Limits(
         **{name: more.pop(name) for name in {"record", "piece", "document"} & more.keys()}
     )
-    wanted = Wanted(kind, Columns(columns, **more), limits)
+    multiline = more.pop("multiline", True)
+    wanted = Wanted(kind, Columns(columns, **more), limits, multiline=multiline)
     size = path.stat().st_size if path.is_file() else 0
     starts = list(range(0, max(size, 1), split)) if split else [0]
     stops = [*starts[1:], None]

@@ -13,7 +13,7 @@ from test_tracking_mlflow import tracked, until, warnings
 from test_tracking_tensorboard import events, scalars
 
 from pipelines.errors import InputError
-from pipelines.settings import TrackingSettings
+from pipelines.settings import StorageSettings, TrackingSettings
 from pipelines.tracking import check_trackers
 from pipelines.tracking import proxy as link
 from pipelines.tracking.base import RunStart
@@ -95,6 +95,7 @@ def test_a_process_that_cannot_be_ended_holds_nobody_up(tmp_path, monkeypatch, c
     monkeypatch.setattr(link, "LEAVE_SECONDS", 0.5)
     settings = tracked("", trackers=["tensorboard"], mlflow_uri=None).tracking
     start = RunStart(
+        storage=StorageSettings(),
         run_folder=str(tmp_path),
         settings=settings,
         parameters={},

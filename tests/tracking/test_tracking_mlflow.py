@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from relays import free_port, relay
 
-from pipelines.settings import Config
+from pipelines.settings import Config, StorageSettings
 from pipelines.settings.load import parse
 from pipelines.tracking import proxy as link
 from pipelines.tracking.base import RunStart
@@ -221,6 +221,7 @@ def test_a_driver_that_is_killed_leaves_a_run_that_says_so(mlflow_server, client
             stderr=log,
         )
     start = RunStart(
+        storage=StorageSettings(),
         run_folder=str(tmp_path),
         settings=tracked(mlflow_server).tracking,
         parameters={},

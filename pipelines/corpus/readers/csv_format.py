@@ -5,19 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from pipelines.corpus.readers.csv_parser import Line, decoded, quoted_fields
+from pipelines.corpus.readers.csv_parser import WRONG_QUOTES, Line, decoded, quoted_fields
 from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Reading, Wanted
 from pipelines.corpus.readers.records import record_of, said_lines
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
 from pipelines.corpus.readers.streams import UnreadableError, WrongFileError
 from pipelines.files.compression import plain_suffix
+from pipelines.files.locations import Location
 
 WRONG_FIELDS = "not as many fields as the header"
+NOT_CLOSED_IN_LINE = "a quote is not closed in its line: see corpus.csv_multiline"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ def tab_records(reading: Reading) -> Iterator[Found]:
 
 def csv_records(reading: Reading) -> Iterator[Found]:
     """Records of what :func:`.csv_parser.quoted_fields` gives; the first is the header."""
+    if not reading.wanted.multiline:
+        yield from _csv_lines(reading)
+        return
     encoding, table = reading.probe.encoding, _Table.of(reading)
     has_header = True
     most = reading.wanted.limits.record
@@ -81,6 +86,40 @@ def csv_records(reading: Reading) -> Iterator[Found]:
             yield found[0][1]
         else:
             yield table.record(*found, encoding)
+
+
+def _csv_lines(reading: Reading) -> Iterator[Found]:
+    """A record a line, in whichever range it is read: what is said of it follows from it alone.
+
+    A line in which a quote stays open is left out. So is one that closes it, since an odd number
+    of quotes is the only sign of either.
+    """
+    encoding, table = reading.probe.encoding, _Table.of(reading)
+    # Process-wide, and harmless: a line is no longer than a record may be.
+    csv.field_size_limit(sys.maxsize)
+    has_header = reading.start == 0
+    for line in said_lines(reading.own, encoding, blank=b"\r\n"):
+        if not isinstance(line, tuple):
+            yield line
+        elif line[2].count(b'"') % 2:
+            has_header = False
+            yield quarantined_record(*line, encoding.codec, NOT_CLOSED_IN_LINE)
+        elif has_header:
+            has_header = False
+            yield line[1]
+        else:
+            yield _csv_line(line, table, encoding)
+
+
+def _csv_line(line: Line, table: _Table, encoding: Encoding) -> Record:
+    text = decoded(line, encoding)
+    if isinstance(text, Record):
+        return text
+    try:
+        fields = next(csv.reader([text], strict=True))
+    except csv.Error:
+        return quarantined_record(*line, encoding.codec, WRONG_QUOTES)
+    return table.record(line, fields, encoding)
 
 
 def _tab_header(head: str) -> tuple[str, ...]:
@@ -112,11 +151,16 @@ COMMAS = Form(csv_records, header=_csv_header, columns=_header)
 _TAB_SUFFIXES = (".tsv", ".tab")
 
 
-def _has_tabs(file: Path) -> bool:
+def _has_tabs(file: Location) -> bool:
     return plain_suffix(file) in _TAB_SUFFIXES
 
 
-def _form(file: Path, head: bytes) -> Form:
+def _splits(file: Location, multiline: bool) -> bool:
+    """Whether a line end is inside of quotes is known only from the beginning of the file on."""
+    return _has_tabs(file) or not multiline
+
+
+def _form(file: Location, head: bytes) -> Form:
     return TABS if _has_tabs(file) else COMMAS
 
 
@@ -124,7 +168,6 @@ DELIMITED = Format(
     files=FileNames((".csv", *_TAB_SUFFIXES)),
     form=_form,
     rows=_form,
-    # Whether a line end is inside of quotes is known only from the beginning of the file on.
-    splits=_has_tabs,
+    splits=_splits,
     columns=True,
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.formats import FileNames, Form, Format, Limits, Reading
@@ -23,6 +22,7 @@ from pipelines.corpus.readers.rows import Found, Record, quarantined_record
 from pipelines.corpus.readers.streams import Skipped, line_end
 from pipelines.corpus.readers.wikiextractor import is_wiki, is_wiki_name, wiki_form
 from pipelines.files.compression import plain_suffix
+from pipelines.files.locations import Location
 
 # A heading of Markdown, or the fence of a block of code, in which a # is no heading.
 _HEADING = rb"#(#{0,5})[ \t]+([^\r\n]*)"
@@ -129,7 +129,7 @@ MARKDOWN_TEXT = Form(markdown_records, is_flat=True)
 LINES = Form(line_records)
 
 
-def _form(file: Path, head: bytes) -> Form:
+def _form(file: Location, head: bytes) -> Form:
     if is_wiki(head):
         return wiki_form(file, head)
     return MARKDOWN_TEXT if plain_suffix(file) in _MARKDOWN_SUFFIXES else PLAIN_TEXT

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.rows import Found
 from pipelines.corpus.readers.streams import Item, until
+from pipelines.files.locations import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.settings import CorpusSettings
+    from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 
 HEAD_BYTES = 64 << 10
 """Of a file, that a :class:`Probe` has at most."""
@@ -74,12 +75,16 @@ class Wanted:
         limits: Sizes.
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The
             only text of a record is then a JSON object of its columns.
+        multiline: Whether a quoted field of a CSV file may hold line ends.
+        stores: How object stores are reached.
     """
 
     format: str
     columns: Columns
     limits: Limits = field(default_factory=Limits)
     as_rows: bool = False
+    multiline: bool = True
+    stores: StorageSettings = DEFAULT_STORES
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ class Form:
     is_flat: bool = False
 
 
-FormOf = Callable[[Path, bytes], Form]
+FormOf = Callable[[Location, bytes], Form]
 """The form of a file by its name and its first bytes."""
 
 
@@ -168,6 +173,11 @@ class FileNames:
     may_be_packed: bool = True
 
 
+ReadFiles = Callable[
+    ["SparkSession", "CorpusSettings", Sequence[Location], Sequence[Location]], "DataFrame"
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """A value of `corpus.format`.
@@ -177,9 +187,11 @@ class Format:
         form: Of its files, where tasks of ours read them; None where `read` says all.
         rows: The form in which a record is a row of a table, for `embed`; None where it has none,
             or where Spark reads them.
-        splits: Whether several tasks may read a file that is not compressed.
-        read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver; None for files that
-            are read by their form.
+        splits: Whether several tasks may read a file that is not compressed, by its name and by
+            whether quoted fields may hold line ends (:attr:`Wanted.multiline`).
+        read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver; None for files.
+        read_files: The raw rows of some files, on the driver, given all inputs and those that are
+            wanted; None for files that are read by their form.
         load: A table of the session that an input names, for formats whose inputs are tables.
         fingerprint: What changes when the inputs do; None for the sizes and times of the files. It
             gives None where no version can be known.
@@ -194,8 +206,9 @@ class Format:
     files: FileNames | None = None
     form: FormOf | None = None
     rows: FormOf | None = None
-    splits: Callable[[Path], bool] = lambda file: True
+    splits: Callable[[Location, bool], bool] = lambda file, multiline: True
     read: Callable[[SparkSession, CorpusSettings], DataFrame] | None = None
+    read_files: ReadFiles | None = None
     load: Callable[[SparkSession, str], DataFrame] | None = None
     fingerprint: Callable[[Sequence[str]], dict[str, Any] | None] | None = None
     columns: bool = False

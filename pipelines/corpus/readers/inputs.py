@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import glob
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.readers.finding import exists, files_below, matching, sort_key
 from pipelines.corpus.readers.formats import FileNames
 from pipelines.errors import InputError
 from pipelines.files.compression import is_compressed, plain_suffix
-from pipelines.settings import paths
+from pipelines.files.locations import Location, location
+from pipelines.settings import StorageSettings, paths
+from pipelines.settings.storage import DEFAULT_STORES
 
 INPUTS = "corpus.inputs"
 COLUMNS = "columns"
@@ -33,12 +35,12 @@ def suffixes_of(kind: str) -> str:
     return ", ".join(suffix for files in names_of(kind).values() for suffix in files.suffixes)
 
 
-def format_of(file: Path) -> str | None:
+def format_of(file: Location) -> str | None:
     """The format with columns that a file's name tells."""
     return next((name for name, files in names_of(COLUMNS).items() if _is_of(file, files)), None)
 
 
-def stamp_of(file: Path) -> list[str | int]:
+def stamp_of(file: Location) -> list[str | int]:
     """Path, size and time of the last change; only the path of a file that went away."""
     try:
         status = file.stat()
@@ -47,7 +49,12 @@ def stamp_of(file: Path) -> list[str | int]:
     return [str(file), status.st_size, status.st_mtime_ns]
 
 
-def find_files(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[Path]:
+def find_files(
+    inputs: Sequence[str],
+    kind: str,
+    key: str = INPUTS,
+    stores: StorageSettings = DEFAULT_STORES,
+) -> list[Location]:
     """The files that files, folders and globs stand for, absolute, sorted, each once.
 
     A folder stands for the files in it, at any depth, whose name ends as `kind` has it, and for
@@ -57,16 +64,34 @@ def find_files(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[Path
         inputs: What the user wrote.
         kind: A format of files, or :data:`COLUMNS`.
         key: The setting that an error names.
+        stores: How object stores are reached.
 
     Raises:
-        InputError: Something is missing, matches nothing or is not on a file system.
+        InputError: Something is missing, matches nothing or cannot be reached.
     """
-    found: set[Path] = set()
+    found: set[Location] = set()
     for given in inputs:
-        found.update(_files_of(local_path(given, key), given, kind, key))
+        found.update(_files_of(place_of(given, stores, key), given, kind, key))
     if not found:
         raise InputError(key, "it is empty", "name files, folders or globs")
-    return sorted(found)
+    return sorted(found, key=sort_key)
+
+
+def local_files(inputs: Sequence[str], kind: str, key: str = INPUTS) -> list[Path]:
+    """Those of :func:`find_files` that are on a file system."""
+    return [file for file in find_files(inputs, kind, key) if isinstance(file, Path)]
+
+
+def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location:
+    """The place that a path or an address means, absolute.
+
+    Raises:
+        InputError: It is none.
+    """
+    try:
+        return location(paths.stored_path(given), stores).absolute()
+    except paths.NotLocalError as error:
+        raise InputError(key, error.problem, error.remedy) from None
 
 
 def local_path(given: str, key: str = INPUTS) -> str:
@@ -81,33 +106,29 @@ def local_path(given: str, key: str = INPUTS) -> str:
         raise InputError(key, error.problem, error.remedy) from None
 
 
-def _files_of(path: str, given: str, kind: str, key: str) -> Iterator[Path]:
+def _files_of(path: Location, given: str, kind: str, key: str) -> Iterator[Location]:
     # A name that exists is taken literally, even if it holds a bracket or a star.
-    if Path(path).exists():
+    if exists(path, key):
         matches = [path]
-    elif glob.has_magic(path):
-        matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute ones
-        matches = [match for match in matches if not is_hidden(Path(match).name)]
+    elif glob.has_magic(str(path)):
+        matches = [match for match in matching(path) if not is_hidden(match.name)]
         if not matches:
             raise InputError(key, f"nothing matches `{given}`", "name existing files")
     else:
         raise InputError(key, f"there is no file or folder `{given}`", "name existing files")
-    for match in sorted(matches):
-        if Path(match).is_dir():
-            yield from _files_in(Path(match), kind, key)
+    for match in sorted(matches, key=sort_key):
+        if match.is_dir():
+            yield from _files_in(match, kind, key)
         else:
-            yield Path(match).absolute()
+            yield match
 
 
-def _files_in(folder: Path, kind: str, key: str) -> Iterator[Path]:
+def _files_in(folder: Location, kind: str, key: str) -> Iterator[Location]:
     empty, kinds = True, names_of(kind).values()
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not is_hidden(name))
-        for name in sorted(names):
-            file = Path(parent, name)
-            if not is_hidden(name) and any(_is_of(file, files) for files in kinds):
-                empty = False
-                yield file.absolute()
+    for file in files_below(folder, is_hidden):
+        if any(_is_of(file, files) for files in kinds):
+            empty = False
+            yield file
     if empty:
         wanted = suffixes_of(kind)
         raise InputError(key, f"{folder} holds no {kind} file", f"its files must end in {wanted}")
@@ -118,7 +139,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(("_", "."))
 
 
-def _is_of(file: Path, files: FileNames) -> bool:
+def _is_of(file: Location, files: FileNames) -> bool:
     if is_compressed(file) and not files.may_be_packed:
         return False
     if plain_suffix(file) in files.suffixes:

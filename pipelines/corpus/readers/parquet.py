@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import FileNames, Format
-from pipelines.corpus.readers.inputs import find_files, is_hidden
+from pipelines.corpus.readers.inputs import is_hidden
 from pipelines.corpus.readers.rows import ROW_DDL, ROW_SCHEMA
 from pipelines.corpus.readers.spark_rows import (
     Names,
@@ -27,10 +28,12 @@ from pipelines.corpus.readers.spark_rows import (
     rows_of,
 )
 from pipelines.errors import InputError
+from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
-from pipelines.spark.frames import read_path
+from pipelines.spark.frames import read_files
 
 _FOOTERS_AT_ONCE = 16
+_ORIGIN = "_sentence_pipelines_file"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class ParquetFile:
         problem: Why it cannot be read, if so.
     """
 
-    path: Path
+    path: Location
     types: Mapping[str, str]
     nested: tuple[str, ...] = ()
     rows: int = 1
@@ -62,17 +65,17 @@ class ParquetFile:
         return nested and f"column `{nested}` holds {self.types[nested]}"
 
 
-def read_footers(files: Sequence[Path]) -> list[ParquetFile]:
+def read_footers(files: Sequence[Location]) -> list[ParquetFile]:
     """The footers of Parquet files; runs on the driver."""
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         return list(pool.map(_footer, files))
 
 
-def _footer(file: Path) -> ParquetFile:
+def _footer(file: Location) -> ParquetFile:
     if is_hidden(file.name):
         return ParquetFile(file, {}, problem="a name that Spark passes over")
     try:
-        metadata = pq.read_metadata(file)
+        metadata = pq.read_metadata(arrow_source(file))
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError:
         return ParquetFile(file, {}, problem="vanished")
@@ -85,27 +88,44 @@ def _footer(file: Path) -> ParquetFile:
     return ParquetFile(file, types, nested, metadata.num_rows)
 
 
-def read_parquet(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+def read_parquet(
+    session: SparkSession,
+    settings: CorpusSettings,
+    files: Sequence[Location],
+    read: Sequence[Location],
+) -> DataFrame:
     """Parquet files, read together only where the types of the wanted columns are equal.
 
     A file that is damaged or has other columns is a row for the quarantine.
+
+    Args:
+        session: Reads them.
+        settings: Of the corpus.
+        files: All inputs: one of them can be read.
+        read: Those whose rows are wanted.
 
     Raises:
         InputError: No file can be read.
     """
     names = named_columns(settings)
-    footers = read_footers(find_files(settings.inputs, "parquet"))
     wanted = [name for _, name in names]
+    footers = read_footers(files)
     problems = {footer.path: footer.problem_with(wanted) for footer in footers}
-    good = [footer for footer in footers if problems[footer.path] is None]
-    if not good:
+    if all(problems.values()):
         raise _no_parquet(footers, names)
-    alike: dict[tuple[str, ...], list[Path]] = {}
-    for footer in good:
+    asked = {*read}
+    footers = [footer for footer in footers if footer.path in asked]
+    alike: dict[tuple[str, ...], list[Location]] = {}
+    for footer in (footer for footer in footers if problems[footer.path] is None):
         types = tuple(footer.types[name] for name in wanted)
         alike.setdefault(types, []).append(footer.path)
     columns = columns_of(settings)
-    frames = [rows_of(parquet_columns(session, paths, wanted), columns) for paths in alike.values()]
+    frames = [
+        rows_of(
+            parquet_columns(session, paths, wanted, _ORIGIN), columns, {"input": F.col(_ORIGIN)}
+        )
+        for paths in alike.values()
+    ]
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
     if lost:
         frames.append(_quarantined(session, lost))
@@ -113,14 +133,16 @@ def read_parquet(session: SparkSession, settings: CorpusSettings) -> DataFrame:
 
 
 def parquet_columns(
-    session: SparkSession, paths: Sequence[Path], names: Sequence[str]
+    session: SparkSession,
+    paths: Sequence[Location],
+    names: Sequence[str],
+    origin: str | None = None,
 ) -> DataFrame:
     """The named columns of Parquet files of one schema.
 
     Spark does not look at the others, whose types it may not know (nanoseconds, half floats).
     """
-    schema = pq.read_schema(paths[0])
-    files = [read_path(path) for path in paths]
+    schema = pq.read_schema(arrow_source(paths[0]))
     try:
         fields = [
             StructField(name, from_arrow_type(schema.field(name).type))
@@ -128,8 +150,8 @@ def parquet_columns(
         ]
     except PySparkTypeError:
         # Unsigned numbers, say, which Spark's own reader of footers takes for wider ones.
-        return session.read.parquet(*files)
-    return session.read.schema(StructType(fields)).parquet(*files)
+        return read_files(session, paths, origin=origin)
+    return read_files(session, paths, StructType(fields), origin)
 
 
 def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:
@@ -152,6 +174,7 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
             "rows": file.rows,
             "bytes": 0,
             "level": ROWS,
+            "input": file.path.as_uri() if isinstance(file.path, Path) else str(file.path),
         }
         for file, problem in lost
     ]
@@ -163,6 +186,6 @@ def _quarantined(session: SparkSession, lost: Sequence[tuple[ParquetFile, str]])
 PARQUET = Format(
     # What is in the file is compressed already, and Spark reads no other.
     files=FileNames((".parquet", ".pq"), may_be_packed=False),
-    read=read_parquet,
+    read_files=read_parquet,
     columns=True,
 )

@@ -6,7 +6,6 @@ Runs on executors, but for :func:`probe`, which the driver asks too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -23,6 +22,7 @@ from pipelines.corpus.readers.streams import (
     whole_lines,
 )
 from pipelines.files.compression import is_compressed
+from pipelines.files.locations import Location, location
 
 SPLIT_DDL = "file string, start bigint, stop bigint"
 """A split: the records of a file that begin at byte `start` or after, and before `stop` (null:
@@ -32,7 +32,7 @@ _SAMPLE_BYTES = 1 << 20
 _SAMPLES = 16
 
 
-def probe(file: Path, wanted: Wanted) -> Probe:
+def probe(file: Location, wanted: Wanted) -> Probe:
     """Looks at the first bytes of a file, and for its encoding at some more of it.
 
     Raises:
@@ -51,7 +51,7 @@ def probe(file: Path, wanted: Wanted) -> Probe:
     return Probe(form, encoding, head, header)
 
 
-def _sample(file: Path) -> Iterator[bytes]:
+def _sample(file: Location) -> Iterator[bytes]:
     """The beginning, and of a long plain file that begins as ASCII some stretches of lines."""
     head = bytearray()
     try:
@@ -72,7 +72,7 @@ def _sample(file: Path) -> Iterator[bytes]:
         yield stretch[max(line_end(stretch), 0) :]
 
 
-def _form_of(file: Path, head: bytes, wanted: Wanted) -> Form:
+def _form_of(file: Location, head: bytes, wanted: Wanted) -> Form:
     known = FORMATS.load(wanted.format)
     form_of = known.rows if wanted.as_rows else known.form
     assert form_of is not None, f"{wanted.format} is not read by tasks"
@@ -97,10 +97,12 @@ def _rows(batches: Iterable[pa.RecordBatch], wanted: Wanted) -> Iterator[tuple[s
     for batch in batches:
         columns = (batch[name].to_pylist() for name in ("file", "start", "stop"))
         for file, start, stop in zip(*columns, strict=True):
-            yield from _with_sizes(file, records_of(Path(file), start, stop, wanted), start)
+            yield from _with_sizes(
+                file, records_of(location(file, wanted.stores), start, stop, wanted), start
+            )
 
 
-def records_of(file: Path, start: int, stop: int | None, wanted: Wanted) -> Iterator[Found]:
+def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> Iterator[Found]:
     """The records of a split. What cannot be read is a record too, never an error.
 
     Args:
@@ -145,7 +147,7 @@ def _aligned(place: int, unit: int) -> int:
     return -(-place // unit) * unit
 
 
-def _items(file: Path, encoding: Encoding, start: int, most: int) -> Iterator[Item]:
+def _items(file: Location, encoding: Encoding, start: int, most: int) -> Iterator[Item]:
     if start:
         # From the byte before, which may be the end of a line.
         return whole_lines(read_chunks(file, start - 1), start - 1, most, is_inside=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
@@ -28,6 +29,7 @@ ROW_SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
         ("level", pa.string()),
+        ("input", pa.string()),
     ]
 )
 """Every column of a raw row.
@@ -43,12 +45,15 @@ ROW_SCHEMA = pa.schema(
 - `rows`: 1, or how many rows a Parquet file that cannot be read has.
 - `bytes`: unpacked bytes that the row stands for; they sum up to what was read.
 - `level`: a level of :mod:`pipelines.corpus.funnel`.
+- `input`: address of the file that Spark read it from, where files are read one by one (see
+  :func:`file_of`); null where `file` says it, and for tables.
 """
 
 ROW_DDL = ", ".join(
     f"`{field.name}` {'bigint' if field.type == pa.int64() else 'string'}" for field in ROW_SCHEMA
 )
 """The schema as Spark has it."""
+
 
 _TEXTS = 3
 _BATCH_ROWS = 4096
@@ -142,3 +147,9 @@ def _batch(rows: list[tuple[str, Record, int]]) -> pa.RecordBatch:
 def _clean(texts: list[str | None]) -> list[str | None]:
     """Without NUL, which ends a string in too many places."""
     return [text.replace("\0", "") if text is not None and "\0" in text else text for text in texts]
+
+
+def file_of(address: str) -> str:
+    """The path that is meant by the address of a file, as Spark writes it."""
+    found = urlsplit(address)
+    return unquote(found.path) if found.scheme == "file" else address

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial, reduce
-from pathlib import Path
 from typing import Any
 
 from pyspark import RDD
@@ -39,12 +39,16 @@ from pipelines.corpus.readers.spark_rows import (
 from pipelines.corpus.readers.streams import UnreadableError
 from pipelines.corpus.readers.tasks import pack, split_file
 from pipelines.errors import InputError
-from pipelines.settings import CorpusSettings
+from pipelines.files.locations import Location
+from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 
 logger = logging.getLogger(__name__)
 
 
-def read_rows(session: SparkSession, settings: CorpusSettings) -> DataFrame:
+def read_rows(
+    session: SparkSession, settings: CorpusSettings, stores: StorageSettings = DEFAULT_STORES
+) -> DataFrame:
     """The raw rows of `corpus.inputs`; see :data:`~pipelines.corpus.readers.rows.ROW_SCHEMA`.
 
     Only first bytes and footers are read yet. What cannot be read later is a row with its reason
@@ -54,12 +58,20 @@ def read_rows(session: SparkSession, settings: CorpusSettings) -> DataFrame:
         InputError: An input or a column is not there, no file can be read, or the settings do not
             fit the format.
     """
-    _check_settings(settings)
-    read = FORMATS.load(settings.format).read or _read_files
-    return read(session, settings)
+    check_settings(settings)
+    known = FORMATS.load(settings.format)
+    if known.read is not None:
+        return known.read(session, settings)
+    files = find_files(settings.inputs, settings.format, stores=stores)
+    return read_files(session, settings, files, files, stores)
 
 
-def _check_settings(settings: CorpusSettings) -> None:
+def check_settings(settings: CorpusSettings) -> None:
+    """Refuses settings that do not fit the format.
+
+    Raises:
+        InputError: Names the setting.
+    """
     if settings.score_column is not None and settings.pairs != "columns":
         raise InputError(
             "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "leave it out"
@@ -74,29 +86,50 @@ def _check_settings(settings: CorpusSettings) -> None:
         raise InputError("corpus.group_column", f"{inputs} have no columns", "leave it out")
 
 
-def _read_files(session: SparkSession, settings: CorpusSettings) -> DataFrame:
-    files = find_files(settings.inputs, settings.format)
+def read_files(
+    session: SparkSession,
+    settings: CorpusSettings,
+    files: Sequence[Location],
+    read: Sequence[Location],
+    stores: StorageSettings = DEFAULT_STORES,
+) -> DataFrame:
+    """The raw rows of some files of a format of files.
+
+    Args:
+        session: Reads them.
+        settings: Of the corpus.
+        files: All inputs: one of them can be read.
+        read: Those whose rows are wanted.
+        stores: How object stores are reached.
+
+    Raises:
+        InputError: No file can be read.
+    """
+    known = FORMATS.load(settings.format)
+    if known.read_files is not None:
+        return known.read_files(session, settings, files, read)
     limits = Limits(record=settings.max_record_megabytes << 20)
-    if FORMATS.load(settings.format).columns:
+    if known.columns:
         names = list(named_columns(settings))
-        wanted = Wanted(settings.format, columns_of(settings), limits)
+        wanted = Wanted(settings.format, columns_of(settings), limits, stores=stores)
+        wanted = replace(wanted, multiline=settings.csv_multiline)
     else:
-        wanted, names = Wanted(settings.format, Columns(("text",)), limits), []
+        wanted, names = Wanted(settings.format, Columns(("text",)), limits, stores=stores), []
     _check_some_readable(files, wanted, names)
-    return _read(session, files, wanted)
+    return _read(session, read, wanted)
 
 
-def _read(session: SparkSession, files: Sequence[Path], wanted: Wanted) -> DataFrame:
+def _read(session: SparkSession, files: Sequence[Location], wanted: Wanted) -> DataFrame:
     return session.createDataFrame(
-        planned_splits(session, files, wanted.format), SPLIT_DDL
+        planned_splits(session, files, wanted.format, multiline=wanted.multiline), SPLIT_DDL
     ).mapInArrow(partial(read_splits, wanted=wanted), ROW_DDL)
 
 
 def planned_splits(
-    session: SparkSession, files: Sequence[Path], kind: str
+    session: SparkSession, files: Sequence[Location], kind: str, *, multiline: bool = True
 ) -> RDD[tuple[str, int, int | None]]:
     """The splits of files of a format, in their order; a partition is what a task reads."""
-    splits = [split for file in files for split in split_file(file, kind)]
+    splits = [split for file in files for split in split_file(file, kind, multiline=multiline)]
     tasks = pack(splits, session.sparkContext.defaultParallelism)
     logger.info("reading %d files in %d tasks", len(files), len(tasks))
     planned = [[(split.file, split.start, split.stop) for split in task] for task in tasks]
@@ -105,15 +138,15 @@ def planned_splits(
 
 
 def _check_some_readable(
-    files: Iterable[Path], wanted: Wanted, names: Names, key: str = INPUTS
+    files: Iterable[Location], wanted: Wanted, names: Names, key: str = INPUTS
 ) -> None:
     """Looks at first bytes until one file can be read.
 
     Raises:
         InputError: None can.
     """
-    first: tuple[Path, str] | None = None
-    known: list[tuple[Path, Sequence[str]]] = []
+    first: tuple[Location, str] | None = None
+    known: list[tuple[Location, Sequence[str]]] = []
     for file in files:
         try:
             columns = shown_columns(file, wanted)
@@ -129,7 +162,7 @@ def _check_some_readable(
         raise nothing_readable(first, known, names, key)
 
 
-def shown_columns(file: Path, wanted: Wanted) -> tuple[str, ...] | None:
+def shown_columns(file: Location, wanted: Wanted) -> tuple[str, ...] | None:
     """The columns that the first bytes of a file show; None where they cannot tell.
 
     Raises:
@@ -140,7 +173,11 @@ def shown_columns(file: Path, wanted: Wanted) -> tuple[str, ...] | None:
 
 
 def texts_of(
-    session: SparkSession, inputs: Sequence[str], columns: Sequence[str], key: str
+    session: SparkSession,
+    inputs: Sequence[str],
+    columns: Sequence[str],
+    key: str,
+    stores: StorageSettings = DEFAULT_STORES,
 ) -> DataFrame:
     """The texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
@@ -149,20 +186,25 @@ def texts_of(
         inputs: Files, folders or globs.
         columns: Those that a file has are taken; it has one at least.
         key: The setting of the inputs; that of the columns is `<key>_columns`.
+        stores: How object stores are reached.
 
     Raises:
         InputError: Something of it cannot be read.
     """
     texts = [
         frame
-        for file in find_files(inputs, COLUMNS, key)
-        for frame in _texts_of_file(session, file, columns, key)
+        for file in find_files(inputs, COLUMNS, key, stores)
+        for frame in _texts_of_file(session, file, columns, key, stores)
     ]
     return reduce(DataFrame.unionByName, texts).where("text is not null")
 
 
 def _texts_of_file(
-    session: SparkSession, file: Path, columns: Sequence[str], key: str
+    session: SparkSession,
+    file: Location,
+    columns: Sequence[str],
+    key: str,
+    stores: StorageSettings,
 ) -> Iterator[DataFrame]:
     kind, there = columns_in(file, key)
     wanted = [name for name in columns if name in there]
@@ -175,12 +217,12 @@ def _texts_of_file(
             frame = parquet.parquet_columns(session, [file], [name])
             yield frame.select(text_of(name).alias("text"))
         else:
-            rows = _read(session, [file], Wanted(kind, Columns((name,))))
+            rows = _read(session, [file], Wanted(kind, Columns((name,)), stores=stores))
             _check_all_read(rows, key)
             yield rows.select(F.col("text_0").alias("text"))
 
 
-def columns_in(file: Path, key: str) -> tuple[str, tuple[str, ...]]:
+def columns_in(file: Location, key: str) -> tuple[str, tuple[str, ...]]:
     """The format of a file with columns and their names, in CSV and JSON of its first row.
 
     Args:
@@ -204,7 +246,7 @@ def columns_in(file: Path, key: str) -> tuple[str, tuple[str, ...]]:
     return kind, there
 
 
-def _first_columns_of(file: Path, wanted: Wanted) -> tuple[str | None, tuple[str, ...]]:
+def _first_columns_of(file: Location, wanted: Wanted) -> tuple[str | None, tuple[str, ...]]:
     try:
         return None, tuple(shown_columns(file, wanted) or ())
     except UnreadableError as error:
@@ -218,7 +260,9 @@ def _check_all_read(rows: DataFrame, key: str) -> None:
         raise InputError(key, f"{place} cannot be read ({first['quarantined']})", "mend it")
 
 
-def input_fingerprint(settings: CorpusSettings) -> dict[str, Any] | None:
+def input_fingerprint(
+    settings: CorpusSettings, stores: StorageSettings = DEFAULT_STORES
+) -> dict[str, Any] | None:
     """What changes when the inputs do, as JSON: sizes and times of files, versions of tables.
 
     Returns:
@@ -229,15 +273,15 @@ def input_fingerprint(settings: CorpusSettings) -> dict[str, Any] | None:
     """
     fingerprint = FORMATS.load(settings.format).fingerprint
     told = (
-        {"files": _stamps(find_files(settings.inputs, settings.format))}
+        {"files": _stamps(find_files(settings.inputs, settings.format, stores=stores))}
         if fingerprint is None
         else fingerprint(settings.inputs)
     )
     if told is None or not settings.exclude:
         return told
-    excluded = find_files(settings.exclude, COLUMNS, "corpus.exclude")
+    excluded = find_files(settings.exclude, COLUMNS, "corpus.exclude", stores)
     return {**told, "exclude": _stamps(excluded)}
 
 
-def _stamps(files: Iterable[Path]) -> list[list[str | int]]:
+def _stamps(files: Iterable[Location]) -> list[list[str | int]]:
     return [stamp_of(file) for file in files]

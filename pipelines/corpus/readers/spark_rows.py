@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -15,6 +14,7 @@ from pipelines.corpus.readers.formats import Columns
 from pipelines.corpus.readers.inputs import INPUTS
 from pipelines.corpus.readers.rows import ROW_SCHEMA
 from pipelines.errors import InputError
+from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings
 from pipelines.spark.releases import valid_text
 
@@ -52,8 +52,8 @@ def named_columns(settings: CorpusSettings) -> Names:
 
 
 def nothing_readable(
-    first: tuple[Path, str],
-    known: Sequence[tuple[Path, Sequence[str]]],
+    first: tuple[Location, str],
+    known: Sequence[tuple[Location, Sequence[str]]],
     names: Names,
     key: str = INPUTS,
 ) -> InputError:
@@ -107,9 +107,12 @@ def text_of(name: str) -> Column:
     return valid_text(column.cast("string"))
 
 
-def rows_of(frame: DataFrame, columns: Columns) -> DataFrame:
-    """Raw rows of the wanted columns."""
+def rows_of(
+    frame: DataFrame, columns: Columns, more: Mapping[str, Column] | None = None
+) -> DataFrame:
+    """Raw rows of the wanted columns, and of more columns of a raw row."""
     wanted = {f"text_{side}": name for side, name in enumerate(columns.texts)}
     others = {"title": columns.title, "score": columns.score, "group": columns.group}
     wanted |= {name: column for name, column in others.items() if column is not None}
-    return raw_rows(frame, {name: text_of(column) for name, column in wanted.items()})
+    texts = {name: text_of(column) for name, column in wanted.items()}
+    return raw_rows(frame, {**texts, **(more or {})})

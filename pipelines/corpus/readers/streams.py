@@ -11,12 +11,12 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 
 from pipelines.corpus.readers.encodings import Width
+from pipelines.files.locations import Location
 
 CHUNK = 1 << 20
 """Bytes that are read at once."""
@@ -112,11 +112,20 @@ class UnreadableError(Exception):
         self.reason = reason
 
 
+_VANISHED = "vanished"
+_NOT_READABLE = "not readable"
+
+
+def may_pass(reason: str) -> bool:
+    """Whether a file that was not read for this reason may be readable the next time, as it is."""
+    return reason == _VANISHED or reason.startswith(_NOT_READABLE)
+
+
 class WrongFileError(UnreadableError):
     """What is in a file does not fit what is wanted of it."""
 
 
-def read_chunks(file: Path, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iterator[bytes]:
     """The unpacked bytes of a file, in chunks of a few megabytes at most.
 
     Args:
@@ -137,9 +146,9 @@ def read_chunks(file: Path, start: int = 0, size: int | None = None) -> Iterator
             while chunk := stored.read(size or CHUNK):
                 yield chunk
     except FileNotFoundError:
-        raise UnreadableError("vanished") from None
+        raise UnreadableError(_VANISHED) from None
     except OSError as error:
-        raise UnreadableError(f"not readable ({error.strerror or error})") from None
+        raise UnreadableError(f"{_NOT_READABLE} ({error.strerror or error})") from None
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -26,7 +26,9 @@ _DELTA_LOG = re.compile(r"(\d{20})\.(?:json|checkpoint\..*)")
 
 
 def _read_tables(
-    session: SparkSession, settings: CorpusSettings, load: Callable[[SparkSession, str], DataFrame]
+    session: SparkSession,
+    settings: CorpusSettings,
+    load: Callable[[SparkSession, str], DataFrame],
 ) -> DataFrame:
     """Tables one below the other.
 

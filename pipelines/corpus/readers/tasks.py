@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipelines.corpus.readers import FORMATS
 from pipelines.files.compression import is_compressed
+from pipelines.files.locations import Location
 
 _SPLIT_BYTES = 64 << 20
 _TASK_BYTES = 48 << 20
@@ -37,12 +37,13 @@ class Split:
     size: int
 
 
-def split_file(file: Path, kind: str) -> Iterator[Split]:
+def split_file(file: Location, kind: str, *, multiline: bool = True) -> Iterator[Split]:
     """The splits of a file, which need not be there any more.
 
     Args:
         file: Absolute.
         kind: The format of it.
+        multiline: Whether a quoted field of a CSV file may hold line ends.
     """
     try:
         size = file.stat().st_size
@@ -51,7 +52,7 @@ def split_file(file: Path, kind: str) -> Iterator[Split]:
         size = 0
     if is_compressed(file):
         size *= _UNPACKED
-    splits = not is_compressed(file) and FORMATS.load(kind).splits(file)
+    splits = not is_compressed(file) and FORMATS.load(kind).splits(file, multiline)
     if not splits or size <= _SPLIT_BYTES:
         yield Split(str(file), 0, None, size)
         return

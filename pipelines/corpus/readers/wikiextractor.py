@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from pipelines.corpus.cleaning.rules import unescape
 from pipelines.corpus.readers.csv_parser import Line, decoded
@@ -18,6 +17,7 @@ from pipelines.corpus.readers.pieces import TEXT_SUFFIXES, Document, known_title
 from pipelines.corpus.readers.records import said_lines
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
 from pipelines.corpus.readers.streams import Skipped
+from pipelines.files.locations import Location
 
 _DOC = re.compile(rb"\s*<doc ")
 _OBJECT = re.compile(rb'\s*\{\s*"')
@@ -140,7 +140,7 @@ def is_wiki_name(stem: str) -> bool:
     return _NAME.fullmatch(stem) is not None
 
 
-def wiki_form(file: Path, head: bytes) -> Form:
+def wiki_form(file: Location, head: bytes) -> Form:
     """Which of the two forms it is in."""
     return OBJECTS if _OBJECT.match(head) else DOC_ELEMENTS
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.errors import InputError
+from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.frameworks.dllib import Graph, flattened, unflattened
 from pipelines.runs.checkpoint import Checkpoint
@@ -54,10 +56,17 @@ class States:
 
 
 @contextmanager
-def states_in(run_folder: Path, workers: int) -> Iterator[States]:
+def states_in(run_folder: Location, workers: int) -> Iterator[States]:
     """A folder for the states, which is deleted in the end."""
     # What a driver that dies leaves behind is deleted when the run is resumed.
     folder = RunFolder(run_folder).checkpoints / ".bigdl.part"
+    if not isinstance(folder, Path):
+        raise InputError(
+            "run.folder",
+            f"{run_folder} is in an object store, and BigDL's own layers exchange their states "
+            "by files",
+            "name a folder that the driver and all executors see, or choose another engine",
+        )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:

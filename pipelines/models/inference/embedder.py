@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputError
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
 from pipelines.models.folder import read_encoder
 from pipelines.models.inference import BACKENDS
@@ -128,7 +129,7 @@ class TextEmbedder:
 
 
 def load_embedder(
-    folder: str | Path,
+    folder: str | Location,
     *,
     backend: str = "auto",
     threads: int = 1,
@@ -150,13 +151,14 @@ def load_embedder(
     Raises:
         InputError: The folder holds no encoder that can be read, or the backend is not there.
     """
+    folder = local_folder(location(folder))
     spec, weights = read_encoder(folder)
     # The library would otherwise start a thread for every core of the machine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if threads == 1 else "true")
     embed_tokens = token_embedder(
         spec, weights, backend=backend, threads=threads, precision=precision, device=device
     )
-    encoder = open_encoder(load_tokenizer(Path(folder)), spec.max_length)
+    encoder = open_encoder(load_tokenizer(folder), spec.max_length)
     suited = BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS
     return TextEmbedder(encoder, embed_tokens, spec.hidden, batch_tokens or suited, spec.prompts)
 

@@ -1,0 +1,116 @@
+"""`corpus.redact`: a function of the user's that each text goes through before all else.
+
+It is called on the executors, once for each text of a row, before the text is cut, hashed or
+written. The driver calls it once, to refuse what cannot work before Spark reads anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipelines.errors import InputError
+
+KEY = "corpus.redact"
+TEXT_COLUMNS = ("title", "text_0", "text_1", "text_2")
+"""Those of a raw row that hold texts; an excerpt of what could not be read is in one, too."""
+
+_PROBE = "A text that is read by nobody."
+_REMEDY = "name a function from text to text as `module:function`"
+
+Redactor = Callable[[str], str]
+
+
+def check_redactor(name: str) -> list[str]:
+    """Tries the function; runs on the driver.
+
+    Args:
+        name: `module:function`.
+
+    Returns:
+        Its identity: the name, and a digest of the file that it is written in. What that file
+        imports is not part of it.
+
+    Raises:
+        InputError: There is no such function, or it gives something else than text.
+    """
+    function = _loaded(name)
+    _text_of(name, function, _PROBE)
+    source = inspect.getsourcefile(inspect.unwrap(function))
+    digest = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
+    return [name, digest]
+
+
+def redact_batches(
+    batches: Iterable[pa.RecordBatch], name: str | None, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Batches with the named columns redacted, nulls left as they are. Runs on an executor.
+
+    Args:
+        batches: Of any schema.
+        name: `module:function`; None leaves all texts as they are.
+        columns: Of strings; those that a batch lacks are passed over.
+
+    Raises:
+        InputError: The function failed. The text is not in the message.
+    """
+    if name is None:
+        yield from batches
+        return
+    function = _loaded(name)
+    for batch in batches:
+        arrays = [
+            _redacted(name, function, array) if column in columns else array
+            for column, array in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _redacted(name: str, function: Redactor, texts: pa.Array) -> pa.Array:
+    found = [text and _text_of(name, function, text) for text in texts.to_pylist()]
+    return pa.array(found, texts.type)
+
+
+def _text_of(name: str, function: Redactor, text: str) -> str:
+    try:
+        found = function(text)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is of the user's function
+        # Its message may quote the text, and would stand in logs.
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+        kind = type(error).__name__
+        raise InputError(KEY, f"`{name}` raised {kind} ({place})", "mend the function") from None
+    if not isinstance(found, str):
+        raise InputError(
+            KEY,
+            f"`{name}` gave {type(found).__name__} for a text",
+            "let it give text, an empty one where nothing is left",
+        )
+    return found
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str) -> Redactor:
+    """The function, loaded once in a Python worker.
+
+    Raises:
+        InputError: There is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ImportError as error:
+        problem = f"`{module}` cannot be imported ({error})"
+        remedy = "put it where driver and executors import from: see docs/corpus.md"
+        raise InputError(KEY, problem, remedy) from None
+    if not callable(found):
+        raise InputError(KEY, f"`{module}` has no function `{attribute}`", _REMEDY)
+    function: Redactor = found
+    return function

@@ -1,0 +1,235 @@
+"""Cuts what is new of the inputs, and gives the units of all of them. Runs on the driver."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.corpus.cleaning.redaction import check_redactor
+from pipelines.corpus.kept_units.generations import (
+    Claim,
+    Generation,
+    KeptSource,
+    claims,
+    find_generations,
+    write_generation,
+)
+from pipelines.corpus.kept_units.sources import (
+    Naming,
+    Source,
+    find_sources,
+    naming_for,
+    unchanged,
+)
+from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.readers.finding import sort_key
+from pipelines.corpus.readers.inputs import find_files
+from pipelines.corpus.readers.sources import check_settings, read_files, read_rows
+from pipelines.corpus.readers.streams import may_pass
+from pipelines.corpus.unit_schema import SCHEMA
+from pipelines.corpus.units import unit_batches
+from pipelines.corpus.versions import code_versions
+from pipelines.files import storage
+from pipelines.files.locations import Location
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.settings import Config, CorpusSettings, StorageSettings
+from pipelines.spark.frames import (
+    Scratch,
+    Totals,
+    batches_of,
+    read_parquet,
+    write_arrow,
+    write_parquet,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+MOST_GENERATIONS = 8
+"""With more of them, all but the largest are made one."""
+
+_TOTALS = Totals(("level", "quarantined", "language"), ("rows", "bytes"), numbers=("source",))
+_TOTALS_OF_ALL = Totals(_TOTALS.keys, _TOTALS.sums)
+# Of pieces of 64 KiB: 32 MiB.
+_PIECES_PER_BATCH = 512
+_SETTINGS_OF_THE_WHOLE = {
+    "inputs",
+    "score_range",
+    "pairs_per_group",
+    "near_duplicates",
+    "max_quarantined",
+    "evaluation_share",
+    "evaluation_pairs",
+    "exclude",
+    "exclude_columns",
+}
+"""Settings of the corpus that change nothing of what is made of one file."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """The texts of all inputs, cleaned and judged one by one.
+
+    Attributes:
+        frame: Rows of :data:`.unit_schema.SCHEMA`.
+        totals: `rows` and `bytes` by `level`, `quarantined` and `language`.
+    """
+
+    frame: DataFrame
+    totals: pa.Table
+
+
+def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units:
+    """The units of `corpus.inputs`: of files that were read before, as they were kept.
+
+    Args:
+        session: Reads what is new.
+        config: The settings.
+        scratch: For the units of what is read as a whole each time: tables, and formats that
+            Spark reads.
+
+    Raises:
+        InputError: See :func:`pipelines.corpus.readers.sources.read_rows`.
+    """
+    folder = PreparedFolder.of(config).units
+    settings = config.corpus
+    if FORMATS.load(settings.format).read is None and config.prepared.keep_units:
+        return _KeptUnits(session, settings, folder, config.storage).units(
+            reuse=config.prepared.reuse
+        )
+    _remove(folder)
+    with batches_of(session, _PIECES_PER_BATCH):
+        work = partial(unit_batches, settings=settings)
+        frame, totals = scratch.keep_arrow(
+            read_rows(session, settings, config.storage), work, SCHEMA, _TOTALS_OF_ALL
+        )
+    return Units(frame, totals)
+
+
+@dataclass(frozen=True)
+class _KeptUnits:
+    """The folder of kept units, for one preparation.
+
+    Attributes:
+        session: Of the driver.
+        settings: Of the corpus.
+        folder: Is made if there is none; no other process works in it.
+        stores: How object stores are reached.
+    """
+
+    session: SparkSession
+    settings: CorpusSettings
+    folder: Location
+    stores: StorageSettings
+
+    def units(self, *, reuse: bool) -> Units:
+        """Reads what is new, and forgets what is gone."""
+        if not reuse:
+            _remove(self.folder)
+        check_settings(self.settings)
+        files = find_files(self.settings.inputs, self.settings.format, stores=self.stores)
+        storage.sweep(self.folder)
+        generations = find_generations(self.folder)
+        naming = naming_for(files, 1 + max((one.number for one in generations), default=0))
+        sources = find_sources(files, naming)
+        key = settings_key(self.settings)
+        found = claims(generations, key, sources)
+        kept = {name for claim in found for name in claim.live}
+        new = {name: source for name, source in sources.items() if name not in kept}
+        if kept:
+            logger.info("%d of %d inputs are as they were, and kept", len(kept), len(sources))
+        if new:
+            found.insert(0, self._cut(files, new, naming, key))
+        return self._of(self._settled(found, key))
+
+    def _cut(
+        self, files: Sequence[Location], new: Mapping[str, Source], naming: Naming, key: str
+    ) -> Claim:
+        """Reads sources into a generation of their own."""
+        with storage.new_folder(self.folder / str(naming.generation)) as aside:
+            read = sorted((file for one in new.values() for file in one.files), key=sort_key)
+            raw = read_files(self.session, self.settings, files, read, self.stores)
+            work = partial(unit_batches, settings=self.settings, naming=naming)
+            with batches_of(self.session, _PIECES_PER_BATCH):
+                totals = write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
+            passing = _sources_with_passing_errors(totals)
+            kept = {}
+            for name, stamp in unchanged(new).items():
+                number = naming.id_of(str(new[name].files[0]))
+                kept[name] = KeptSource(None if number in passing else stamp, number)
+            write_generation(aside, key, kept, totals)
+        generation = Generation.load(self.folder / str(naming.generation))
+        return Claim(generation, generation.sources)
+
+    def _settled(self, found: list[Claim], key: str) -> list[Generation]:
+        """The generations that hold what was claimed and nothing else, and not too many of them."""
+        largest = max(found, key=lambda claim: claim.generation.totals.num_rows)
+        stay = found if len(found) <= MOST_GENERATIONS else [largest]
+        written = [claim for claim in found if not claim.is_whole or claim not in stay]
+        whole = [claim.generation for claim in found if claim not in written]
+        live = [claim for claim in written if claim.live]
+        if live:
+            newest = max(claim.generation.number for claim in found)
+            whole.append(self._written_again(live, newest + 1, key))
+        for claim in written:
+            storage.remove_folder(claim.generation.place)
+        return whole
+
+    def _written_again(self, live: Sequence[Claim], number: int, key: str) -> Generation:
+        sources = {name: one for claim in live for name, one in claim.live.items()}
+        with storage.new_folder(self.folder / str(number)) as aside:
+            rows = _below_one_another([self._live_rows(claim) for claim in live])
+            write_parquet(rows, aside / "rows")
+            totals = pa.concat_tables(claim.generation.totals_of(claim.ids) for claim in live)
+            write_generation(aside, key, sources, totals)
+        return Generation.load(self.folder / str(number))
+
+    def _live_rows(self, claim: Claim) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+        rows = self._rows(claim.generation)
+        return rows if claim.is_whole else rows.where(F.col("source").isin(claim.ids))
+
+    def _rows(self, generation: Generation) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return read_parquet(self.session, generation.rows, from_arrow_schema(SCHEMA))
+
+    def _of(self, generations: Sequence[Generation]) -> Units:
+        totals = pa.concat_tables(generation.totals for generation in generations)
+        merged = _TOTALS_OF_ALL.merged(totals.drop_columns(["source"]))
+        return Units(_below_one_another(list(map(self._rows, generations))), merged)
+
+
+def _below_one_another(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(type(frames[0]).unionByName, frames)
+
+
+def settings_key(settings: CorpusSettings) -> str:
+    """A digest of all that the units of a file follow from, besides the file."""
+    values = settings.model_dump(mode="json", exclude=_SETTINGS_OF_THE_WHOLE)
+    redactor = settings.redact and check_redactor(settings.redact)
+    content = json.dumps([code_versions(), values, redactor, str(SCHEMA)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _sources_with_passing_errors(totals: pa.Table) -> set[int]:
+    """Those of which something could not be read that perhaps can be the next time."""
+    reasons = totals["quarantined"].to_pylist()
+    passing = pa.array([reason is not None and may_pass(reason) for reason in reasons])
+    return set(pc.filter(totals["source"], passing).to_pylist())
+
+
+def _remove(folder: Location) -> None:
+    if folder.is_dir():
+        storage.remove_folder(folder)

@@ -1,0 +1,91 @@
+"""Copies of folders in object stores on the disk of this machine, for libraries that read files.
+
+A copy is made once for all processes of a machine. Nobody knows how long one is needed, so those
+that were not asked for lately go when another one is made; who has a file open keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import gettempdir
+
+from pipelines.errors import InputError
+from pipelines.files import storage, versions
+from pipelines.files.locations import Location, RemotePath
+from pipelines.settings.storage import StorageSettings
+
+UNUSED_SECONDS = 3600.0
+_WRITTEN_BY_OTHERS = 0o022
+
+
+def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
+    """A folder of this machine with the content of a folder.
+
+    Args:
+        folder: On a file system, it is given back. In a store, its current version is copied.
+        check: Looks at a copy before it is used; what it raises, this raises.
+
+    Raises:
+        InputError: The folder for copies is not this user's alone.
+        OSError: The store cannot be read.
+    """
+    if isinstance(folder, Path):
+        return folder
+    source = versions.current(folder)
+    assert isinstance(source, RemotePath), "a version is where its folder is"
+    copies = cache_folder(folder.store.options) / "folders"
+    target = copies / _key(source)
+    if not target.is_dir():
+        _forget_unused(copies)
+        _copy(source, target, check)
+    os.utime(target)
+    return target
+
+
+def cache_folder(options: StorageSettings) -> Path:
+    """The folder of this machine for copies of what lies in stores; is made.
+
+    Raises:
+        InputError: Others could write to it.
+    """
+    named = options.cache_folder
+    folder = Path(named) if named else Path(gettempdir(), f"sentence-pipelines-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if named is None and (status.st_uid != os.getuid() or status.st_mode & _WRITTEN_BY_OTHERS):
+        raise InputError(
+            "storage.cache_folder", f"{folder} can be written by other users", "name another folder"
+        )
+    return folder
+
+
+def _key(source: RemotePath) -> str:
+    """The same for the same content: a version never changes, of other folders the files tell."""
+    content = str(source) if source.place is not None else f"{source}{source.entries()}"
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+def _copy(source: RemotePath, target: Path, check: Callable[[Path], None]) -> None:
+    if not source.is_dir():
+        raise FileNotFoundError(f"there is no folder {source}")
+    try:
+        with storage.built_folder(target, replace=False) as aside:
+            versions.get_folder(source, aside)
+            check(aside)
+    except OSError:
+        # Another process may have been faster.
+        if not target.is_dir():
+            raise
+
+
+def _forget_unused(copies: Path) -> None:
+    for folder in copies.iterdir() if copies.is_dir() else ():
+        if (
+            not folder.name.startswith(".")
+            and time.time() - folder.stat().st_mtime > UNUSED_SECONDS
+        ):
+            storage.remove_folder(folder)

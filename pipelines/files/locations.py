@@ -1,0 +1,351 @@
+"""Places of files: on a file system, or in an object store.
+
+A :data:`Location` is a :class:`pathlib.Path` or a :class:`RemotePath`, which has those of its
+methods that are used here, with the same meaning; so what reads a folder does not ask where it is.
+What stores cannot do (to rename, to grow a file, to map one into memory) remote paths do not
+have: :mod:`pipelines.files.storage` writes, and :mod:`pipelines.files.copies` makes local copies.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, TypeAlias
+
+from pipelines.files.range_reader import RangeReader
+from pipelines.files.stores import Store
+from pipelines.settings.storage import StorageSettings
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<authority>[^/]*)(?P<path>.*)", re.DOTALL)
+READ_AHEAD = 4 << 20
+"""Bytes of a request of whoever reads a file from its beginning to its end."""
+_HERE = PurePosixPath()
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a store says of a file; named as in :class:`os.stat_result`.
+
+    Attributes:
+        st_size: Bytes.
+        st_mtime: Time of the last change, in seconds since 1970.
+        st_mtime_ns: The same in nanoseconds.
+    """
+
+    st_size: int
+    st_mtime: float
+    st_mtime_ns: int
+
+
+@dataclass(frozen=True, repr=False)
+class RemotePath:
+    """A file or folder in an object store; a folder is there as long as anything is in it.
+
+    Attributes:
+        store: Bucket, and how to reach it.
+        key: Below the root of the store.
+        place: Of a version of a folder (:func:`pipelines.files.versions.current`), the folder.
+    """
+
+    store: Store
+    key: PurePosixPath
+    place: RemotePath | None = field(default=None, compare=False)
+
+    @classmethod
+    def parse(cls, address: str, options: StorageSettings | None = None) -> RemotePath:
+        """The place that an address names.
+
+        Raises:
+            ValueError: It is no address, or its path goes up.
+        """
+        found = ADDRESS.fullmatch(address)
+        if found is None or ".." in found["path"].split("/"):
+            raise ValueError(f"{address} is no address")
+        store = Store(found["scheme"].lower(), found["authority"], options or StorageSettings())
+        return cls(store, PurePosixPath(re.sub("/+", "/", found["path"]).strip("/")))
+
+    def __str__(self) -> str:
+        return f"{self.store}/{self._key}"
+
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
+
+    def __lt__(self, other: RemotePath) -> bool:
+        return str(self) < str(other)
+
+    @property
+    def _key(self) -> str:
+        return "" if self.key == _HERE else str(self.key)
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.key.name
+
+    @property
+    def stem(self) -> str:
+        """The last part without its suffix."""
+        return self.key.stem
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the last part."""
+        return self.key.suffix
+
+    @property
+    def suffixes(self) -> list[str]:
+        """All suffixes of the last part."""
+        return self.key.suffixes
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The store and each part."""
+        return (str(self.store), *self.key.parts)
+
+    @property
+    def parent(self) -> RemotePath:
+        """The folder that it is in; that of a root is the root."""
+        return RemotePath(self.store, self.key.parent)
+
+    @property
+    def parents(self) -> tuple[RemotePath, ...]:
+        """All folders that it is in, the innermost first."""
+        return tuple(RemotePath(self.store, key) for key in self.key.parents)
+
+    def __truediv__(self, name: str | PurePosixPath) -> RemotePath:
+        key = self.key / name
+        if key.is_absolute():
+            raise ValueError(f"{name} is not below {self}")
+        return RemotePath(self.store, key)
+
+    def joinpath(self, *names: str) -> RemotePath:
+        """The place below this one."""
+        return RemotePath(self.store, self.key.joinpath(*names))
+
+    def with_name(self, name: str) -> RemotePath:
+        """The place beside this one."""
+        return RemotePath(self.store, self.key.with_name(name))
+
+    def with_suffix(self, suffix: str) -> RemotePath:
+        """The place beside this one with another suffix."""
+        return RemotePath(self.store, self.key.with_suffix(suffix))
+
+    def relative_to(self, folder: Location) -> PurePosixPath:
+        """The way down from a folder.
+
+        Raises:
+            ValueError: It is not below that.
+        """
+        if not self.is_relative_to(folder):
+            raise ValueError(f"{self} is not below {folder}")
+        assert isinstance(folder, RemotePath)
+        return self.key.relative_to(folder.key)
+
+    def is_relative_to(self, folder: Location) -> bool:
+        """Whether it is a folder or below it."""
+        return (
+            isinstance(folder, RemotePath)
+            and str(self.store) == str(folder.store)
+            and self.key.is_relative_to(folder.key)
+        )
+
+    def absolute(self) -> RemotePath:
+        """Itself: an address is absolute."""
+        return self
+
+    def resolve(self) -> RemotePath:
+        """Itself: stores have no links."""
+        return self
+
+    def expanduser(self) -> RemotePath:
+        """Itself: stores have no homes."""
+        return self
+
+    def is_symlink(self) -> bool:
+        """Never: stores have no links."""
+        return False
+
+    def exists(self) -> bool:
+        """Whether there is such a file, or anything below."""
+        return bool(self._info.type)
+
+    def is_file(self) -> bool:
+        """Whether there is such a file."""
+        return bool(self._info.is_file)
+
+    def is_dir(self) -> bool:
+        """Whether there is anything below."""
+        from pyarrow.fs import FileType
+
+        return bool(self._info.type == FileType.Directory)
+
+    def stat(self) -> Status:
+        """Size and time of the last change.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        info = self._info
+        if not info.type:
+            raise FileNotFoundError(f"there is no {self}")
+        return _status(info)
+
+    def lstat(self) -> Status:
+        """The same: stores have no links."""
+        return self.stat()
+
+    def mkdir(self, mode: int = 0, *, parents: bool = False, exist_ok: bool = False) -> None:
+        """Nothing: a folder comes with what is in it."""
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """What is directly in it, sorted; nothing of a folder that is not there."""
+        return (self / name for name, _ in self.entries(recursive=False))
+
+    def glob(self, pattern: str) -> Iterator[RemotePath]:
+        """What is in it, at the depth of a pattern; ``**`` stands for any depth."""
+        wanted = pattern.split("/")
+        for name, _ in self.entries(recursive=len(wanted) > 1 or "**" in wanted):
+            if _fits(name.split("/"), wanted):
+                yield self / name
+
+    def rglob(self, pattern: str) -> Iterator[RemotePath]:
+        """The same at any depth."""
+        return self.glob(f"**/{pattern}")
+
+    def entries(self, *, recursive: bool = True) -> list[tuple[str, Status | None]]:
+        """All that is in it, sorted: names below it; size and time, None of a folder."""
+        from pyarrow.fs import FileSelector
+
+        selector = FileSelector(self.fs_path, allow_not_found=True, recursive=recursive)
+        found: list[FileInfo] = self.store.retried(
+            f"listing {self}", lambda: self.files.get_file_info(selector)
+        )
+        below = len(self.fs_path.rstrip("/")) + 1 if self.fs_path else 0
+        named = [(info.path[below:].rstrip("/"), info) for info in found]
+        # Some stores list the folder itself.
+        return sorted(
+            (name, _status(info) if info.is_file else None) for name, info in named if name
+        )
+
+    def open(self, mode: str = "r", buffering: int = READ_AHEAD, encoding: str = "") -> IO:
+        """Opens a file to read it.
+
+        Args:
+            mode: `rb` or `r`.
+            buffering: Bytes of a request at least; 0 for as many as are asked for.
+            encoding: Of text.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        if mode not in ("rb", "r", "rt"):
+            raise io.UnsupportedOperation(f"{self} is not written in place")
+        raw = RangeReader(self.store, self.fs_path, str(self))
+        if not buffering and mode == "rb":
+            return raw  # type: ignore[return-value]
+        buffered = io.BufferedReader(raw, buffering or READ_AHEAD)
+        return io.TextIOWrapper(buffered, encoding or "utf-8") if mode != "rb" else buffered
+
+    def read_bytes(self) -> bytes:
+        """The content of a file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+
+        def attempt() -> bytes:
+            with self.files.open_input_stream(self.fs_path) as stream:
+                return bytes(stream.read())
+
+        return self.store.retried(f"reading {self}", attempt)
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        """The content of a text file; raises as :meth:`read_bytes`."""
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def unlink(self, *, missing_ok: bool = False) -> None:
+        """Deletes a file.
+
+        Raises:
+            FileNotFoundError: There is none, and there has to be one.
+        """
+        try:
+            self.store.retried(f"deleting {self}", lambda: self.files.delete_file(self.fs_path))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    @property
+    def files(self) -> FileSystem:
+        """The file system."""
+        return self.store.open().files
+
+    @property
+    def fs_path(self) -> str:
+        """The path in it."""
+        return "/".join(part for part in (self.store.open().base, self._key) if part)
+
+    @property
+    def _info(self) -> FileInfo:
+        return self.store.retried(
+            f"looking for {self}", lambda: self.files.get_file_info(self.fs_path)
+        )
+
+
+Location: TypeAlias = Path | RemotePath
+"""A file or folder, wherever it is."""
+
+
+def location(given: str | Location, options: StorageSettings | None = None) -> Location:
+    """The place that a setting names: an address of a store, or a path.
+
+    Args:
+        given: As :data:`pipelines.settings.paths.StoredPath` has checked it.
+        options: How stores are reached.
+    """
+    if not isinstance(given, str):
+        return given
+    if ADDRESS.fullmatch(given):
+        return RemotePath.parse(given, options)
+    return Path(given)
+
+
+def is_remote(given: str) -> bool:
+    """Whether a setting names a place in a store."""
+    return ADDRESS.fullmatch(given) is not None
+
+
+def listed(folder: Location, pattern: str) -> list[Location]:
+    """What is in a folder at the depth of a pattern, in the order of the names."""
+    found: list[Location] = list(folder.glob(pattern))
+    return sorted(found, key=str)
+
+
+def arrow_source(path: Location) -> Path | IO:
+    """A file as the readers of pyarrow take it."""
+    return path if isinstance(path, Path) else path.open("rb", buffering=0)
+
+
+def version_of(place: RemotePath, name: str) -> RemotePath:
+    """A version of a folder, which knows what it is a version of."""
+    return replace(place / name, place=place)
+
+
+def _fits(names: list[str], wanted: list[str]) -> bool:
+    if not wanted:
+        return not names
+    if wanted[0] == "**":
+        return any(_fits(names[skip:], wanted[1:]) for skip in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], wanted[0]) and _fits(names[1:], wanted[1:])
+
+
+def _status(info: FileInfo) -> Status:
+    changed = info.mtime_ns or 0
+    return Status(info.size or 0, changed / 1e9, changed)

@@ -1,0 +1,197 @@
+"""Opens file systems of object stores, by the scheme of an address.
+
+Everything is read and written by :mod:`pyarrow.fs`, whose file systems for S3, Google Cloud
+Storage, Azure and HDFS find credentials as the SDK of each store does. What it has no file system
+for goes through fsspec.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+import tenacity
+
+from pipelines.settings.storage import StorageSettings
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LONGEST_PAUSE_SECONDS = 10.0
+_CONNECT_SECONDS = 10.0
+# The SDK's own attempts are for a request that is lost; ours are for a store that is away.
+_SDK_ATTEMPTS = 4
+
+_DEFINITE = re.compile(
+    r"ACCESS_DENIED|AccessDenied|NO_SUCH_BUCKET|NoSuchBucket|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN"
+    r"|SIGNATURE|EXPIRED|ExpiredToken|UNRECOGNIZED_CLIENT|INVALID_TOKEN|InvalidToken"
+    r"|PERMISSION_DENIED|UNAUTHENTICATED|Authenti?cation|Authorization|ContainerNotFound"
+    r"|HTTP status 40[0134]",
+    re.IGNORECASE,
+)
+"""What stores say of requests that fail however often they are made."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """What an address names before the first slash of its path.
+
+    Attributes:
+        scheme: Such as `s3`.
+        authority: A bucket, a container and its account, or a host; may be empty.
+        options: Endpoints and deadlines.
+    """
+
+    scheme: str
+    authority: str
+    options: StorageSettings = field(default_factory=StorageSettings)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+    def open(self) -> OpenStore:
+        """The file system; one for all of a process."""
+        # A client does not survive a fork: its threads are gone.
+        return _opened(self, os.getpid())
+
+    def retried(self, what: str, attempt: Callable[[], T]) -> T:
+        """Makes a request until it succeeds, fails for good, or time is up.
+
+        Args:
+            what: It does, for the log.
+            attempt: The request; it must make no difference whether it is made once or twice.
+
+        Raises:
+            OSError: The store says no, or is away for ``storage.retry_seconds``.
+        """
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(self.options.retry_seconds),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE_SECONDS),
+            retry=tenacity.retry_if_exception(is_transient),
+            before_sleep=lambda state: _tell(what, state),
+            reraise=True,
+        )
+        return retrying(attempt)
+
+
+@dataclass(frozen=True)
+class OpenStore:
+    """A file system, and where in it a store begins.
+
+    Attributes:
+        files: The file system.
+        base: The path in it of the store's own root: the bucket, or nothing.
+    """
+
+    files: FileSystem
+    base: str
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a request that failed so may succeed when it is made again."""
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | FileExistsError):
+        return False
+    return isinstance(error, OSError) and not _DEFINITE.search(str(error))
+
+
+def _tell(what: str, state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    logger.info("%s: attempt %d failed (%s)", what, state.attempt_number, first_line(error))
+
+
+def first_line(error: BaseException | None) -> str:
+    """What an error says, in one line."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+@lru_cache(maxsize=64)
+def _opened(store: Store, _process: int) -> OpenStore:
+    return OPENERS.get(store.scheme, _by_fsspec)(store)
+
+
+def _s3(store: Store) -> OpenStore:
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    options = store.options
+    files = S3FileSystem(
+        endpoint_override=options.s3_endpoint,
+        region=options.s3_region,
+        anonymous=options.anonymous,
+        connect_timeout=min(_CONNECT_SECONDS, options.timeout_seconds),
+        request_timeout=options.timeout_seconds,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=_SDK_ATTEMPTS),
+    )
+    return OpenStore(files, store.authority)
+
+
+def _google(store: Store) -> OpenStore:
+    from pyarrow.fs import GcsFileSystem
+
+    endpoint = urlsplit(store.options.gs_endpoint or "")
+    files = GcsFileSystem(
+        anonymous=store.options.anonymous,
+        scheme=endpoint.scheme or None,
+        endpoint_override=endpoint.netloc or None,
+        retry_time_limit=timedelta(seconds=store.options.timeout_seconds),
+    )
+    return OpenStore(files, store.authority)
+
+
+def _azure(store: Store) -> OpenStore:
+    """Of `abfss://container@account.dfs.core.windows.net`, with a key or a token of `az`."""
+    from pyarrow.fs import AzureFileSystem
+
+    container, _, host = store.authority.partition("@")
+    endpoint = urlsplit(store.options.azure_endpoint or "")
+    servers = (
+        {f"{kind}_storage_authority": endpoint.netloc for kind in ("blob", "dfs")}
+        | {f"{kind}_storage_scheme": endpoint.scheme for kind in ("blob", "dfs")}
+        if endpoint.netloc
+        else {}
+    )
+    secrets = {
+        "account_key": os.environ.get("AZURE_STORAGE_KEY"),
+        "sas_token": os.environ.get("AZURE_STORAGE_SAS_TOKEN"),
+    }
+    account = host.split(".")[0] or os.environ.get("AZURE_STORAGE_ACCOUNT", "")
+    given = {name: value for name, value in secrets.items() if value}
+    return OpenStore(AzureFileSystem(account, **servers, **given), container)
+
+
+def _hadoop(store: Store) -> OpenStore:
+    """HDFS by the native library of an installation of Hadoop on the machine."""
+    from pyarrow.fs import HadoopFileSystem
+
+    host, _, port = store.authority.partition(":")
+    # A name service has no port, and no authority means the file system of core-site.xml.
+    address = f"{store.scheme}://{host}" if host else "default"
+    return OpenStore(HadoopFileSystem(address, int(port) if port else 0), "")
+
+
+def _by_fsspec(store: Store) -> OpenStore:
+    import fsspec
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    files = fsspec.filesystem(store.scheme)
+    base = files._strip_protocol(str(store)).rstrip("/")
+    return OpenStore(PyFileSystem(FSSpecHandler(files)), base)
+
+
+OPENERS: Mapping[str, Callable[[Store], OpenStore]] = {
+    **dict.fromkeys(("s3", "s3a", "s3n"), _s3),
+    **dict.fromkeys(("gs", "gcs"), _google),
+    **dict.fromkeys(("abfs", "abfss"), _azure),
+    **dict.fromkeys(("hdfs", "viewfs"), _hadoop),
+}
+"""By the scheme of an address; all others are fsspec's."""
