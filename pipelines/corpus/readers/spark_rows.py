@@ -16,6 +16,7 @@ from pipelines.corpus.readers.rows import ROW_SCHEMA
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings
+from pipelines.spark.releases import valid_text
 
 Names = Sequence[tuple[str, str]]
 """Settings that name a column, each with the name."""
@@ -100,12 +101,12 @@ def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
 
 
 def text_of(name: str) -> Column:
-    """A column as text, with U+FFFD for what is no UTF-8: Spark passes such bytes on as they are.
+    """A column as text, with U+FFFD for what is no UTF-8.
 
     The name is quoted, because a dot in it would mean a field of a struct.
     """
     column = F.col("`" + name.replace("`", "``") + "`")
-    return F.decode(column.cast("string").cast("binary"), "UTF-8")
+    return valid_text(column.cast("string"))
 
 
 def rows_of(

@@ -21,6 +21,7 @@ from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
+from pipelines.spark.releases import release_of
 
 _VERSIONED = re.compile(r"(?P<table>.+)@v?(?P<version>\d+)")
 _DELTA_LOG = re.compile(r"(\d{20})\.(?:json|checkpoint\..*)")
@@ -101,7 +102,8 @@ def load_iceberg(session: SparkSession, name: str) -> DataFrame:
         session,
         table,
         "name it as `catalog.database.table`; the catalog needs the package "
-        f"org.apache.iceberg:iceberg-spark-runtime-{_spark(session)}_2.12 in spark.jars.packages, "
+        f"org.apache.iceberg:iceberg-spark-runtime-{_spark(session)}_{_scala(session)} in "
+        "spark.jars.packages, "
         "spark.sql.extensions=org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions "
         "and spark.sql.catalog.<catalog>=org.apache.iceberg.spark.SparkCatalog",
         snapshot,
@@ -132,8 +134,8 @@ def load_delta(session: SparkSession, given: str) -> DataFrame:
         raise InputError(
             INPUTS,
             problem,
-            "name a folder or table; Delta needs the package io.delta:delta-spark_2.12 in "
-            "spark.jars.packages, "
+            "name a folder or table; Delta needs the package io.delta:delta-spark_"
+            f"{_scala(session)} in spark.jars.packages, "
             "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
             "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
         ) from None
@@ -148,6 +150,10 @@ def delta_folder(given: str) -> Path | None:
 
 def _spark(session: SparkSession) -> str:
     return ".".join(session.version.split(".")[:2])
+
+
+def _scala(session: SparkSession) -> str:
+    return release_of(session.version).scala
 
 
 def _delta_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
