@@ -23,6 +23,7 @@ from pipelines.errors import InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
+from pipelines.spark.releases import check_spark
 from pipelines.training.control.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Engine(ABC):
         libraries: Modules that must be installed; the extra of the engine's name installs them.
         rules: What the Spark conf must not contradict, whatever the configuration.
         needs_spark: Whether it starts executors.
+        spark_majors: The releases of Spark that its libraries are compiled for, if not any.
     """
 
     name: ClassVar[str]
@@ -71,6 +73,7 @@ class Engine(ABC):
     libraries: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[tuple[ConfRule, ...]] = ()
     needs_spark: ClassVar[bool] = False
+    spark_majors: ClassVar[tuple[int, ...] | None] = None
 
     def workers(self, config: Config) -> int:
         """Processes that train."""
@@ -108,8 +111,10 @@ class Engine(ABC):
         """Looks for the libraries on the driver; called before Spark starts.
 
         Raises:
-            EngineUnavailable: One is missing; with the command that installs it.
+            EngineUnavailable: One is missing, or is for another Spark; with what to install.
         """
+        if self.spark_majors is not None:
+            check_spark(self.name, self.spark_majors)
         for library in self.libraries:
             check_installed(library, self.name)
 
