@@ -173,6 +173,16 @@ def options_of(config: Config, threads: int = 1, backend: str | None = None) -> 
     )
 
 
+def is_up_to_date(config: Config) -> bool:
+    """Whether the table is finished, and of the same model, inputs and settings."""
+    version = read_version(output_folder(config.embedding))
+    if version is None or not version.is_whole:
+        return False
+    identity = identity_of(config.embedding, options_of(config))
+    # Of tables by name it is not known whether they have changed.
+    return identity[INPUTS][1] is not None and version.plan.identity == identity
+
+
 def identity_of(settings: EmbeddingSettings, options: EmbeddingOptions) -> dict[str, Any]:
     """What decides the content of the table, by setting.
 

@@ -176,6 +176,12 @@ def _remove_for_good(path: Path, gone: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
+def forget_earlier(path: Location) -> None:
+    """Removes the versions of a folder that a store keeps for those who still read them."""
+    if isinstance(path, RemotePath):
+        versions.forget_earlier(path)
+
+
 def copy_folder(source: Location, target: Location) -> None:
     """Copies all files below a folder to another one, wherever both are."""
     if isinstance(source, Path) and isinstance(target, Path):
@@ -360,7 +366,7 @@ def flush_tree(folder: Location) -> None:
     """Waits until all that is in a folder is on the disk."""
     if isinstance(folder, RemotePath):
         return
-    for path in [*folder.rglob("*"), folder]:
+    for path in [*sorted(folder.rglob("*")), folder]:
         flush(path)
 
 

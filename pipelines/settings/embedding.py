@@ -23,6 +23,10 @@ class EmbeddingSettings(Settings):
         default=None,
         description="A sentence-transformers folder; unset: `<run.folder>/model`.",
     )
+    served: bool = Field(
+        default=False,
+        description="Take the model in service in `promotion.target` instead of `embedding.model`.",
+    )
     format: Annotated[str, choice_of(TABLE_FORMATS)] = Field(
         default="parquet",
         description="What the inputs are. `text`: a row for each line, in `text_column`.",

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import threading
 from contextvars import Context
 
@@ -9,10 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.embedding.plan import ATTEMPTS, MANIFEST_FILE, PLAN_FILE, STAGED, next_folder
+from pipelines import workflow
+from pipelines.embedding.plan import (
+    ATTEMPTS,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    STAGED,
+    is_up_to_date,
+    next_folder,
+)
 from pipelines.embedding.store import open_table
 from pipelines.embedding.table import embed_table, lock_file
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.files import storage
 from pipelines.files.locks import held
 
@@ -69,6 +78,31 @@ def test_an_unfinished_table_goes_on_and_a_finished_one_is_made_again(spark, job
     unfinished(folder)
     assert embed_table(spark, job(overwrite=True, dimensions=8)).embedded == 303
     assert open_table(folder).dimensions == 8
+
+
+def test_a_table_that_is_up_to_date_is_told_from_others(spark, job, tmp_path) -> None:
+    assert not is_up_to_date(job())
+    embed_table(spark, job())
+    assert is_up_to_date(job())
+    assert not is_up_to_date(job(dimensions=8))
+    # By the model in service, and without a session.
+    version = tmp_path / "served" / "versions" / "00001"
+    shutil.copytree(job().embedding.model, version)
+    (tmp_path / "served" / "current").symlink_to("versions/00001")
+    served = job(overwrite=True, served=True, model=None)
+    config = served.model_copy(
+        update={
+            "promotion": served.promotion.model_copy(update={"target": str(tmp_path / "served")}),
+            "run": served.run.model_copy(update={"only_new": True}),
+        }
+    )
+    with pytest.raises(NothingNew, match=r"^run.only_new: .*table has been made of the same"):
+        workflow.embed(config)
+    (tmp_path / "served" / "current").unlink()
+    with pytest.raises(InputError, match=r"^promotion.target: nothing is in service in"):
+        workflow.embed(config)
+    unfinished(tmp_path / "table")
+    assert not is_up_to_date(job())
 
 
 def test_auto_stays_what_it_was(spark, job, tmp_path) -> None:
