@@ -26,6 +26,11 @@ class RunFolder:
         return (self.environment, self.config)
 
     @property
+    def is_run(self) -> bool:
+        """Whether a run has begun there; what else a folder holds does not make it one."""
+        return all(path.exists() for path in (*self.marks, self.checkpoints))
+
+    @property
     def contents(self) -> tuple[Location, ...]:
         """All else that a run writes, but for checkpoints."""
         return (
