@@ -17,7 +17,7 @@ ENVIRONMENTS = {"airflow": ".venv-airflow", "airflow-2": ".venv-airflow-2"}
 """By what makes them. The tests run in each that is there; the second one is optional."""
 FOUND = [name for name, folder in ENVIRONMENTS.items() if (ROOT / folder).exists()]
 POOL = "encoders"
-SECONDS = 300
+SECONDS = 600
 
 
 @pytest.fixture(scope="session", params=FOUND or ["airflow"])

@@ -129,8 +129,8 @@ def test_only_what_another_try_may_mend_is_tried_again(described):
 
 
 @pytest.fixture(scope="module")
-def chain(prepared, tmp_path_factory, ask_airflow) -> Callable[..., dict[str, Any]]:
-    """Runs the Spark DAG on the small corpus, with more overrides, and tells all about it."""
+def chain(prepared, tmp_path_factory, ask_airflow) -> Callable[..., list[dict[str, Any]]]:
+    """Runs the Spark DAG on the small corpus, once for each request, and tells all about it."""
     folder = tmp_path_factory.mktemp("chain")
     config = only_retrieval(small_config(prepared, engine="local", workers=1, framework="torch"))
     promotion = config.promotion.model_copy(update={"target": str(folder / "served")})
@@ -151,27 +151,30 @@ def chain(prepared, tmp_path_factory, ask_airflow) -> Callable[..., dict[str, An
         "alert": "chat",
     }
 
-    def run(name: str, *overrides: str, skip: str = "") -> dict[str, Any]:
+    def run(*requests: dict[str, Any]) -> list[dict[str, Any]]:
         lines: list[str] = []
         with serving(Chat, lines=lines) as chat:
             found = ask_airflow(
                 "run",
-                json.dumps(
-                    {
-                        "dag": "sentence_encoder_spark",
-                        "conf": {"run": name, "overrides": overrides},
-                        "skip": skip,
-                    }
-                ),
+                *map(json.dumps, requests),
                 AIRFLOW_VAR_SENTENCE_ENCODER=json.dumps(variable),
                 AIRFLOW_CONN_CHAT=json.dumps({"conn_type": "http", **chat}),
             )
-        run_folder = folder / "runs" / "sentence_encoder_spark" / name
-        made = {"alerts": lines, "folder": run_folder, "served": folder / "served"}
-        return found["runs"][0] | {"output": found["output"]} | made
+        runs = folder / "runs" / "sentence_encoder_spark"
+        shared = {"alerts": lines, "served": folder / "served", "output": found["output"]}
+        return [
+            run | shared | {"folder": runs / request["conf"]["run"]}
+            for run, request in zip(found["runs"], requests, strict=True)
+        ]
 
     run.folder = folder
     return run
+
+
+def request(name: str, *overrides: str, skip: str = "") -> dict[str, Any]:
+    """A run into a folder of a name; tasks that match count as done."""
+    conf = {"run": name, "overrides": overrides}
+    return {"dag": "sentence_encoder_spark", "conf": conf, "skip": skip}
 
 
 def kill_training(run_folder: Path, after: int, stopped: threading.Event) -> list[list[str]]:
@@ -207,7 +210,7 @@ def killed_once(chain) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill_training, run_folder, every + 10, stopped)
         try:
-            found = chain("first", *SETTINGS)
+            (found,) = chain(request("first", *SETTINGS))
         finally:
             stopped.set()
     return found | {"killed": killed.result(10), "every": every}
@@ -246,9 +249,32 @@ def test_figures_and_the_version_are_handed_on_and_the_texts_are_embedded(killed
     assert model["extra"]["run_folder"] == str(killed_once["folder"])
 
 
-def test_where_nothing_is_new_nothing_is_trained_or_embedded(chain, killed_once):
-    before = (killed_once["served"] / "history.jsonl").read_text()
-    found = chain("again", *SETTINGS, skip="prepare")
+def write_worse_run(run: Path, folder: Path) -> None:
+    """Writes a run of another model, measured on the same texts as a run's, with less success."""
+    shutil.copytree(run, folder)
+    (folder / "model" / "README.md").write_text("Another model.\n")
+    metrics = storage.read_json(folder / "metrics.json")
+    metrics["after"]["retrieval"]["ndcg@10"] = 0.0
+    metrics["measured"]["model"] = storage.digest_folder(folder / "model")
+    storage.write_json(folder / "metrics.json", metrics)
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def afterwards(chain, killed_once) -> tuple[dict[str, Any], ...]:
+    """What was in service before, a run in which nothing is new, and one of a worse model."""
+    before = content(killed_once["served"])
+    write_worse_run(killed_once["folder"], killed_once["folder"].with_name("second"))
+    again = request("again", *SETTINGS, skip="prepare|clean")
+    second = request("second", skip="prepare|train|evaluate|clean")
+    return (before, *chain(again, second))
+
+
+def test_where_nothing_is_new_nothing_is_trained_or_embedded(afterwards, killed_once):
+    _, found, _ = afterwards
     assert found["state"] == "success", found["output"][-5000:]
     assert found["tasks"] == {
         "prepare": ["success", 1],
@@ -261,24 +287,10 @@ def test_where_nothing_is_new_nothing_is_trained_or_embedded(chain, killed_once)
     assert "run.only_new: the model in service, 00001, was trained with the same" in found["output"]
     assert len(found["events"]) == len(killed_once["events"])
     assert not found["folder"].exists()
-    assert (found["served"] / "history.jsonl").read_text() == before
 
 
-def write_worse_run(run: Path, folder: Path) -> None:
-    """Writes a run of another model, measured on the same texts as a run's, with less success."""
-    shutil.copytree(run, folder)
-    (folder / "model" / "README.md").write_text("Another model.\n")
-    metrics = storage.read_json(folder / "metrics.json")
-    metrics["after"]["retrieval"]["ndcg@10"] = 0.0
-    metrics["measured"]["model"] = storage.digest_folder(folder / "model")
-    storage.write_json(folder / "metrics.json", metrics)
-
-
-def test_the_gate_ends_the_run_and_leaves_the_model_in_service(chain, killed_once):
-    served = killed_once["served"]
-    before = {path: path.read_bytes() for path in served.rglob("*") if path.is_file()}
-    write_worse_run(killed_once["folder"], killed_once["folder"].with_name("second"))
-    found = chain("second", skip="prepare|train|evaluate")
+def test_the_gate_ends_the_run_and_leaves_the_model_in_service(afterwards):
+    before, _, found = afterwards
     assert found["state"] == "failed", found["output"][-5000:]
     assert found["tasks"] == {
         "prepare": ["success", 1],
@@ -290,7 +302,7 @@ def test_the_gate_ends_the_run_and_leaves_the_model_in_service(chain, killed_onc
     }
     verdict = json.loads((found["folder"] / "promotion.json").read_text())
     assert verdict["promoted"] is False
-    assert {path: path.read_bytes() for path in served.rglob("*") if path.is_file()} == before
+    assert content(found["served"]) == before
     (line,) = found["alerts"]
     why = "(exit code 3: the quality gate refuses the model)"
     assert line.endswith(f" promote refused: {verdict['refusals'][0]} {why}")
