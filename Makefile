@@ -22,6 +22,8 @@ ARCHIVE_STAMP := $(STAMP)-classes-$(shell cksum < environment/build_class_archiv
 # Airflow wants other versions of what both have, so it lives apart, as it does in production.
 AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
+AIRFLOW_2_KEY := $(shell { cat environment/airflow-2.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
+AIRFLOW_2_STAMP := .venv-airflow-2/.installed-$(AIRFLOW_2_KEY)
 IN_VENV := $(VENV)/bin/python
 # By uv, where there is one, or by pip; both show what they do.
 INSTALL := "$(PYTHON)" environment/install.py
@@ -42,7 +44,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow package package-check matrix-versions
+.PHONY: run test lint environment horovod airflow airflow-2 package package-check matrix-versions
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -60,6 +62,9 @@ lint: $(STAMP)
 environment: $(STAMP) $(ARCHIVE_STAMP) $(if $(filter 0,$(HOROVOD)),,$(HOROVOD_STAMP))
 
 airflow: $(AIRFLOW_STAMP)
+
+# The oldest release that the DAGs work in; their tests run in it too where it is installed.
+airflow-2: $(AIRFLOW_2_STAMP)
 
 # The stamp is written last, so an installation that was interrupted is gone through again.
 $(STAMP):
@@ -106,9 +111,10 @@ matrix-versions: environment
 horovod: $(STAMP)
 	$(IN_VENV) environment/build_horovod.py --again && touch $(HOROVOD_STAMP)
 
-$(AIRFLOW_STAMP):
-	rm -rf .venv-airflow
-	"$(PYTHON)" -m venv .venv-airflow
-	@$(INSTALL) .venv-airflow --no-deps --require-hashes -r environment/airflow.lock
-	.venv-airflow/bin/python -m pip --disable-pip-version-check check
+# The lock of an environment has its name: .venv-airflow, environment/airflow.lock.
+$(AIRFLOW_STAMP) $(AIRFLOW_2_STAMP):
+	rm -rf $(@D)
+	"$(PYTHON)" -m venv $(@D)
+	@$(INSTALL) $(@D) --no-deps --require-hashes -r environment/$(patsubst .venv-%,%,$(@D)).lock
+	$(@D)/bin/python -m pip --disable-pip-version-check check
 	touch $@

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class PipelineError(Exception):
-    """Anything that this package raises on purpose."""
+    """Anything that this package raises on purpose.
+
+    Attributes:
+        exit_code: Of a job that it ends.
+    """
+
+    exit_code: ClassVar[int] = 1
 
 
 class InputError(PipelineError):
@@ -17,6 +23,8 @@ class InputError(PipelineError):
         problem: What is wrong, with the value.
         remedy: What would be right.
     """
+
+    exit_code = 2
 
     def __init__(self, key: str, problem: str, remedy: str) -> None:
         super().__init__(f"{key}: {problem}, {remedy}")
@@ -84,7 +92,15 @@ class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as us
         problem: Which metric, with its figures.
     """
 
+    exit_code = 3
+
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(f"{key}: {problem}")
         self.key = key
         self.problem = problem
+
+
+class NothingNew(PipelineError):  # noqa: N818 - an answer, as users know it
+    """A job that was asked to work only on what is new has found nothing. Jobs exit with 4."""
+
+    exit_code = 4

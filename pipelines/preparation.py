@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipelines.corpus.cleaning.redaction import check_redactor
+from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
@@ -29,7 +30,9 @@ from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.settings.stages import for_stage
 from pipelines.spark.session import running_tasks, spark_session
+from pipelines.spark.stage_resources import stage_settings
 from pipelines.tokens.lengths import reading_limit
 from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
@@ -81,8 +84,9 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
             logger.info("%s: not changed, kept", stage.name)
             seconds = known["seconds"]
         else:
-            session = spark_session(config, trains=trains)
-            seconds = _run(stage, session, config, folder, fingerprint)
+            session = spark_session(for_stage(config, "prepare"), trains=trains)
+            with stage_settings(session, config, "prepare"):
+                seconds = _run(stage, session, config, folder, fingerprint)
         if fingerprint is not None:
             fingerprint = _fingerprint(fingerprint, [stage.choices(config)])
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
@@ -126,7 +130,8 @@ def _corpus_inputs(config: Config) -> Any:
     files = input_fingerprint(config.corpus, config.storage)
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json")
-    return None if files is None else [PAIR_COLUMNS, settings, redactor, files]
+    deleted = deleted_keys(PreparedFolder.of(config), config.corpus.key_column)
+    return None if files is None else [PAIR_COLUMNS, settings, redactor, deleted, files]
 
 
 def _held_out_choices(config: Config) -> Any:

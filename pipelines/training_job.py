@@ -33,6 +33,7 @@ from pipelines.runs.checkpoint import (
     Checkpoint,
     load_checkpoint,
     newest_checkpoint,
+    prune_checkpoints,
     save_checkpoint,
 )
 from pipelines.runs.history import go_on
@@ -52,6 +53,7 @@ from pipelines.runs.run_metrics import (
     update_run_metrics,
 )
 from pipelines.settings import Config
+from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
 from pipelines.tokens.stage import check_tokens
@@ -129,12 +131,18 @@ def _bytes_of_start(weights: Weights) -> int:
     return (1 + 1 + 1 + 3) * sum(array.nbytes for array in weights.values())
 
 
-def session_for(chosen: Engine, config: Config) -> SparkSession | None:
-    """The session that an engine trains in, if it needs one."""
+def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> SparkSession | None:
+    """The session that an engine trains in, if it needs one.
+
+    Args:
+        stage: For which it is started, if there is none.
+    """
     if not chosen.needs_spark:
         return None
     return spark_session(
-        config, executors=chosen.executors(config), conf=partial(chosen.session_conf, config)
+        for_stage(config, stage),
+        executors=chosen.executors(config),
+        conf=partial(chosen.session_conf, config),
     )
 
 
@@ -143,7 +151,7 @@ def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequen
     if not config.evaluation.every_checkpoints:
         return ()
     with executor_failures("reading what checkpoints are measured on"):
-        return read_snapshots(session or spark_session(config), config)
+        return read_snapshots(session or spark_session(for_stage(config, "train")), config)
 
 
 def open_run(
@@ -203,6 +211,7 @@ def train_steps(
         forget_earlier_model(folder)
         before = seconds_to(folder, run.first_step)
         outcome = _train(chosen, session, run, snapshots, tracking)
+        prune_checkpoints(folder, run.last_step, run.config.training.keep_checkpoints)
         update_run_metrics(folder, {"training": training_figures(run, outcome, before)})
     elif figures := logged_figures(run):
         update_run_metrics(folder, {"training": figures})

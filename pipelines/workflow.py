@@ -12,24 +12,33 @@ from typing import TYPE_CHECKING
 from pipelines import evaluation_job
 from pipelines.engines.base import Engine
 from pipelines.engines.loading import load_engine
-from pipelines.errors import InputError
+from pipelines.errors import InputError, NothingNew
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.files.folders import work_folder, working_in
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.lanes.files import LaneManifest, check_unchanged
+from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.reader import check_unchanged
 from pipelines.models.folder import check_start
 from pipelines.progress import activity, job
 from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
-from pipelines.runs.opening import check_run_folder
+from pipelines.runs.cleaning import Cleaned, remove_old_runs
+from pipelines.runs.opening import check_run_folder, identity_digest
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
+from pipelines.settings.stages import for_stage
 from pipelines.spark.errors import executor_failures, file_failures
 from pipelines.spark.jobs import await_archives
 from pipelines.spark.session import running_tasks, spark_session
+from pipelines.spark.stage_resources import (
+    check_stages,
+    resource_profile,
+    resources_in,
+    stage_settings,
+)
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_job import (
     batch_plan,
@@ -43,6 +52,7 @@ from pipelines.training_job import (
 )
 
 if TYPE_CHECKING:
+    from pipelines.deletion import Deletion
     from pipelines.embedding.table import EmbeddingSummary
     from pipelines.search.text_search import Hit
 
@@ -74,6 +84,25 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
         return prepare_stages(config, trains=trains)
 
 
+@executor_failures("deleting")
+@file_failures("deleting")
+@working_in("prepared.folder")
+def delete(config: Config, keys: Sequence[str]) -> Deletion:
+    """Removes the rows of keys from ``prepared.folder``, and keeps them out of it for good.
+
+    Args:
+        config: That of the preparation; ``corpus.key_column`` says whose a row is.
+        keys: Values of that column, as text.
+
+    Raises:
+        InputError: There is no such column, or nothing has been prepared.
+    """
+    from pipelines.deletion import delete_rows
+
+    with job("deleting", PREPARING):
+        return delete_rows(config, keys)
+
+
 @file_failures("training")
 @working_in("run.folder", reading=("prepared.folder",))
 def train(config: Config, chosen: Engine | None = None) -> Location:
@@ -84,6 +113,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
 
     Raises:
         InputError: Settings, lanes and engine do not fit; nothing has been written then.
+        NothingNew: The model in service is what would come out, and only a new one was asked for.
         EngineError: The run failed; ``training.resume`` goes on from its last checkpoint.
         PipelineError: A file could not be written, or the lanes were prepared again meanwhile.
     """
@@ -92,11 +122,17 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
     prepared = PreparedFolder.of(config)
     manifest = LaneManifest.load(prepared.lanes.path)
     plan = batch_plan(config, manifest)
+    if config.run.only_new:
+        stage.check_new(config, identity_digest(config, plan, manifest))
     start = checked_start(config, prepared, manifest)
     session = session_for(chosen, config)
+    if session is not None:
+        check_stages(session, config, ("train",))
     chosen.check(session, config)
     if session is not None:
-        await_archives(session, chosen.name)
+        await_archives(
+            session, chosen.name, resource_profile(resources_in(session, config, "train"))
+        )
     with activity("training", "reading what checkpoints are measured on", running_tasks):
         snapshots = checkpoint_snapshots(config, session)
     run = open_run(config, prepared, plan, manifest, start)
@@ -107,7 +143,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         check_unchanged(prepared.lanes.path, manifest)
         with activity("training", "writing the model"):
             write_model(run, prepared)
-        tracking.keep(folder.environment, folder.step_metrics, model=folder.model)
+        tracking.keep(folder.environment, folder.step_metrics, folder.restarts, model=folder.model)
     return folder.model
 
 
@@ -127,17 +163,18 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     """
     folder = RunFolder.of(config)
     evaluation_job.check_settings(config, folder)
-    session = spark_session(config)
-    digests = evaluation_job.digests(session, config, folder)
-    with RunTracking(config, folder.path) as tracking:
-        measured = evaluation_job.measure_models(session, config, folder)
-        evaluation_job.check_unchanged(session, config, folder, digests)
-        update_run_metrics(folder.path, measured.figures | {"measured": digests})
-        evaluation_job.sample_held_out(session, config, folder, measured)
-        evaluation_job.log_figures(folder, measured, tracking)
-        with activity("evaluating", "drawing the report"):
-            report(config)
-        tracking.keep(folder.report, folder.metrics, folder.evaluations)
+    session = spark_session(for_stage(config, "evaluate"))
+    with stage_settings(session, config, "evaluate"):
+        digests = evaluation_job.digests(session, config, folder)
+        with RunTracking(config, folder.path) as tracking:
+            measured = evaluation_job.measure_models(session, config, folder)
+            evaluation_job.check_unchanged(session, config, folder, digests)
+            update_run_metrics(folder.path, measured.figures | {"measured": digests})
+            evaluation_job.sample_held_out(session, config, folder, measured)
+            evaluation_job.log_figures(folder, measured, tracking)
+            with activity("evaluating", "drawing the report"):
+                report(config)
+            tracking.keep(folder.report, folder.metrics, folder.evaluations)
     return measured.figures
 
 
@@ -169,6 +206,12 @@ def roll_back(config: Config, to: str | None = None) -> Location:
     return stage.roll_back(config, to)
 
 
+@file_failures("removing runs")
+def clean(config: Config) -> Cleaned:
+    """Removes old runs beside ``run.folder``; ``run.keep`` says how many stay."""
+    return remove_old_runs(config, stage.kept_runs(config))
+
+
 @executor_failures("running")
 @file_failures("running")
 @working_in("prepared.folder", "run.folder")
@@ -194,7 +237,9 @@ def _run(config: Config) -> dict[str, Metrics]:
     input_fingerprint(config.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
-    session = session_for(chosen, config) or spark_session(config)
+    session = session_for(chosen, config, "prepare") or spark_session(for_stage(config, "prepare"))
+    check_stages(session, config, ("prepare", "train", "evaluate"))
+    chosen.check_session(session, config)
     check_tables(session, config)
     prepare(config)
     train(config)
@@ -207,14 +252,25 @@ def embed(config: Config) -> EmbeddingSummary:
 
     Raises:
         InputError: Model and input cannot be used, or the output is of something else.
+        NothingNew: The table is there, and only a new one was asked for.
     """
-    from pipelines.embedding.plan import check_job, output_folder
+    from pipelines.embedding.plan import is_up_to_date, output_folder
+    from pipelines.embedding.planning import check_job
     from pipelines.embedding.table import embed_table, lock_file
 
+    if config.embedding.served:
+        served = {"model": str(stage.model_in_service(config))}
+        embedding = config.embedding.model_copy(update=served)
+        config = config.model_copy(update={"embedding": embedding})
+    if config.run.only_new and is_up_to_date(config):
+        output = config.embedding.output
+        raise NothingNew(f"run.only_new: {output} has been made of the same model and inputs")
     check_job(config)
     folder = output_folder(config.embedding)
     with work_folder("embedding.output", folder, "embed", lock_file(folder)):
-        return embed_table(spark_session(config), config)
+        session = spark_session(for_stage(config, "embed"))
+        with stage_settings(session, config, "embed"):
+            return embed_table(session, config)
 
 
 def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = False) -> list[Hit]:
@@ -239,7 +295,7 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
 
     table = open_table(config.embedding.output)
     here = fits_in_process(table) and not (indexed and not has_index(table))
-    session = None if here else spark_session(config)
+    session = None if here else spark_session(for_stage(config, "embed"))
     return find_texts(
         table,
         queries,

@@ -39,10 +39,11 @@ report
 promotion
 tracking
 preparation training_job evaluation_job
+deletion
 workflow
 ml ml_params notebook
 benchmarks
-cli reference
+outcome command_jobs cli reference
 """
 PLACES = {name: place for place, line in enumerate(ORDER.split("\n")) for name in line.split()}
 LEFTMOST = 0  # of the package itself, which holds the version and nothing else

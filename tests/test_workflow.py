@@ -243,7 +243,6 @@ def test_bad_corpora_are_refused_in_one_line(
         (["training.mode=hogwild"], "training.mode: engine local has no `hogwild`"),
         (["training.feed=spark"], "training.feed: engine local has no `spark`"),
         (["training.compression=fp16"], "training.compression: engine local does not know it"),
-        (["training.elastic=true"], "training.elastic: engine local does not know it, leave it f"),
         (["prepared.folder=nowhere"], "prepared.folder: there are no lanes"),
         (["encoder.start=nowhere"], "encoder.start: there is no folder nowhere"),
         (

@@ -1,27 +1,33 @@
 """### A sentence encoder, trained and promoted on Databricks
 
-prepare → train → evaluate → promote. A model that is worse than the one in service is not
+prepare → train → evaluate → promote → embed. A model that is worse than the one in service is not
 promoted. See docs/airflow.md.
 """
 
+from typing import Any
+
 from airflow.providers.databricks.operators.databricks import DatabricksSubmitRunOperator
 from sentence_encoder.chain import Stage, encoder_dag
+from sentence_encoder.outcomes import Job
 
 
-def task(stage: Stage) -> DatabricksSubmitRunOperator:
-    """The stage's job, as a one-time run in the workspace of `databricks_default`."""
-    return DatabricksSubmitRunOperator(
-        task_id=stage.name,
-        execution_timeout=stage.timeout,
-        retries=stage.retries,
+class DatabricksJob(Job, DatabricksSubmitRunOperator):
+    """A stage's job, as a one-time run in the workspace of `databricks_default`."""
+
+
+def task(stage: Stage, **options: Any) -> DatabricksJob:
+    """The operator of a stage; while the run goes on, it waits in the triggerer."""
+    return DatabricksJob(
         run_name=f"sentence-encoder-{stage.name}",
         timeout_seconds=int(stage.timeout.total_seconds()),
         spark_python_task={
             "python_file": f"{{{{ job_file('{stage.name}') }}}}",
-            "parameters": "{{ job_arguments(dag.dag_id, run_id, params) }}",
+            "parameters": "{{ job_arguments(ti, params) }}",
         },
-        json="{{ deployment('databricks', {}) }}",
+        json=f"{{{{ merged('databricks', '{stage.name}') }}}}",
+        deferrable=True,
+        **options,
     )
 
 
-dag = encoder_dag("sentence_encoder_databricks", task, schedule="@weekly", documentation=__doc__)
+dag = encoder_dag("sentence_encoder_databricks", task, cron="@weekly", documentation=__doc__)

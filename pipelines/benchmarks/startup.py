@@ -207,8 +207,8 @@ def _engine_costs(config: Config) -> list[dict[str, Any]]:
     # Imported late, with all that trains.
     measure_engines: Callable[[Config, Sequence[str]], list[dict[str, Any]]]
     measure_engines = import_module("pipelines.benchmarks.startup_engines").measure_engines
-    memory = {"executor.memory": _EXECUTOR_MEMORY, **config.spark}
-    config = config.model_copy(update={"spark": memory})
+    spark = config.spark.with_conf({"executor.memory": _EXECUTOR_MEMORY, **config.spark.conf})
+    config = config.model_copy(update={"spark": spark})
     figures = []
     for name in installed_engines(config):
         logger.info("startup: engine %s", name)

@@ -12,15 +12,16 @@ their declarations and the Spark job of their workers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.conf import ConfRule
 from pipelines.engines.libraries import check_installed
+from pipelines.engines.restarts import train_with_restarts
 from pipelines.errors import InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
-from pipelines.runs.step_metrics import StepMetrics
+from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
 from pipelines.spark.releases import check_spark
 from pipelines.training.control.monitor import Monitor
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Settings under `training` that few engines know; the others refuse them.
-OPTIONS = ("compression", "elastic")
-
-OnMetrics = Callable[[dict[str, Any]], None]
-"""Called on the driver with each metrics line of a run; see ``StepMetrics`` for the lines."""
+OPTIONS = ("compression",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +75,10 @@ class Engine(ABC):
     needs_spark: ClassVar[bool] = False
     spark_majors: ClassVar[tuple[int, ...] | None] = None
 
+    def workers(self, config: Config) -> int:
+        """Processes that train."""
+        return config.training.workers
+
     def executors(self, config: Config) -> int:
         """Executors that a run occupies at once; 0 without Spark."""
         return 0
@@ -116,6 +118,15 @@ class Engine(ABC):
         for library in self.libraries:
             check_installed(library, self.name)
 
+    def check_session(  # noqa: B027 - not all engines train in a session
+        self, session: SparkSession, config: Config
+    ) -> None:
+        """Refuses a session that the engine cannot train in, before anything is prepared in it.
+
+        Raises:
+            InputError: With the key of the conf that stands against it.
+        """
+
     @abstractmethod
     def check(self, session: SparkSession | None, config: Config) -> None:
         """Refuses what can be known not to work before the start. Runs on the driver.
@@ -124,11 +135,12 @@ class Engine(ABC):
             EngineUnavailable: With the install command or the conf key that makes it run.
         """
 
-    @abstractmethod
     def train(
         self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
     ) -> TrainingOutcome:
-        """Starts the workers and returns when all are done and gone. Runs on the driver.
+        """Trains; after workers are lost, as often as ``training.restarts`` allows.
+
+        Runs on the driver.
 
         Args:
             session: Not None if ``needs_spark``.
@@ -137,6 +149,39 @@ class Engine(ABC):
         Raises:
             EngineError: The run failed; no process of it is left.
         """
+        return train_with_restarts(self, session, run, on_metrics)
+
+    @abstractmethod
+    def attempt(
+        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
+    ) -> TrainingOutcome:
+        """Starts the workers once, and returns when all are done and gone. Runs on the driver.
+
+        Args:
+            session: Not None if ``needs_spark``.
+            run: The run, or what is left of it after workers were lost.
+            step_metrics: Of the whole run; hears of the steps while they are made.
+
+        Raises:
+            WorkerLostError: A worker is gone, and no process of the run is left.
+            EngineError: The run failed; no process of it is left.
+        """
+
+    def room(
+        self, session: SparkSession | None, config: Config, wanted: int, seconds: float
+    ) -> int:
+        """Workers that can be started now; waits some seconds for those that cannot yet.
+
+        Args:
+            session: Not None if ``needs_spark``.
+            wanted: No more are waited for.
+            seconds: The longest to wait.
+        """
+        return wanted
+
+    def with_any_workers(self, config: Config) -> bool:
+        """Whether the result of a run does not depend on the number of its workers."""
+        return True
 
 
 def check_fit(engine: Engine, config: Config) -> None:
@@ -169,13 +214,12 @@ def check_fit(engine: Engine, config: Config) -> None:
 def monitor_for(
     engine: str,
     run: TrainingRun,
-    on_metrics: OnMetrics,
+    step_metrics: StepMetrics,
     host: str,
     bind: str | None = None,
     *,
     workers: int | None = None,
     servers: int = 0,
-    step_metrics: StepMetrics | None = None,
 ) -> Monitor:
     """The driver's monitor with the deadlines of a run.
 
@@ -183,18 +227,17 @@ def monitor_for(
         host: Address by which the executors reach the driver.
         bind: Address to listen at, if that is another one.
         workers: How many to expect; by default ``training.workers``.
-        servers: How many further processes to expect.
-        step_metrics: Those of a run that other workers began; by default new ones.
+        servers: How many processes to expect beside the workers.
     """
     training = run.config.training
-    workers = training.workers if workers is None else workers
     return Monitor(
         engine,
-        workers,
-        step_metrics or StepMetrics(run, workers, on_metrics),
+        training.workers if workers is None else workers,
+        step_metrics,
         host=host,
         bind=bind,
         start_seconds=training.start_seconds,
         stall_seconds=training.stall_seconds,
         servers=servers,
+        saves_when_asked=not run.takes_turns,
     )

@@ -21,10 +21,12 @@ from pyspark.ml.torch.distributor import TorchDistributor
 from pipelines.engines.processes import run_in_child
 from pipelines.runs.run import WorkerTask
 from pipelines.spark.errors import spark_cause
+from pipelines.spark.room import ranks_of
 from pipelines.training.control.reporter import report_lost
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.resource import ResourceProfile
 
 
 class MonitoredDistributor(TorchDistributor):  # type: ignore[misc] # the library has no types
@@ -34,7 +36,12 @@ class MonitoredDistributor(TorchDistributor):  # type: ignore[misc] # the librar
     would have Spark start all of them again, so none fails: it reports to the monitor instead.
     Where Spark does start all again since an executor was lost, the monitor refuses workers that
     connect a second time.
+
+    Attributes:
+        profile: Of the tasks; None for the session's.
     """
+
+    profile: ResourceProfile | None = None
 
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> None:
         """Runs a stepper in every worker. Runs on the driver.
@@ -46,6 +53,11 @@ class MonitoredDistributor(TorchDistributor):  # type: ignore[misc] # the librar
         """
         self._run(train_object, _run_agent, *args, **kwargs)
 
+    def _get_num_tasks(self) -> int:
+        # The library would read GPUs of the session's conf, which a profile does not change; a
+        # task has one at most here.
+        return int(self.num_processes)
+
     def _run_distributed_training(self, *arguments: Any, **named: Any) -> None:
         # No server for the workers' lines: the library's clients take -1 for one that failed.
         self.driver_address, self.log_streaming_server_port = "", -1
@@ -53,7 +65,7 @@ class MonitoredDistributor(TorchDistributor):  # type: ignore[misc] # the librar
         *_, task = arguments
         function = self._get_spark_task_function(*arguments, **named)
         # Not the library's data frame, whose planning and compiling takes longer than all the rest.
-        tasks = self.spark.sparkContext.parallelize(range(self.num_tasks), self.num_tasks)
+        tasks = ranks_of(self.spark.sparkContext, self.num_tasks, self.profile)
         tasks.barrier().mapPartitions(partial(_run_task, function, task)).collect()
 
 

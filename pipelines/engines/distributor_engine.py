@@ -78,6 +78,7 @@ class DistributorEngine(SparkJobEngine):
 
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
-        gpus_of_a_task = int(driver.context.getConf().get(GPU_AMOUNT) or 0)
+        gpus_of_a_task = int(driver.conf.get(GPU_AMOUNT) or 0)
         distributor = self.distributor(task.workers, gpus_of_a_task == 1)
+        distributor.profile = driver.profile
         return partial(distributor.run, self._stepper(task.run.config), task)

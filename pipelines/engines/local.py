@@ -11,16 +11,19 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Engine, Mode, OnMetrics, monitor_for
+from pipelines.engines.base import Engine, Mode, monitor_for
 from pipelines.engines.libraries import check_framework
-from pipelines.errors import EngineError
+from pipelines.errors import WorkerLostError
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
+from pipelines.training.control.monitor import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +47,10 @@ class LocalEngine(Engine):
     frameworks = ("tensorflow", "torch")
 
     @override
+    def workers(self, config: Config) -> int:
+        return 1
+
+    @override
     def check_libraries(self, config: Config) -> None:
         check_framework(config.training.framework)
 
@@ -54,10 +61,10 @@ class LocalEngine(Engine):
         self.check_libraries(config)
 
     @override
-    def train(
-        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
+    def attempt(
+        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
-        monitor = monitor_for(self.name, run, on_metrics, "127.0.0.1", workers=1)
+        monitor = monitor_for(self.name, run, step_metrics, "127.0.0.1", workers=1)
         task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
         process = subprocess.Popen(
             [sys.executable, "-c", "from pipelines.engines.local import main; main()"],
@@ -71,7 +78,7 @@ class LocalEngine(Engine):
                 # The wait notices a child that has died already.
                 with suppress(BrokenPipeError), process.stdin as pipe:
                     pickle.dump(task, pipe)
-                return monitor.wait(lambda: _failure_of(process))
+                return monitor.wait(_Watch(process).failure)
         finally:
             _end(process)
 
@@ -84,13 +91,29 @@ def main() -> None:
     sys.exit(0 if run_worker(task) else 1)
 
 
-def _failure_of(process: subprocess.Popen[bytes]) -> EngineError | None:
-    """The error of a process that died before it could report one itself."""
-    code = process.poll()
-    if code in (None, 0):
-        return None
-    cause = f"the worker's process died (exit code {code})"
-    return EngineError("local", cause, rank=0, host=socket.gethostname(), lane=0)
+class _Watch:
+    """Tells of a process that died before it could connect to the monitor, which sees the others.
+
+    Args:
+        process: The worker.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._dead_since: float | None = None
+
+    def failure(self) -> WorkerLostError | None:
+        """The error, once the monitor has had the time to see the end of a connection."""
+        code = self._process.poll()
+        if code in (None, 0):
+            return None
+        now = time.monotonic()
+        self._dead_since = self._dead_since or now
+        if now - self._dead_since < GRACE_SECONDS:
+            return None
+        cause = f"the worker's process died (exit code {code})"
+        host = socket.gethostname()
+        return WorkerLostError("local", cause, began=False, rank=0, host=host, lane=0)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -6,30 +6,40 @@ Everything here runs on the driver.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Engine, OnMetrics, monitor_for
-from pipelines.engines.conf import check_conf
+from pipelines.engines.base import Engine, monitor_for
+from pipelines.engines.conf import NO_DYNAMIC_ALLOCATION, check_conf
+from pipelines.errors import EngineError, EngineUnavailable, InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
-from pipelines.spark.jobs import SparkJob, await_slots, dedicated_python_workers, driver_addresses
+from pipelines.spark.decommission import LeavingExecutors
+from pipelines.spark.jobs import SparkJob, dedicated_python_workers, driver_addresses
+from pipelines.spark.room import await_slots, ranks_of
+from pipelines.spark.stage_resources import check_resources, resource_profile, resources_in
 from pipelines.training.steppers import STEPPERS
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, SparkContext
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 
 class SparkEngine(Engine):
-    """An engine whose workers run on executors."""
+    """An engine whose workers run on executors.
+
+    Attributes:
+        with_profiles: Whether its tasks can have resources that are not the session's.
+    """
 
     needs_spark = True
+    with_profiles: ClassVar[bool] = True
 
     @override
     def executors(self, config: Config) -> int:
@@ -40,9 +50,26 @@ class SparkEngine(Engine):
         session = self._required(session)
         self.check_libraries(config)
         self.check_settings(config)
-        conf = dict(session.sparkContext.getConf().getAll())
-        check_conf(conf, self.name, self.conf_rules(config))
+        self.check_session(session, config)
         self.check_cluster(session, config)
+
+    @override
+    def check_session(self, session: SparkSession, config: Config) -> None:
+        resources, rules = resources_in(session, config, "train"), self.conf_rules(config)
+        if (asked := (*resources.tasks, *resources.executors)) and not self.with_profiles:
+            raise InputError(
+                f"stages.train.{asked[0]}",
+                f"engine {self.name} runs library jobs, which have the session's resources",
+                "run `train` as a job of its own, or set it for all stages",
+            )
+        if resources.executors and NO_DYNAMIC_ALLOCATION in rules:
+            raise InputError(
+                f"stages.train.{resources.executors[0]}",
+                f"engine {self.name} starts all workers at once, on executors that are there",
+                "run `train` as a job of its own, or set it for all stages",
+            )
+        check_resources("train", resources)
+        check_conf(resources.conf, self.name, rules)
 
     def check_settings(self, config: Config) -> None:
         """Refuses settings that do not fit together on this engine.
@@ -55,10 +82,25 @@ class SparkEngine(Engine):
         """Waits until the cluster has room for all workers; its conf follows the rules.
 
         Raises:
-            EngineUnavailable: There is none within ``training.start_seconds``, or the cluster
+            EngineUnavailable: There is none within ``spark.wait_seconds``, or the cluster
                 lacks something else that the engine needs.
         """
-        await_slots(session, self.name, config.training)
+        wanted = config.training.workers
+        there = self.room(session, config, wanted, config.spark.wait_seconds)
+        if there < wanted:
+            raise EngineUnavailable(
+                "training.workers",
+                f"engine {self.name} needs {wanted} tasks at once and there is room for {there}",
+                "ask for fewer, or give the cluster more executors (spark.executor.instances); "
+                + if_late(config),
+            )
+
+    @override
+    def room(
+        self, session: SparkSession | None, config: Config, wanted: int, seconds: float
+    ) -> int:
+        session = self._required(session)
+        return await_slots(session, wanted, seconds, resources_in(session, config, "train"))
 
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
@@ -67,21 +109,28 @@ class SparkEngine(Engine):
         return ("pipelines.training.worker", *stepper)
 
     @override
-    def train(
-        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
+    def attempt(
+        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
-        return self.train_on(self._required(session), run, on_metrics)
+        return self.attempt_on(self._required(session), run, step_metrics)
 
     @abstractmethod
-    def train_on(
-        self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
+    def attempt_on(
+        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
-        """See :meth:`Engine.train`; on a cluster that has passed :meth:`check`."""
+        """See :meth:`Engine.attempt`; on a cluster that has passed :meth:`check`."""
 
     def _required(self, session: SparkSession | None) -> SparkSession:
         if session is None:
             raise ValueError(f"engine {self.name} trains in a Spark session, and there is none")
         return session
+
+
+def if_late(config: Config) -> str:
+    """Which deadline to raise if executors that were waited for only came too late."""
+    return (
+        f"if they are still starting, raise spark.wait_seconds ({config.spark.wait_seconds} s now)"
+    )
 
 
 @dataclass(frozen=True)
@@ -90,15 +139,23 @@ class DriverSide:
 
     Attributes:
         context: Where the job runs.
+        conf: What holds of the Spark conf while the job runs.
+        profile: Of the tasks of the job; None for the session's.
         host: Address by which the executors reach the driver.
         bind: Address at which the driver listens.
         resources: Closed after the job has ended: what an engine opens here for its workers.
     """
 
     context: SparkContext
+    conf: Mapping[str, str]
+    profile: ResourceProfile | None
     host: str
     bind: str
     resources: ExitStack
+
+    def ranks(self, workers: int) -> RDD[int]:
+        """The numbers of the workers, one a task."""
+        return ranks_of(self.context, workers, self.profile)
 
 
 class SparkJobEngine(SparkEngine):
@@ -127,29 +184,12 @@ class SparkJobEngine(SparkEngine):
         return self.name
 
     @override
-    def train_on(
-        self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
+    def attempt_on(
+        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
-        return self.run_workers(session, run, on_metrics)
-
-    def run_workers(
-        self,
-        session: SparkSession,
-        run: TrainingRun,
-        on_metrics: OnMetrics,
-        step_metrics: StepMetrics | None = None,
-    ) -> TrainingOutcome:
-        """Starts all workers once, and returns when all are done and gone.
-
-        Args:
-            step_metrics: Those of a run that other workers began; by default new ones.
-
-        Raises:
-            EngineError: The run failed; no process and no job of it is left.
-        """
         context, workers = session.sparkContext, run.config.training.workers
         host, bind = driver_addresses(context)
-        monitor = monitor_for(self.name, run, on_metrics, host, bind, step_metrics=step_metrics)
+        monitor = monitor_for(self.name, run, step_metrics, host, bind)
         task = WorkerTask(
             run=run, rank=0, workers=workers, monitor=monitor.address, token=monitor.token
         )
@@ -157,8 +197,16 @@ class SparkJobEngine(SparkEngine):
         with ExitStack() as resources, monitor:
             role, preloads = self.python_worker_role(run.config), self.preloads(run.config)
             resources.enter_context(dedicated_python_workers(context, role, preloads))
-            act = self.prepare_job(DriverSide(context, host, bind, resources), task)
+            stage = resources_in(session, run.config, "train")
+            driver = DriverSide(context, stage.conf, resource_profile(stage), host, bind, resources)
+            act = self.prepare_job(driver, task)
             description = f"workers of engine {self.name}"
             job = SparkJob(context, self.name, self.job_name, description, act)
             resources.enter_context(job)
-            return monitor.wait(job.failure)
+            leaving = LeavingExecutors(context, monitor.ask_for_checkpoint)
+
+            def should_stop() -> EngineError | None:
+                leaving.look()
+                return job.failure()
+
+            return monitor.wait(should_stop)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from pipelines.engines.base import Engine
 from pipelines.settings import Config
+from pipelines.settings.stages import stage_conf
 
 
 def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
@@ -29,7 +30,9 @@ def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
     strict = (rule for rule in engine.conf_rules(config) if rule.most is None and not rule.unless)
     conf |= {rule.key: rule.value for rule in strict}
     conf |= engine.extra_submit_conf(config)
-    return conf | {f"spark.{key}": value for key, value in config.spark.items() if key != "master"}
+    return conf | {
+        key: value for key, value in stage_conf(config, "train").items() if key != "spark.master"
+    }
 
 
 def conf_lines(conf: Mapping[str, str], *, as_file: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.spark.errors import spark_cause
 from pipelines.training.collectives.process_group import (
     ProcessGroupCollectives,
+    means_peer_lost,
     process_group_cleanup,
 )
 from pipelines.training.control.reporter import ABORTED, report_lost
@@ -61,6 +63,9 @@ def _cause(failure: ProcessFailure) -> str:
 def _run_worker(stepper: str, task: WorkerTask) -> None:
     """The worker, from its first to its last moment; ends with the agent."""
     end_with_parent()
+    # The agent's handlers, which a fork inherits, raise errors of the worker's own.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     with process_group_cleanup():
         collectives = partial(ProcessGroupCollectives, task.run.config.training)
-        run_worker(task, collectives, stepper=stepper)
+        run_worker(task, collectives, stepper=stepper, means_peer_lost=means_peer_lost)

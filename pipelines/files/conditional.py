@@ -8,8 +8,10 @@ profiles of the AWS SDK it is given by boto3, where that is installed.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 logger = logging.getLogger(__name__)
+
+
+# What servers say that speak a store's language, but for this.
+_UNABLE = re.compile(r"ETag Header missing|NotImplemented|not implemented|\b501\b")
+
+
+class NoConditionalWritesError(OSError):
+    """The server cannot make a write depend on what is there."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +124,14 @@ def _asked(path: RemotePath, request: Callable[[ObjectStore, str], Any]) -> Any:
     """Makes a request, in the terms of obstore.
 
     Raises:
+        NoConditionalWritesError: The server has none.
         OSError: It failed for a reason that is none of a condition's.
     """
     from obstore.exceptions import (
         AlreadyExistsError,
         BaseError,
         NotFoundError,
+        NotSupportedError,
         PreconditionError,
     )
 
@@ -128,7 +140,10 @@ def _asked(path: RemotePath, request: Callable[[ObjectStore, str], Any]) -> Any:
     except (AlreadyExistsError, NotFoundError, PreconditionError):
         raise
     except BaseError as error:
-        raise OSError(f"{path}: {first_line(error)}") from error
+        problem = f"{path}: {first_line(error)}"
+        if isinstance(error, NotSupportedError) or _UNABLE.search(problem):
+            raise NoConditionalWritesError(problem) from error
+        raise OSError(problem) from error
 
 
 @lru_cache(maxsize=64)
@@ -191,7 +206,9 @@ def _google(store: Store) -> ObjectStore:
     endpoint = store.options.gs_endpoint
     given: dict[str, Any] = {"base_url": endpoint} if endpoint else {}
     if store.options.anonymous:
-        given["skip_signature"] = True
+        # `skip_signature` alone asks for a token all the same.
+        account = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        given["service_account_key"] = json.dumps({**account, "disable_oauth": True})
     return GCSStore(store.authority, config=cast(Any, given), **_common(store, endpoint))
 
 

@@ -23,7 +23,9 @@ from pipelines.settings.storage import StorageSettings
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
-ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<authority>[^/]*)(?P<path>.*)", re.DOTALL)
+ADDRESS = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<authority>[^/]*)(?P<path>.*)", re.DOTALL | re.IGNORECASE
+)
 READ_AHEAD = 4 << 20
 """Bytes of a request of whoever reads a file from its beginning to its end."""
 _HERE = PurePosixPath()

@@ -28,10 +28,12 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import MappingProxyType
 
 from pipelines.errors import PipelineError
-from pipelines.files.conditional import can_condition
+from pipelines.files.conditional import NoConditionalWritesError, can_condition, create, read
+from pipelines.files.conditional import replace as conditional_replace
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.lock_files import files_for
 from pipelines.files.owners import Owner
@@ -182,7 +184,12 @@ def held(
         PipelineError: Another process took it over while the block ran.
         OSError: The folder cannot be written.
     """
-    problem = can_condition(path.store) if isinstance(path, RemotePath) else None
+    path = path.parent.resolve() / path.name
+    around = _held.get().get(path)
+    if around is not None and around.shared <= shared:
+        yield around
+        return
+    problem = _unable(path.parent) if isinstance(path, RemotePath) else None
     if problem:
         logger.warning(
             "%s is not locked (%s): see to it that one job works there at a time",
@@ -190,11 +197,6 @@ def held(
             problem,
         )
         yield None
-        return
-    path = path.parent.resolve() / path.name
-    around = _held.get().get(path)
-    if around is not None and around.shared <= shared:
-        yield around
         return
     lock = _acquired(path, Holder.here(job), shared=shared, wait_seconds=wait_seconds)
     token = _held.set({**_held.get(), path: lock})
@@ -204,6 +206,28 @@ def held(
     finally:
         _held.reset(token)
         lock.release()
+
+
+@lru_cache(maxsize=64)
+def _unable(folder: RemotePath) -> str | None:
+    """Why there can be no lock in a folder of a store; None where there can.
+
+    Raises:
+        OSError: The store cannot be asked.
+    """
+    problem = can_condition(folder.store)
+    if problem:
+        return problem
+    probe = folder / f".probe-{uuid.uuid4().hex}"
+    try:
+        create(probe, b"")
+        found = read(probe)
+        able = found is not None and conditional_replace(found, b"1") and not create(probe, b"")
+    except NoConditionalWritesError as error:
+        return str(error)
+    finally:
+        probe.unlink(missing_ok=True)
+    return None if able else "its server passes over conditions"
 
 
 def held_here() -> tuple[Lock, ...]:

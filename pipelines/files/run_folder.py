@@ -26,6 +26,11 @@ class RunFolder:
         return (self.environment, self.config)
 
     @property
+    def is_run(self) -> bool:
+        """Whether a run has begun there; what else a folder holds does not make it one."""
+        return all(path.exists() for path in (*self.marks, self.checkpoints))
+
+    @property
     def contents(self) -> tuple[Location, ...]:
         """All else that a run writes, but for checkpoints."""
         return (
@@ -33,6 +38,7 @@ class RunFolder:
             self.step_metrics,
             self.metrics,
             self.history,
+            self.restarts,
             self.evaluations,
             self.promotion,
             self.samples,
@@ -68,6 +74,11 @@ class RunFolder:
     def history(self) -> Location:
         """Since which step settings hold that may change while a run goes on."""
         return self.path / "history.json"
+
+    @property
+    def restarts(self) -> Location:
+        """When workers were lost, why, and where the run went on."""
+        return self.path / "restarts.json"
 
     @property
     def tokens(self) -> Location:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines import __version__
-from pipelines.errors import InputError, PipelineError, PromotionRefused
+from pipelines.errors import InputError, NothingNew, PipelineError, PromotionRefused
 from pipelines.files import storage
 from pipelines.files.folders import check_place
 from pipelines.files.locations import Location, location
@@ -17,6 +17,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.progress import activity
 from pipelines.promotion import history, served
 from pipelines.promotion.gate import Figures, Judgement, evaluations, judge
+from pipelines.runs.opening import trained_identity
 from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,49 @@ def promote(config: Config) -> Promotion:
         served.prune(target, config.promotion.keep)
     storage.write_json(verdict, record | {"promoted": True, "version": version})
     return Promotion(target / served.VERSIONS / version, judgements)
+
+
+def check_new(config: Config, identity: str) -> None:
+    """Ends a training whose model would be the one in service again.
+
+    Args:
+        config: ``promotion.target`` says where that is.
+        identity: See :func:`pipelines.runs.opening.identity_digest`.
+
+    Raises:
+        NothingNew: The model in service follows from the same.
+        InputError: There is no target.
+    """
+    in_service = served.served_model(_target(config))
+    if in_service and served.read_record(in_service).get("identity") == identity:
+        raise NothingNew(
+            f"run.only_new: the model in service, {in_service.name}, was trained with the same "
+            "settings on the same lanes"
+        )
+
+
+def model_in_service(config: Config) -> Location:
+    """The folder of the model in service, which stays as it is.
+
+    Raises:
+        InputError: There is none.
+    """
+    target = _target(config)
+    found = served.served_model(target)
+    if found is None:
+        raise InputError(served.KEY, f"nothing is in service in {target}", "promote a model first")
+    return found
+
+
+def kept_runs(config: Config) -> set[Location]:
+    """The run folders of the models that are kept in ``promotion.target``, if that is set."""
+    if config.promotion.target is None:
+        return set()
+    target = _target(config)
+    records = (
+        served.read_record(target / served.VERSIONS / name) for name in served.versions(target)
+    )
+    return {location(record["run"]) for record in records if "run" in record}
 
 
 def roll_back(config: Config, to: str | None = None) -> Location:
@@ -187,6 +231,7 @@ def _record(
         "who": served.who(),
         "release": __version__,
         "model": candidate.digest,
+        "identity": trained_identity(candidate.model.parent),
         "replaces": in_service.name if in_service else None,
         "figures": candidate.figures,
         "sets": candidate.sets,

@@ -16,6 +16,8 @@ from pipelines.report.page_parts import duration, funnel_levels, read_if_there, 
 from pipelines.report.run_charts import evaluation_charts, time_spent, training_charts
 from pipelines.report.samples import MAP_SIZE, changes, maps, queries, similarity_charts
 from pipelines.report.series import is_number, read_lines
+from pipelines.runs.restarts import read_restarts
+from pipelines.runs.run import Restart
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
@@ -72,6 +74,7 @@ def write_report(run_folder: Location, prepared_folder: Location) -> Location:
             "time": time_spent(lines),
             "times_known": bool(lines),
             "funnel": funnel_levels(funnel),
+            "restarts": [_restart(one) for one in read_restarts(run_folder)],
             "environment": read_if_there(run.environment, storage.read_json) or {},
         },
     )
@@ -139,6 +142,31 @@ def _tiles(training: Mapping[str, float]) -> dict[str, str]:
         title: form(training[key])
         for key, (title, form) in forms.items()
         if is_number(training.get(key))
+    }
+
+
+def _restart(restart: Restart) -> dict[str, str]:
+    """A row of the table of lost workers."""
+    who = (
+        f"engine {restart.engine}",
+        *(
+            f"{name} {value}"
+            for name, value in (
+                ("rank", restart.rank),
+                ("host", restart.host),
+                ("lane", restart.lane),
+            )
+            if value is not None
+        ),
+    )
+    return {
+        "when": restart.time,
+        "who": ", ".join(who),
+        # The rest is a traceback.
+        "why": restart.cause.partition("\n")[0],
+        "made": whole(restart.made),
+        "step": f"step {restart.step:,}",
+        "workers": "1 worker" if restart.workers == 1 else f"{restart.workers} workers",
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import platform
@@ -77,7 +79,7 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
             or it is to go on with a run that was begun with others.
     """
     folder = RunFolder.of(config).path
-    is_ours = all(path.exists() for path in _of_a_run(folder))
+    is_ours = RunFolder(folder).is_run
     if folder.exists() and not is_ours and not _is_barely_begun(folder):
         raise InputError("run.folder", f"{folder} holds other files", "name an empty folder")
     has_run = is_ours and _has_learnt(folder)
@@ -130,6 +132,30 @@ def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[s
         "lanes.granule": manifest.granule,
         "prepared.folder": f"lanes {manifest.digest}",
     }
+
+
+def identity_digest(config: Config, plan: BatchPlan, manifest: LaneManifest) -> str:
+    """What the model of a whole run follows from; equal for equal lanes, settings and steps."""
+    steps = plan.steps_per_epoch * config.training.epochs
+    last_step = min(steps, config.training.max_steps or steps)
+    return _digest({**_identity(config, plan, manifest), "format": FORMAT}, last_step)
+
+
+def trained_identity(folder: Location) -> str | None:
+    """The same of the run in a folder, as far as it has come; None if it does not say.
+
+    Args:
+        folder: Of a run.
+    """
+    steps = checkpoint_steps(folder)
+    if not steps or not RunFolder(folder).plan.is_file():
+        return None
+    return _digest(_known_identity(RunFolder(folder).plan), max(steps))
+
+
+def _digest(identity: dict[str, Any], steps: int) -> str:
+    content = json.dumps([identity, steps], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _check_release(folder: Location) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipelines.files.locations import Location
 from pipelines.lanes.files import LaneManifest, SideName
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
+from pipelines.lanes.reader import LaneReader
 from pipelines.losses import LOSSES
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
@@ -75,6 +76,11 @@ class TrainingRun:
             elif step.index % workers == rank:
                 yield step, step.granules
 
+    def lane_reader(self) -> LaneReader:
+        """Reads the sides of granules that are embedded. Runs on an executor."""
+        cache_bytes = int(self.config.prepared.cache_gigabytes * 1e9)
+        return LaneReader(self.lanes_folder, self.manifest, self.sides, cache_bytes=cache_bytes)
+
     @property
     def sides(self) -> tuple[SideName, ...]:
         """The sides of a granule that are embedded, in the order in which the loss takes them."""
@@ -130,12 +136,26 @@ class Restart:
     """A run goes on after it has lost workers.
 
     Attributes:
-        step: The first step that is made, perhaps again, by those that are left.
+        step: The first step that is made, perhaps again, by those that are there.
         workers: How many they are.
+        made: Steps of the run that had been made before.
+        time: When, in UTC, as ISO 8601 has it.
+        engine: Name of the engine.
+        cause: What happened to the worker that was lost first.
+        rank: Its rank.
+        host: Its host, where one is known.
+        lane: The first lane that it read, where one is known.
     """
 
     step: int
     workers: int
+    made: int = 0
+    time: str = ""
+    engine: str = ""
+    cause: str = ""
+    rank: int | None = None
+    host: str | None = None
+    lane: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

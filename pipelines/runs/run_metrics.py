@@ -10,6 +10,7 @@ from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.metrics_log import read_metrics_lines
+from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 
 _OF_AN_EARLIER_MODEL = ("training", "after", "margin", "measured")
@@ -60,8 +61,8 @@ def training_figures(
             "staleness_mean": round(outcome.staleness.mean, 3),
             "staleness_max": outcome.staleness.most,
         }
-    if outcome.restarts:
-        figures["restarts"] = [asdict(restart) for restart in outcome.restarts]
+    if restarts := read_restarts(run.run_folder):
+        figures["restarts"] = [asdict(restart) for restart in restarts]
     return figures
 
 

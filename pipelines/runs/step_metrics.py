@@ -14,6 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 from pipelines.errors import PipelineError
 from pipelines.runs.run import Restart, Staleness, TrainingOutcome, TrainingRun
 
+OnMetrics = Callable[[dict[str, Any]], None]
+"""Called on the driver with each metrics line of a run; see :class:`StepMetrics` for the lines."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
@@ -75,9 +78,7 @@ class StepMetrics:
         on_line: Called with each metrics line; and with each step if it is a :class:`StepListener`.
     """
 
-    def __init__(
-        self, run: TrainingRun, workers: int, on_line: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, run: TrainingRun, workers: int, on_line: OnMetrics) -> None:
         self._run = run
         self._workers = workers
         self._on_line = on_line
@@ -87,7 +88,8 @@ class StepMetrics:
         self._window: list[list[StepRecord]] = []
         self._window_began = 0.0
         self._losses: list[float] = []
-        self._staleness: list[int] = []
+        # Of each step.
+        self._staleness: list[list[int]] = []
         self._seconds = 0.0
         self._settled: tuple[float, int] | None = None
         self._began: float | None = None
@@ -105,18 +107,17 @@ class StepMetrics:
             self._began = now
         return self._began
 
-    def go_back(self, step: int, workers: int) -> None:
-        """Forgets the steps of a synchronous run that are made again by other workers.
+    def go_back(self, restart: Restart) -> None:
+        """Forgets the steps that are made again by other workers.
 
         Args:
-            step: The first of them, at most :attr:`next_step`.
-            workers: How many there are from now on.
+            restart: Its first step is at most :attr:`next_step`.
         """
-        self._restarts.append(Restart(step=step, workers=workers))
-        made = step - self._run.first_step
-        del self._losses[made:]
+        self._restarts.append(restart)
+        made = restart.step - self._run.first_step
+        del self._losses[made:], self._staleness[made:]
         self._open, self._window = {}, []
-        self._next, self._workers, self._precision = step, workers, None
+        self._next, self._workers, self._precision = restart.step, restart.workers, None
         if self._settled is not None and self._settled[1] > made:
             self._settled = None
 
@@ -150,7 +151,7 @@ class StepMetrics:
             seconds=self._seconds,
             examples_per_second=(steps - before) * examples / max(self._seconds - since, 1e-9),
             losses=tuple(self._losses),
-            staleness=_staleness(self._staleness),
+            staleness=_staleness([age for ages in self._staleness for age in ages]),
             restarts=tuple(self._restarts),
             precision=self._precision,
         )
@@ -163,7 +164,8 @@ class StepMetrics:
         """Counts a complete step, the next in order."""
         weight = sum(record.granules for record in records)
         self._losses.append(sum(record.loss * record.granules for record in records) / weight)
-        self._staleness += [record.staleness for record in records if record.staleness is not None]
+        ages = [record.staleness for record in records if record.staleness is not None]
+        self._staleness.append(ages)
         self._seconds = max(self._seconds, *(record.seconds for record in records))
         self._window.append(records)
         self._next += 1

@@ -5,8 +5,6 @@ A section is a file of its name, with the rules that its keys are refused by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pydantic import Field, model_validator
 
 from pipelines.settings.base import Settings
@@ -19,6 +17,8 @@ from pipelines.settings.objective import AnyObjective, ObjectiveSettings, object
 from pipelines.settings.prepared import PreparedSettings
 from pipelines.settings.promotion import PromotionSettings
 from pipelines.settings.run import RunSettings
+from pipelines.settings.spark import SparkSettings
+from pipelines.settings.stages import StageSettings
 from pipelines.settings.storage import StorageSettings
 from pipelines.settings.tokens import TokenSettings
 from pipelines.settings.tracking import TrackingSettings
@@ -36,6 +36,8 @@ __all__ = [
     "PromotionSettings",
     "RunSettings",
     "Settings",
+    "SparkSettings",
+    "StageSettings",
     "StorageSettings",
     "TokenSettings",
     "TrackingSettings",
@@ -59,11 +61,9 @@ class Config(Settings):
     embedding: EmbeddingSettings = EmbeddingSettings()
     promotion: PromotionSettings = PromotionSettings()
     run: RunSettings = RunSettings()
+    spark: SparkSettings = SparkSettings()
+    stages: StageSettings = StageSettings()
     storage: StorageSettings = StorageSettings()
-    spark: Mapping[str, str] = Field(
-        default_factory=dict,
-        description="Spark conf: `spark.master`, `spark.executor.memory`, any other `spark.*` key.",
-    )
 
     @model_validator(mode="after")
     def _check_sections(self) -> Config:

@@ -32,9 +32,10 @@ def fields() -> Iterator[SettingField]:
     for section, section_field in Config.model_fields.items():
         model = section_field.annotation
         if not (isinstance(model, type) and issubclass(model, Settings)):
-            yield SettingField(f"{section}.*", "text", "", section_field.description or "")
             continue
         yield from _fields_of(section, model)
+        if model.model_config.get("extra") == "allow":
+            yield SettingField(f"{section}.*", "text", "", model.__doc__ or "")
         if model is ObjectiveSettings:
             yield from _fields_of_losses(section)
 

@@ -8,7 +8,6 @@ One YAML file and dotted overrides on top (``training.workers=4``) give one froz
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,15 +18,16 @@ from pipelines.settings import Config
 from pipelines.settings.fields import fields, kinds
 from pipelines.settings.objective import own_keys
 from pipelines.settings.paths import NOT_LOCAL
+from pipelines.settings.stages import conf_text
 from pipelines.settings.suggestions import remedy
-from pipelines.settings.yaml_file import UnusableYamlError, parse_yaml, read_text
+from pipelines.settings.yaml_file import Openable, UnusableYamlError, parse_yaml, read_text
 
 _SHOWN = 200
 """Characters of a value in an error."""
 
 
 def load(
-    path: str | Path | None = None, overrides: Sequence[str] = (), *, recorded: bool = False
+    path: str | Openable | None = None, overrides: Sequence[str] = (), *, recorded: bool = False
 ) -> Config:
     """Reads the YAML file and applies the overrides.
 
@@ -70,7 +70,7 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_yaml(path: str | Path) -> Mapping[str, Any]:
+def _read_yaml(path: str | Openable) -> Mapping[str, Any]:
     try:
         tree = parse_yaml(read_text(path))
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
             )
         name, _, entry = rest.partition(".")
         if section == "spark":
-            branch[rest.removeprefix("spark.")] = _conf_text(value)
+            branch[rest.removeprefix("spark.")] = conf_text(value)
         elif entry and _is_mapping(section, name):
             entries = branch.setdefault(name, {})
             if not isinstance(entries, dict):
@@ -151,10 +151,6 @@ def _is_list(key: str) -> bool:
     """Whether a setting, with its section, is a list."""
     section, _, name = key.partition(".")
     return tuple in kinds(section, name)
-
-
-def _conf_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _input_error(error: ValidationError) -> InputError:

@@ -38,11 +38,17 @@ def without_secrets(config: Config) -> Config:
     and so are all variables of executors. Every address in any setting is shown without its user,
     its password and its parameters.
     """
-    tree = {name: _plain(value) for name, value in config.model_dump(exclude={"spark"}).items()}
-    sections = {
-        name: getattr(config, name).model_copy(update=values) for name, values in tree.items()
+    tree = {
+        name: _plain(values)
+        for name, values in config.model_dump(exclude={"spark", "stages"}).items()
     }
-    return config.model_copy(update={**sections, "spark": without_secret_conf(config.spark)})
+    stages = {stage: without_secret_conf(conf) for stage, conf in config.stages}
+    sections = {
+        name: getattr(config, name).model_copy(update=values)
+        for name, values in {**tree, "stages": stages}.items()
+    }
+    spark = config.spark.with_conf(without_secret_conf(config.spark.conf))
+    return config.model_copy(update={**sections, "spark": spark})
 
 
 def without_secret_conf(conf: Mapping[str, str]) -> dict[str, str]:

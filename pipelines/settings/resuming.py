@@ -60,7 +60,6 @@ RECORDED = (
     "training.transport",
     "training.sharding",
     "training.compression",
-    "training.elastic",
     "training.round_steps",
     "training.epochs",
     "training.max_steps",
@@ -71,7 +70,9 @@ RECORDED = (
 FREE = (
     "training.log_every",
     "training.checkpoint_every",
+    "training.checkpoint_minutes",
     "training.keep_checkpoints",
+    "training.restarts",
     "training.resume",
     "training.start_seconds",
     "training.stall_seconds",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import logging
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.engines import ENGINES
 from pipelines.errors import InputError
@@ -12,6 +13,8 @@ from pipelines.settings.base import Settings, choice_of
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingSettings(Settings):
@@ -74,13 +77,6 @@ class TrainingSettings(Settings):
             "for weights too)."
         ),
     )
-    elastic: bool = Field(
-        default=False,
-        description=(
-            "`horovod`: when a worker is lost, the others resume from the newest checkpoint, and "
-            "repeat the steps since then: see `checkpoint_every`."
-        ),
-    )
     round_steps: int = Field(
         default=8,
         ge=1,
@@ -131,8 +127,24 @@ class TrainingSettings(Settings):
     )
     log_every: int = Field(default=10, ge=1, description="Steps between two metrics lines.")
     checkpoint_every: int = Field(default=500, ge=1, description="Steps between two checkpoints.")
+    checkpoint_minutes: float | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "`sync`: minutes after which there is a checkpoint too, whatever `checkpoint_every` "
+            "says; for machines that may be taken away."
+        ),
+    )
     keep_checkpoints: int = Field(
         default=2, ge=1, description="Newest checkpoints that are kept; older ones are deleted."
+    )
+    restarts: int = Field(
+        default=2,
+        ge=0,
+        description=(
+            "When a worker is lost, a run goes on from its newest checkpoint within the same job, "
+            "with the workers that the cluster has room for, at most this many times. 0: it ends."
+        ),
     )
     resume: bool = Field(
         default=False, description="Resume from the newest checkpoint, if there is one."
@@ -141,8 +153,8 @@ class TrainingSettings(Settings):
         default=60,
         ge=5,
         description=(
-            "Deadline, of its own each, for all executors to come up, for the engine to start its "
-            "processes on them, and for all workers to be ready to train."
+            "Deadline, of its own each, for the engine to start its processes on executors that "
+            "are there (see `spark.wait_seconds`), and for all workers to be ready to train."
         ),
     )
     stall_seconds: int = Field(
@@ -156,8 +168,33 @@ class TrainingSettings(Settings):
         """Workers that train: one process for engine `local`, whatever ``workers`` says."""
         return 1 if self.engine == "local" else self.workers
 
+    @property
+    def kept_checkpoints(self) -> int:
+        """Checkpoints that are kept while a run goes on.
+
+        Of the steps before the newest one the driver may not have heard yet, so that a restart
+        needs the one before.
+        """
+        return max(self.keep_checkpoints, 2) if self.restarts else self.keep_checkpoints
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, tree: Any) -> Any:
+        """Reads what earlier releases called ``elastic``, for this release."""
+        if not isinstance(tree, dict) or "elastic" not in tree:
+            return tree
+        if tree["elastic"]:
+            logger.warning("training.elastic is what training.restarts does now, for all engines")
+        return {key: value for key, value in tree.items() if key != "elastic"}
+
     def check_with(self, config: Config) -> None:
         """Refuses what the framework cannot do, and steps that workers cannot share."""
+        if self.checkpoint_minutes and self.mode != "sync":
+            raise InputError(
+                "training.checkpoint_minutes",
+                f"in the mode `{self.mode}` the workers meet at checkpoints of known steps alone",
+                "leave it out, and set training.checkpoint_every",
+            )
         if self.activation_checkpointing and self.framework != "torch":
             raise InputError(
                 "training.activation_checkpointing",

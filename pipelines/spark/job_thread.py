@@ -26,6 +26,7 @@ class JobThread(threading.Thread, Generic[Value]):
         act: Starts the job, and returns when it has ended.
 
     Attributes:
+        group: Spark's job group of the job.
         error: What ``act`` has raised, for the thread that watches.
     """
 
@@ -37,21 +38,21 @@ class JobThread(threading.Thread, Generic[Value]):
         self._description = description
         self._act = act
         # Names this job alone, so that cancelling it leaves others of the session running.
-        self._group = f"{name}-{uuid.uuid4().hex[:8]}"
+        self.group = f"{name}-{uuid.uuid4().hex[:8]}"
         self._values: list[Value] = []
         self.error: BaseException | None = None
 
     def run(self) -> None:
         """Runs the job."""
         try:
-            self._context.setJobGroup(self._group, self._description, interruptOnCancel=True)
+            self._context.setJobGroup(self.group, self._description, interruptOnCancel=True)
             self._values.append(self._act())
         except BaseException as error:  # noqa: BLE001 - carried to the thread that watches
             self.error = error
 
     def cancel(self) -> None:
         """Has Spark end the job."""
-        self._context.cancelJobGroup(self._group)
+        self._context.cancelJobGroup(self.group)
 
     def value(self) -> Value:
         """What ``act`` returned; raises its error. The job has ended."""

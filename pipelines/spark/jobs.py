@@ -1,4 +1,4 @@
-"""What engines need of Spark: the driver's addresses, room for the workers, and their jobs."""
+"""What engines need of Spark: the driver's addresses, their Python workers, and their jobs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipelines.errors import EngineError, EngineUnavailable
-from pipelines.settings import TrainingSettings
 from pipelines.spark.daemon import PRELOAD
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.job_thread import END_SECONDS, JobThread
+from pipelines.spark.room import ranks_of, task_slots
 from pipelines.spark.session import in_one_process
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
@@ -59,70 +60,16 @@ def dedicated_python_workers(
             del context.environment[name]
 
 
-def await_slots(session: SparkSession, engine: str, training: TrainingSettings) -> None:
-    """Waits until all workers can run at once, since a cluster may still be starting executors.
-
-    Raises:
-        EngineUnavailable: They cannot within ``training.start_seconds``, or Spark has given up.
-    """
-    slots = await_room(
-        session, training.workers, lambda: task_slots(session.sparkContext), training.start_seconds
-    )
-    if slots < training.workers:
-        raise EngineUnavailable(
-            "training.workers",
-            f"engine {engine} needs {training.workers} tasks at once and there is room for {slots}",
-            "ask for fewer, or give the cluster more executors (spark.executor.instances); "
-            + if_late(training),
-        )
-
-
-def await_room(session: SparkSession, wanted: int, count: Callable[[], int], seconds: float) -> int:
-    """Waits until there is room on the cluster.
-
-    Args:
-        session: Of the cluster.
-        wanted: How much room.
-        count: How much there is now.
-        seconds: The longest to wait.
-
-    Returns:
-        How much there is in the end.
-
-    Raises:
-        EngineUnavailable: Spark has ended the session, as it does where no master accepts it.
-    """
-    context, deadline = session.sparkContext, time.monotonic() + seconds
-    while not context._jsc.sc().isStopped():
-        if (there := count()) >= wanted or time.monotonic() > deadline:
-            return there
-        time.sleep(0.2)
-    raise EngineUnavailable(
-        "spark.master",
-        f"Spark has ended the session on {context.master}, which did not take it",
-        "see the log",
-    )
-
-
-def if_late(training: TrainingSettings) -> str:
-    """Which deadline to raise if what was waited for only came too late."""
-    return (
-        f"if they are still starting, raise training.start_seconds ({training.start_seconds} s now)"
-    )
-
-
-def task_slots(context: SparkContext) -> int:
-    """Tasks that can run at once on the executors that are there now."""
-    spark = context._jsc.sc()
-    profile = spark.resourceProfileManager().defaultResourceProfile()
-    return int(spark.maxNumConcurrentTasks(profile))
-
-
-def await_archives(session: SparkSession, engine: str) -> None:
+def await_archives(
+    session: SparkSession, engine: str, profile: ResourceProfile | None = None
+) -> None:
     """Has the executors unpack what spark-submit sends along. Runs on the driver.
 
     They do so at their first task. For an environment of gigabytes that takes a minute, which
     would count against the deadline for the start of the workers.
+
+    Args:
+        profile: Of the tasks of the workers; by default the session's.
 
     Raises:
         EngineUnavailable: It takes longer than :data:`UNPACK_SECONDS`.
@@ -132,14 +79,14 @@ def await_archives(session: SparkSession, engine: str) -> None:
     archives = context.getConf().get("spark.archives")
     if not archives or in_one_process(context.master):
         return
-    began, slots = time.monotonic(), task_slots(context)
+    began, slots = time.monotonic(), task_slots(context, profile)
     # All slots are free, so Spark gives each of them one task.
     job = SparkJob(
         context,
         engine,
         "the first Spark job",
         "executors unpack spark.archives",
-        lambda: context.parallelize(range(slots), slots).foreachPartition(_touch),
+        lambda: ranks_of(context, slots, profile).foreachPartition(_touch),
     )
     job.start()
     job.join(UNPACK_SECONDS)

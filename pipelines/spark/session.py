@@ -90,7 +90,7 @@ def spark_session(
     except Exception as error:
         check_java()
         summary = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        master = config.spark.get("master", "the default")
+        master = config.spark.conf.get("master", "the default")
         raise InputError(
             "spark.master", f"no session on {master} ({summary})", "see the log"
         ) from error
@@ -180,7 +180,7 @@ def session_conf(
     if not submitted:
         executors = config.training.workers if executors is None else executors
         conf |= _local_cluster(config, executors, trains=trains)
-    asked = {f"spark.{key}": value for key, value in config.spark.items()}
+    asked = {f"spark.{key}": value for key, value in config.spark.conf.items()}
     for key, value in asked.items():
         if value == HIDDEN:
             raise InputError(key, "a run's `config.yaml` does not keep it", "set it again")
@@ -197,10 +197,10 @@ def session_conf(
 def _local_cluster(config: Config, executors: int, *, trains: bool) -> dict[str, str]:
     """The conf of a cluster on this machine."""
     threads = cores = config.training.threads
-    memory = memory_mb(config.spark.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
+    memory = memory_mb(config.spark.conf.get("executor.memory", f"{LOCAL_EXECUTOR_MEMORY_MB}m"))
     sized: dict[str, str] = {}
     # A user who sizes executors, or names a master, gets them so.
-    by_user = any(key.startswith(("master", "executor.", "task.")) for key in config.spark)
+    by_user = any(key.startswith(("master", "executor.", "task.")) for key in config.spark.conf)
     if not trains and not by_user:
         # As many tasks at once as there were, each with as much memory.
         cores, memory, executors = cores * executors, memory * executors, 1

@@ -174,7 +174,7 @@ class _StalenessBarrier:
             with self._timer.communication():
                 weights, moments = self._parameters.state()
             saved = Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)
-            save_checkpoint(run.run_folder, saved, run.config.training.keep_checkpoints)
+            save_checkpoint(run.run_folder, saved, run.config.training.kept_checkpoints)
             self._parameters.mark_saved(step)
 
     def _await(self, *, saved: int = 0, applied: int = 0) -> None:

@@ -17,10 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from pipelines.models.weights import Weights
-from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint
+from pipelines.runs.checkpoint_writer import CheckpointWriter
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.control.reporter import Reporter
+from pipelines.training.extra_checkpoints import ExtraCheckpoints
 from pipelines.training.feed import StepWork
 from pipelines.training.loop import StepTimer, check_finite
 from pipelines.training.steppers.base import LoadableStepper, StepperFactory
@@ -66,6 +68,8 @@ def train_in_rounds(
     stepper = stepper_factory(task, first, SingleProcess())
     reporter.ready()
     timer = StepTimer(reporter, stepper.precision)
+    extra = ExtraCheckpoints(task, reporter)
+    checkpoints = CheckpointWriter(run.run_folder, training.kept_checkpoints)
     steps = timer.timed(feed)
     with timer.communication():
         before = rounds.pull(run.first_step)
@@ -84,12 +88,17 @@ def train_in_rounds(
         deltas = {name: before[name] - after[name] for name in after}
         with timer.communication():
             rounds.push(end, deltas, granules)
+        # The driver goes on from no checkpoint of steps that it has not heard of.
+        reporter.send_records()
         with reporter.waiting(), timer.communication():
             before = rounds.pull(end)
         mean = checkpoint_of(before, end, first)
         stepper.load(mean)
-        if task.rank == 0 and run.is_checkpointed(end):
-            save_checkpoint(run.run_folder, mean, training.keep_checkpoints)
+        if task.rank == 0 and (run.is_checkpointed(end) or extra.is_due()):
+            checkpoints.save(mean, reporter.saved)
+            extra.saved()
+    with reporter.waiting():
+        checkpoints.wait()
 
 
 def state_of(checkpoint: Checkpoint) -> Weights:

@@ -13,29 +13,42 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-airflow" / "bin" / "python"
+ENVIRONMENTS = {"airflow": ".venv-airflow", "airflow-2": ".venv-airflow-2"}
+"""By what makes them. The tests run in each that is there; the second one is optional."""
+FOUND = [name for name, folder in ENVIRONMENTS.items() if (ROOT / folder).exists()]
+POOL = "encoders"
 SECONDS = 300
 
 
+@pytest.fixture(scope="session", params=FOUND or ["airflow"])
+def airflow_python(request) -> Path:
+    """The Python of an environment with Airflow."""
+    python = ROOT / ENVIRONMENTS[request.param] / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"no environment of Airflow: `make {request.param}` makes it")
+    return python
+
+
 @pytest.fixture(scope="session")
-def airflow_variables(tmp_path_factory) -> dict[str, str]:
+def airflow_variables(airflow_python, tmp_path_factory) -> dict[str, str]:
     """The environment of an Airflow with an empty database of its own."""
-    if not PYTHON.exists():
-        pytest.skip("no environment of Airflow: `make airflow` makes it")
     home = tmp_path_factory.mktemp("airflow")
     variables = os.environ | {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "jobs" / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
+        # The providers are imported anew in each process, beside tests that keep all cores busy.
+        "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": str(SECONDS),
         "AIRFLOW__CORE__UNIT_TEST_MODE": "false",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "false",
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        "SENTENCE_ENCODER_POOL_TRAIN": POOL,
         # The operator looks for spark-submit in the path: that of this environment.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
     subprocess.run(
-        [PYTHON, "-m", "airflow", "db", "migrate"],
+        [airflow_python, "-m", "airflow", "db", "migrate"],
         env=variables,
         check=True,
         capture_output=True,
@@ -45,12 +58,12 @@ def airflow_variables(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def ask_airflow(airflow_variables) -> Callable[..., dict[str, Any]]:
+def ask_airflow(airflow_python, airflow_variables) -> Callable[..., dict[str, Any]]:
     """Calls `in_airflow.py` with more variables, and gives its answer."""
 
     def ask(*arguments: str, **variables: str) -> dict[str, Any]:
         done = subprocess.run(
-            [PYTHON, Path(__file__).with_name("in_airflow.py"), *arguments],
+            [airflow_python, Path(__file__).with_name("in_airflow.py"), *arguments],
             env=airflow_variables | variables,
             capture_output=True,
             text=True,

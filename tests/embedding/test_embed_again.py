@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import threading
 from contextvars import Context
 
@@ -9,10 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.embedding.plan import ATTEMPTS, MANIFEST_FILE, PLAN_FILE, STAGED
+from pipelines import workflow
+from pipelines.embedding.plan import (
+    ATTEMPTS,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    STAGED,
+    is_up_to_date,
+    next_folder,
+)
 from pipelines.embedding.store import open_table
 from pipelines.embedding.table import embed_table, lock_file
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.files import storage
 from pipelines.files.locks import held
 
@@ -25,9 +34,10 @@ def bytes_of(folder) -> dict[str, bytes]:
 def unfinished(folder) -> None:
     """The state in which a job leaves a table that dies at its third part."""
     (folder / MANIFEST_FILE).unlink()
-    (folder / "part-00000-00002.parquet").unlink()
+    third = sorted(folder.glob("part-*"))[2]
+    third.unlink()
     (folder / ATTEMPTS / "dead").mkdir(parents=True)
-    (folder / ATTEMPTS / "dead" / "part-00000-00002.1").write_bytes(b"PAR1 and then nothing")
+    (folder / ATTEMPTS / "dead" / f"{third.stem}.1").write_bytes(b"PAR1 and then nothing")
 
 
 def test_an_overwrite_that_is_refused_changes_nothing(spark, job, tmp_path) -> None:
@@ -59,14 +69,40 @@ def test_an_unfinished_table_goes_on_and_a_finished_one_is_made_again(spark, job
     embed_table(spark, job())
     for overwrite in (False, True):
         unfinished(folder)
-        kept = (folder / "part-00000-00000.parquet").stat().st_mtime_ns
+        first = min(folder.glob("part-*"))
+        kept = first.stat().st_mtime_ns
         assert embed_table(spark, job(overwrite=overwrite)).embedded == 64
-        assert (folder / "part-00000-00000.parquet").stat().st_mtime_ns == kept
+        assert first.stat().st_mtime_ns == kept
         assert not (folder / ATTEMPTS).exists()
     assert embed_table(spark, job(overwrite=True)).embedded == 303
     unfinished(folder)
     assert embed_table(spark, job(overwrite=True, dimensions=8)).embedded == 303
     assert open_table(folder).dimensions == 8
+
+
+def test_a_table_that_is_up_to_date_is_told_from_others(spark, job, tmp_path) -> None:
+    assert not is_up_to_date(job())
+    embed_table(spark, job())
+    assert is_up_to_date(job())
+    assert not is_up_to_date(job(dimensions=8))
+    # By the model in service, and without a session.
+    version = tmp_path / "served" / "versions" / "00001"
+    shutil.copytree(job().embedding.model, version)
+    (tmp_path / "served" / "current").symlink_to("versions/00001")
+    served = job(overwrite=True, served=True, model=None)
+    config = served.model_copy(
+        update={
+            "promotion": served.promotion.model_copy(update={"target": str(tmp_path / "served")}),
+            "run": served.run.model_copy(update={"only_new": True}),
+        }
+    )
+    with pytest.raises(NothingNew, match=r"^run.only_new: .*table has been made of the same"):
+        workflow.embed(config)
+    (tmp_path / "served" / "current").unlink()
+    with pytest.raises(InputError, match=r"^promotion.target: nothing is in service in"):
+        workflow.embed(config)
+    unfinished(tmp_path / "table")
+    assert not is_up_to_date(job())
 
 
 def test_auto_stays_what_it_was(spark, job, tmp_path) -> None:
@@ -114,7 +150,8 @@ def test_a_copied_input_lasts_as_long_as_the_job(
         patched.setattr("pipelines.embedding.table._make", dies)
         with pytest.raises(PipelineError, match="killed here"):
             embed_table(spark, job(**config))
-    assert list((folder / STAGED).glob("part-*"))
+    assert list((next_folder(folder) / STAGED).glob("part-*"))
+    assert not folder.exists()
     assert embed_table(spark, job(**config)).embedded == 100
     assert not (folder / STAGED).exists()
     next(folder.glob("part-*")).unlink()

@@ -148,7 +148,7 @@ def test_after_failures_a_run_works_and_the_master_network_holds_its_result(
 
 
 def test_too_few_slots_and_speculation_are_refused(spark, make_run):
-    run = make_run(2, mode="async", workers=50, start_seconds=1)
+    run = make_run(2, mode="async", workers=50)
     with pytest.raises(EngineUnavailable, match=r"training\.workers: .* 50 tasks at once"):
         load_engine("elephas").check(spark, run.config)
     load_engine("elephas").check(spark, make_run(2).config)

@@ -98,6 +98,26 @@ def test_the_better_model_is_promoted_and_the_worse_refused(runs, target, capsys
     assert storage.read_json(target / "current" / "promotion.json")["replaces"] == "00002"
 
 
+def test_a_model_that_would_be_the_one_in_service_is_not_trained_again(runs, target, capsys):
+    only_new = (f"promotion.target={target}", "run.only_new=true")
+    good = ("training.max_steps=60", *only_new)
+    # Nothing is in service yet: that the folder holds a run is noticed later.
+    assert call(runs, "good", "train", *good) == 2
+    assert promote(runs, "good", target) == 0
+    capsys.readouterr()
+    assert call(runs, "new", "train", *good) == 4
+    said = capsys.readouterr().err
+    assert said.startswith("run.only_new: the model in service, 00001, was trained with the same")
+    assert not (runs / "new").exists()
+    # Another number of steps, another seed: a training that would begin.
+    assert call(runs, "poor", "train", "training.max_steps=1", *only_new) == 2
+    assert call(runs, "good", "train", "training.seed=99", *good) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    # Nor does it without a place to look for the model.
+    assert call(runs, "new", "train", "run.only_new=true") == 2
+    assert "promotion.target: it is not set" in capsys.readouterr().err
+
+
 def test_what_was_measured_on_other_texts_is_measured_again(runs, target, caplog):
     assert promote(runs, "good", target) == 0
     path = target / "current" / "promotion.json"

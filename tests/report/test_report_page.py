@@ -11,6 +11,8 @@ from pipelines.files import storage
 from pipelines.report.corpus_page import write_corpus_report
 from pipelines.report.run_page import write_report
 from pipelines.report.text import shown
+from pipelines.runs.restarts import add_restart
+from pipelines.runs.run import Restart
 
 HEADINGS = [
     "Evaluation",
@@ -304,3 +306,20 @@ def test_time_that_is_not_told_apart_is_shown_as_one(run) -> None:
     page = read(write_report(run, run.parent / "prepared"))
     assert "arithmetic and communication" in page.words
     assert "87.5 %" in page.words
+
+
+def test_lost_workers_are_told_of(run) -> None:
+    lost = {"made": 1234, "time": "2026-11-20T03:04:05+00:00", "engine": "torch", "lane": 7}
+    lost |= {"rank": 1, "host": "<node-3>", "cause": "the worker's process died\nTraceback"}
+    add_restart(run, Restart(step=1200, workers=3, **lost))
+    page = read(write_report(run, run.parent / "prepared"))
+    assert "Lost workers" in page.headings
+    for words in (
+        "2026-11-20T03:04:05+00:00",
+        "engine torch, rank 1, host <node-3>, lane 7",
+        "the worker's process died",
+        "1,234",
+        "step 1,200",
+        "3 workers",
+    ):
+        assert words in page.words

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from planned_runs import make_run
 
 from pipelines.errors import PipelineError
+from pipelines.runs.run import Restart
 from pipelines.runs.step_metrics import StepMetrics, StepRecord
 
 
@@ -84,7 +85,7 @@ def test_workers_that_round_unlike_end_the_run():
     with pytest.raises(PipelineError, match=told):
         step_metrics.add(record(1, granules=1, rank=1, precision="fp32"))
     # Fewer workers go on, which may all be others.
-    step_metrics.go_back(0, 1)
+    step_metrics.go_back(Restart(step=0, workers=1))
     step_metrics.add(record(0, precision="fp32"))
     assert lines[-1]["precision"] == "fp32"
 
@@ -104,7 +105,7 @@ def test_steps_that_are_made_again_by_fewer_workers_count_once():
         step_metrics.add(record(step, loss=10.0 + step))
     step_metrics.add(record(7, granules=1))
     assert step_metrics.next_step == 7
-    step_metrics.go_back(4, 1)
+    step_metrics.go_back(Restart(step=4, workers=1))
     assert step_metrics.next_step == 4
     for step in range(4, 9):
         step_metrics.add(record(step, loss=20.0 + step, seconds=step + 11.0))

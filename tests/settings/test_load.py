@@ -27,7 +27,7 @@ def test_overrides_win_over_the_file(tmp_path):
 
 def test_spark_keys_flat_and_nested():
     tree = "spark.master: local[2]\nspark:\n  executor: {memory: 2g}\n  ui.enabled: true\n"
-    found = load_text(tree).spark
+    found = load_text(tree).spark.conf
     assert found == {"master": "local[2]", "executor.memory": "2g", "ui.enabled": "true"}
 
 
@@ -242,7 +242,7 @@ def test_a_section_that_is_empty_in_the_file_takes_overrides(tmp_path):
     """As when all that is in it is commented out."""
     (tmp_path / "job.yaml").write_text("spark:\n  # master: yarn\ntraining:\ntracking:\n")
     found = load(tmp_path / "job.yaml", ["spark.ui.enabled=true", "training.seed=7"])
-    assert found.spark == {"ui.enabled": "true"}
+    assert found.spark.conf == {"ui.enabled": "true"}
     assert found.training.seed == 7
     assert found.tracking == parse({}).tracking
     (tmp_path / "job.yaml").write_text("spark: yarn\n")

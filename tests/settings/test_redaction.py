@@ -78,7 +78,7 @@ def test_a_secret_is_never_shown(secret, key, value, address):
     text = shown(config)
     assert secret not in text
     assert secret[-4:] not in text
-    assert without_secrets(config).spark[key] == HIDDEN
+    assert without_secrets(config).spark.conf[key] == HIDDEN
 
 
 def test_what_is_no_secret_is_shown():

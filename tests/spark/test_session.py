@@ -118,14 +118,16 @@ ONE_SESSION = """
 import json, sys
 import psutil
 from pipelines.settings.load import parse
-from pipelines.spark.jobs import await_slots
+from pipelines.engines.torch import TorchEngine
 from pipelines.errors import EngineUnavailable
 from pipelines.spark.session import spark_session
 
 def refusal(workers):
-    training = config.training.model_copy(update={"workers": workers, "start_seconds": 0.5})
+    training = config.training.model_copy(update={"workers": workers})
+    spark = config.spark.model_copy(update={"wait_seconds": 0.5})
+    asked = config.model_copy(update={"training": training, "spark": spark})
     try:
-        await_slots(session, "torch", training)
+        TorchEngine().check_cluster(session, asked)
     except EngineUnavailable as error:
         return str(error)
 
@@ -185,7 +187,7 @@ def test_a_local_session_is_for_its_own_processes(local_session):
 
 def test_room_that_does_not_come_names_the_deadline(local_session):
     assert local_session["too many"].startswith("training.workers: engine torch needs 3 tasks")
-    assert "raise training.start_seconds (0.5 s now)" in local_session["too many"]
+    assert "raise spark.wait_seconds (0.5 s now)" in local_session["too many"]
 
 
 def test_a_session_that_spark_has_ended_is_no_want_of_workers(local_session):

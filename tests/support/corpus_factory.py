@@ -55,6 +55,8 @@ def small_config(folder: Path, **training) -> Config:
                 "log_every": 1,
                 "checkpoint_every": 100,
                 "keep_checkpoints": 9,
+                # What fails is to be seen.
+                "restarts": 0,
                 # A machine that is busy is slow, which is no failure.
                 "start_seconds": 300,
                 "stall_seconds": 300,

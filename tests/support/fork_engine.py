@@ -29,8 +29,8 @@ class ForkEngine(Engine):
     def check(self, session, config):
         """Nothing can be missing."""
 
-    def train(self, session, run, on_metrics):
-        monitor = monitor_for(self.name, run, on_metrics, "127.0.0.1")
+    def attempt(self, session, run, step_metrics):
+        monitor = monitor_for(self.name, run, step_metrics, "127.0.0.1")
         task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
         process = multiprocessing.get_context("fork").Process(target=run_worker, args=(task,))
         process.start()

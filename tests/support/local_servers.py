@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -40,12 +41,15 @@ class Chat(BaseHTTPRequestHandler):
 class Workspace(BaseHTTPRequestHandler):
     """Databricks' Jobs API 2.2, as far as one-time runs need it.
 
-    It keeps what it is sent, runs nothing, and ends each run as it is told to.
+    It keeps what it is sent, runs nothing, and ends each run as it is told to. A run still goes on
+    while its operator asks for its job, its page and its state.
     """
 
     submitted: list[dict[str, Any]]
     errors: dict[str, list[str]]
     ended: dict[int, str | None]
+    asked: Counter[int]
+    finish: Callable[[dict[str, Any]], object]
 
     def do_POST(self) -> None:
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -53,12 +57,18 @@ class Workspace(BaseHTTPRequestHandler):
         self.submitted.append(content)
         errors = self.errors.get(content["run_name"])
         self.ended[len(self.submitted)] = errors.pop(0) if errors else None
+        self.finish(content)
         self._answer({"run_id": len(self.submitted)})
 
     def do_GET(self) -> None:
         address = urlparse(self.path)
         run_id = int(parse_qs(address.query).get("run_id", ["0"])[0]) or self._content_run_id()
         error = self.ended[run_id]
+        self.asked[run_id] += 1
+        if self.asked[run_id] <= 3:
+            state = {"life_cycle_state": "RUNNING", "state_message": "In run"}
+            self._answer(self._run(run_id, state))
+            return
         state = {
             "life_cycle_state": "TERMINATED",
             "result_state": "FAILED" if error else "SUCCESS",
@@ -68,9 +78,10 @@ class Workspace(BaseHTTPRequestHandler):
             self._answer({"error": error, "metadata": {"state": state}})
         else:
             task = {"task_key": "job", "run_id": run_id, "attempt_number": 0, "state": state}
-            self._answer(
-                {"run_id": run_id, "state": state, "run_page_url": "http://page", "tasks": [task]}
-            )
+            self._answer(self._run(run_id, state) | {"tasks": [task]})
+
+    def _run(self, run_id: int, state: dict[str, str]) -> dict[str, Any]:
+        return {"run_id": run_id, "job_id": 1, "state": state, "run_page_url": "http://page"}
 
     def _content_run_id(self) -> int:
         length = int(self.headers.get("Content-Length") or 0)

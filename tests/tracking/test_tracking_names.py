@@ -32,7 +32,7 @@ def test_secrets_of_spark_are_hidden_and_the_rest_is_told():
     assert flat["evaluation.similarity"] == '["ä.csv"]'
     assert flat["training.max_steps"] == "null"
     assert "sesame" not in str(flat) + configuration.dump(without_secrets(config))
-    assert without_secrets(config).spark["task.cpus"] == "1"
+    assert without_secrets(config).spark.conf["task.cpus"] == "1"
 
 
 def test_figures_have_names_that_every_tracker_takes():

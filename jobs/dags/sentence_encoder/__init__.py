@@ -1,1 +1,1 @@
-"""What the DAGs of this folder share; needs Airflow 3.3, and nothing of the package `pipelines`."""
+"""What the DAGs of this folder share; needs Airflow 2.11 or later, and nothing of `pipelines`."""

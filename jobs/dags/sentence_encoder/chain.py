@@ -1,4 +1,4 @@
-"""The chain prepare → train → evaluate → promote, for any operator that runs its jobs.
+"""The chain prepare → train → evaluate → promote → embed, and clean, for operators of all kinds.
 
 A run of the DAG has one run folder, the same at every try, which holds the state: a training that
 is tried again goes on from its newest checkpoint, a preparation keeps the stages that are done.
@@ -6,17 +6,14 @@ is tried again goes on from its newest checkpoint, a preparation keeps the stage
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, BaseOperator, Param, Variable, chain
-from airflow.sdk.exceptions import AirflowFailException
-
-from sentence_encoder.outcomes import VARIABLE, Alert, RetryWhatMayPass
+from sentence_encoder.airflow_versions import DAG, Asset, BaseOperator, Param, chain, cron_or_assets
+from sentence_encoder.deployment import MACROS, pool
+from sentence_encoder.outcomes import Alert
 
 
 @dataclass(frozen=True)
@@ -26,24 +23,72 @@ class Stage:
     Attributes:
         name: Of the task, and of the script in ``jobs/``.
         timeout: Of one try; after it the job is ended and tried again.
+        says: What it does, for the page of the task.
         retries: Tries after the first.
+        rule: When it starts, by what became of the stage before it.
+        makes: What it updates, the last part of the asset's address.
+        tidies: Whether it runs in any case, and decides nothing about the run.
     """
 
     name: str
     timeout: timedelta
+    says: str
     retries: int = 2
+    rule: str = "all_success"
+    makes: str | None = None
+    tidies: bool = False
 
 
 STAGES = (
-    Stage("prepare", timedelta(hours=12)),
-    Stage("train", timedelta(hours=24), retries=5),
-    Stage("evaluate", timedelta(hours=4)),
-    Stage("promote", timedelta(hours=2)),
+    Stage(
+        "prepare",
+        timedelta(hours=12),
+        "Text to lanes. Stages whose inputs have not changed are kept.",
+    ),
+    Stage(
+        "train",
+        timedelta(hours=24),
+        "Lanes to a model; another try goes on from the newest checkpoint. Skipped if the model "
+        "in service came of the same lanes and settings.",
+        retries=5,
+    ),
+    Stage("evaluate", timedelta(hours=4), "Figures before and after the training, and a report."),
+    Stage(
+        "promote",
+        timedelta(hours=2),
+        "The model into service, unless it is worse than the one there: exit code 3.",
+        makes="model",
+    ),
+    Stage(
+        "embed",
+        timedelta(hours=12),
+        "A table with vectors of the model in service. Skipped if it is up to date, or the "
+        "variable has no field `stages.embed`.",
+        # A table may have new rows where the model stays.
+        rule="none_failed",
+        makes="vectors",
+    ),
+    Stage(
+        "clean",
+        timedelta(hours=1),
+        "Removes the folders of old runs; `run.keep` says how many stay.",
+        tidies=True,
+    ),
 )
 
 RETRY_DELAY = timedelta(minutes=5)
 WAIT = timedelta(minutes=30)
 """Time for the scheduler and a free slot, before each try."""
+
+ASSETS = "x-sentence-encoder:/"
+"""Before the address of an asset; Airflow leaves schemes that begin with `x-` to users."""
+CORPUS = Asset(uri=f"{ASSETS}/corpus")
+"""To be an outlet of the tasks that write the texts: the DAGs run when it is updated."""
+
+
+def asset(dag_id: str, name: str) -> Asset:
+    """What a DAG makes: its `model` in service, or its table of `vectors`."""
+    return Asset(uri=f"{ASSETS}/{dag_id}/{name}")
 
 
 def longest_run() -> timedelta:
@@ -71,34 +116,41 @@ PARAMS = {
         items={"type": "string", "pattern": r"^(?!(run\.|training\.resume))[^=\s]+="},
         description="KEY=VALUE over the file, for example training.max_steps=1000.",
     ),
+    "force": Param(
+        False,
+        type="boolean",
+        description="Train and embed again, though nothing is new.",
+    ),
 }
 
 DEFAULTS = {
     "owner": "sentence-pipelines",
     "retry_delay": RETRY_DELAY,
-    "retry_policy": RetryWhatMayPass(),
     "on_failure_callback": Alert(),
 }
 
 
 def encoder_dag(
     dag_id: str,
-    task: Callable[[Stage], BaseOperator],
+    task: Callable[..., BaseOperator],
     *,
-    schedule: str | None,
+    cron: str,
     documentation: str | None,
+    macros: Mapping[str, Callable[..., Any]] | None = None,
 ) -> DAG:
     """A DAG whose tasks are the stages, one after the other.
 
     Args:
         dag_id: Its name, which the run folders are grouped by.
-        task: Makes the operator of a stage; its templates may call :data:`MACROS`.
-        schedule: A cron expression or preset; None: it is started by hand.
+        task: Makes the operator of a stage, with further options that are the same for all of
+            them; its templates may call :data:`~sentence_encoder.deployment.MACROS`.
+        cron: When it runs, beside the times when :data:`CORPUS` is updated; or a preset.
         documentation: Markdown.
+        macros: What the templates of these operators call, too.
     """
     with DAG(
         dag_id,
-        schedule=schedule,
+        schedule=cron_or_assets(cron, [CORPUS]),
         start_date=datetime(2026, 1, 1),
         # Runs share the prepared folder and the model in service.
         catchup=False,
@@ -108,47 +160,26 @@ def encoder_dag(
         default_args=DEFAULTS,
         tags=["sentence-encoder"],
         doc_md=documentation,
-        user_defined_macros=MACROS,
+        user_defined_macros={**MACROS, **(macros or {})},
         render_template_as_native_obj=True,
     ) as dag:
-        chain(*map(task, STAGES))
+        chain(*(_placed(task(stage, **_options(dag_id, stage)), stage) for stage in STAGES))
     return dag
 
 
-def deployment(key: str, default: Any = None) -> Any:
-    """A field of the variable."""
-    return Variable.get(VARIABLE, default={}, deserialize_json=True).get(key, default)
+def _options(dag_id: str, stage: Stage) -> dict[str, Any]:
+    """What the operators of all kinds are given."""
+    return {
+        "task_id": stage.name,
+        "execution_timeout": stage.timeout,
+        "retries": stage.retries,
+        "trigger_rule": stage.rule,
+        "outlets": [asset(dag_id, stage.makes)] if stage.makes else [],
+        "doc_md": stage.says,
+        **({"pool": place} if (place := pool(stage.name)) else {}),
+    }
 
 
-def job_file(stage: str) -> str:
-    """The script of a stage: in the folder `jobs` of the variable, or in this checkout."""
-    return f"{deployment('jobs') or Path(__file__).resolve().parents[2]}/{stage}.py"
-
-
-def job_arguments(dag_id: str, run_id: str, params: Mapping[str, Any]) -> list[str]:
-    """The command line of every job of a run.
-
-    Raises:
-        AirflowFailException: The variable does not say where the run folders are, or neither it
-            nor the run says which file the settings are in.
-    """
-    config, runs = params["config"] or deployment("config"), deployment("runs")
-    for name, value in (("config", config), ("runs", runs)):
-        if not value:
-            raise AirflowFailException(f"the Airflow variable `{VARIABLE}` has no field `{name}`")
-    settings = [
-        *deployment("overrides", []),
-        *params["overrides"],
-        f"run.folder={runs}/{dag_id}/{params['run'] or run_name(run_id)}",
-        "training.resume=true",
-    ]
-    return ["--config", config, *(part for value in settings for part in ("--set", value))]
-
-
-def run_name(run_id: str) -> str:
-    """A folder name of a DAG run's id, which is unique within its DAG."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)
-
-
-MACROS = {"job_file": job_file, "job_arguments": job_arguments, "deployment": deployment}
-"""What templates call; the variable is read when a task runs, never while a file is parsed."""
+def _placed(task: BaseOperator, stage: Stage) -> BaseOperator:
+    # Whether a run has succeeded follows from the last task that is no teardown.
+    return task.as_teardown(on_failure_fail_dagrun=False) if stage.tidies else task

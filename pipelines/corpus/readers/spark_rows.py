@@ -33,6 +33,7 @@ def columns_of(settings: CorpusSettings) -> Columns:
         settings.title_column if settings.pairs == "title" else None,
         settings.score_column,
         settings.group_column,
+        settings.key_column,
     )
 
 
@@ -45,6 +46,7 @@ def named_columns(settings: CorpusSettings) -> Names:
         ("corpus.title_column", columns.title),
         ("corpus.group_column", columns.group),
         ("corpus.score_column", columns.score),
+        ("corpus.key_column", columns.key),
     )
     return [(texts, name) for name in columns.texts] + [
         (key, name) for key, name in others if name is not None
@@ -112,7 +114,12 @@ def rows_of(
 ) -> DataFrame:
     """Raw rows of the wanted columns, and of more columns of a raw row."""
     wanted = {f"text_{side}": name for side, name in enumerate(columns.texts)}
-    others = {"title": columns.title, "score": columns.score, "group": columns.group}
+    others = {
+        "title": columns.title,
+        "score": columns.score,
+        "group": columns.group,
+        "key": columns.key,
+    }
     wanted |= {name: column for name, column in others.items() if column is not None}
     texts = {name: text_of(column) for name, column in wanted.items()}
     return raw_rows(frame, {**texts, **(more or {})})

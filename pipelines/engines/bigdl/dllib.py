@@ -55,23 +55,24 @@ class _Trainer:
 def train_with_dllib(
     session: SparkSession,
     run: TrainingRun,
-    on_metrics: Callable[[dict[str, Any]], None],
+    step_metrics: StepMetrics,
     on_step: OnStep,
 ) -> TrainingOutcome:
     """A run from its start to its end. Runs on the driver.
 
     Args:
         session: With dllib on its class paths.
+        step_metrics: Of the whole run.
         on_step: Called with dllib's times of each step.
 
     Raises:
+        WorkerLostError: A worker is lost; no job of the run is left.
         EngineError: The run failed; no job of it is left.
     """
     context, training = session.sparkContext, run.config.training
     state = load_checkpoint(run.run_folder, run.first_step)
     graph, criterion = training_graph(context, state.spec, run)
     graph.classes.Runs.workers(training.workers, replicas(training))
-    step_metrics = StepMetrics(run, training.workers, on_metrics)
     with states_in(run.run_folder, training.workers) as states:
         recorder = StepRecorder(run, graph, states, step_metrics, on_step)
         trainer = _Trainer(context, run, graph, criterion, states, recorder)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode, OnMetrics
+from pipelines.engines.base import Mode
 from pipelines.engines.bigdl.jars import SPARK_MAJORS, check_class_paths, class_paths, jars
 from pipelines.engines.bigdl.memory import check_memory, needed_memory
 from pipelines.engines.conf import LASTING_WORKERS
@@ -15,6 +15,7 @@ from pipelines.engines.spark_engine import SparkEngine
 from pipelines.errors import InputError
 from pipelines.losses.loss import spans_steps
 from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class DllibEngine(SparkEngine):
     frameworks = ("bigdl",)
     options = ("compression",)
     rules = LASTING_WORKERS
+    with_profiles = False
     spark_majors = SPARK_MAJORS
 
     def __init__(self, on_step: OnStep = lambda times: None) -> None:
@@ -72,6 +74,12 @@ class DllibEngine(SparkEngine):
                 "dllib computes in fp32",
                 "set fp32",
             ),
+            (
+                training.checkpoint_minutes is not None,
+                "training.checkpoint_minutes",
+                "dllib is told before a part of the run which checkpoints it is to write",
+                "leave it out, and set training.checkpoint_every",
+            ),
             (training.dropout > 0, "training.dropout", "framework bigdl has none", "set it to 0"),
             (
                 spans_steps(config.objective),
@@ -92,13 +100,13 @@ class DllibEngine(SparkEngine):
         check_memory(session, config)
 
     @override
-    def train_on(
-        self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
+    def attempt_on(
+        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
         # Imports BigDL's Python package.
         from pipelines.engines.bigdl.dllib import train_with_dllib
 
-        return train_with_dllib(session, run, on_metrics, self._on_step)
+        return train_with_dllib(session, run, step_metrics, self._on_step)
 
 
 def _finds_dllib(session: SparkSession) -> bool:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Engine, Mode, OnMetrics
+from pipelines.engines.base import Engine, Mode
 from pipelines.engines.bigdl.dllib_engine import DllibEngine
 from pipelines.engines.bigdl.jars import SPARK_MAJORS
 from pipelines.engines.conf import ConfRule
 from pipelines.engines.orca.engine import OrcaEngine
 from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
@@ -75,11 +76,21 @@ class BigDLEngine(Engine):
         self._chosen(config).check_libraries(config)
 
     @override
+    def check_session(self, session: SparkSession, config: Config) -> None:
+        self._chosen(config).check_session(session, config)
+
+    @override
     def check(self, session: SparkSession | None, config: Config) -> None:
         self._chosen(config).check(session, config)
 
     @override
-    def train(
-        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
+    def attempt(
+        self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
-        return self._chosen(run.config).train(session, run, on_metrics)
+        return self._chosen(run.config).attempt(session, run, step_metrics)
+
+    @override
+    def room(
+        self, session: SparkSession | None, config: Config, wanted: int, seconds: float
+    ) -> int:
+        return self._chosen(config).room(session, config, wanted, seconds)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Where dllib keeps each worker's copy of the model.
 _MODELS = "Thread Model RDD"
 CHECK_SECONDS = 1.0
+# As Spark has it in the error of a stage.
+_EXECUTOR_LOST = "ExecutorLostFailure"
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ class WorkerLocations:
             return EngineError("bigdl", cause, rank=int(rank), host=host, lane=int(lane))
         cause = f"the Spark job failed ({spark_cause(error)})"
         # Tasks have the numbers of the workers.
+        place: dict[str, Any] = {}
         if lost := re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) exec", text):
             place = self.place(int(lost[1])) | {"host": lost[2]}
-            return EngineError("bigdl", cause, **place)
-        return EngineError("bigdl", cause)
+        if _EXECUTOR_LOST in text:
+            return WorkerLostError("bigdl", cause, began=bool(self.known), **place)
+        return EngineError("bigdl", cause, **place)

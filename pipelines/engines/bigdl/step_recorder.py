@@ -85,7 +85,7 @@ class StepRecorder:
     def _keep(self, step: int) -> Checkpoint:
         state = self._states.take(self._graph, step)
         if self._run.is_checkpointed(step):
-            keep = self._run.config.training.keep_checkpoints
+            keep = self._run.config.training.kept_checkpoints
             save_checkpoint(self._run.run_folder, state, keep)
         return state
 

@@ -64,6 +64,11 @@ class ElephasEngine(SparkJobEngine):
             )
 
     @override
+    def with_any_workers(self, config: Config) -> bool:
+        # The mean of more workers' rounds is another one.
+        return config.training.mode != "sync"
+
+    @override
     def python_worker_role(self, config: Config) -> str:
         # TensorFlow keeps the number of threads that a process began with.
         return f"{self.name}, {config.training.threads} threads"
@@ -87,5 +92,5 @@ class ElephasEngine(SparkJobEngine):
             token=task.token,
         )
         driver.resources.callback(model.close)
-        ranks = driver.context.parallelize(range(task.workers), task.workers)
+        ranks = driver.ranks(task.workers)
         return partial(model.fit, ranks)

@@ -5,34 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode, OnMetrics
+from pipelines.engines.base import Mode
 from pipelines.engines.conf import NO_SPECULATION
-from pipelines.engines.horovod.elastic import Recovery, check_elastic
 from pipelines.engines.horovod.ranks import COLLECTIVES, RankMaker
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.libraries import check_framework
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
-from pipelines.errors import EngineUnavailable, WorkerLostError
-from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
-from pipelines.runs.step_metrics import StepMetrics
+from pipelines.errors import EngineUnavailable
+from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
-from pipelines.spark.jobs import task_slots
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class HorovodEngine(SparkJobEngine):
     """Trains in children of the tasks of a Spark job.
 
     Not by ``horovod.spark.run``: its servers listen at every address, a single silent connection
-    to one of them holds up the run, and they stay until the driver exits.
-
-    For an elastic run (``training.elastic``) see :mod:`pipelines.engines.horovod.elastic`. Not by
+    to one of them holds up the run, and they stay until the driver exits. Nor by
     ``horovod.spark.run_elastic``: its driver does not end after a rank was killed, it wants a
     script that discovers hosts, and it needs a host that is left over.
     """
@@ -42,8 +34,8 @@ class HorovodEngine(SparkJobEngine):
         "sync": Mode(
             guarantee="The loss curve of `local`, on any number of workers; near it with "
             "`training.compression: fp16`.",
-            choose_when="Executors are alike, and may be lost: with `training.elastic` fewer "
-            "workers go on. Or gradients are to travel as fp16.",
+            choose_when="Executors are alike, and ranks are to be Horovod's. Or gradients are to "
+            "travel as fp16.",
             needs="Horovod, compiled for the executors ([the environment](environment.md)). As "
             "many task slots at once as workers (cores of the executors / `spark.task.cpus`), and "
             "`spark.speculation` false. Horovod uses the network by which an executor reaches the "
@@ -52,7 +44,7 @@ class HorovodEngine(SparkJobEngine):
         )
     }
     frameworks = ("tensorflow", "torch")
-    options = ("compression", "elastic")
+    options = ("compression",)
     rules = (NO_SPECULATION,)
 
     @override
@@ -66,31 +58,13 @@ class HorovodEngine(SparkJobEngine):
             )
 
     @override
-    def check_settings(self, config: Config) -> None:
-        check_elastic(config.training)
-
-    @override
     def preloads(self, config: Config) -> tuple[str, ...]:
         collectives, _ = COLLECTIVES[config.training.framework]
         return (*super().preloads(config), "pipelines.engines.horovod.ranks", collectives)
 
     @override
-    def train_on(
-        self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
-    ) -> TrainingOutcome:
-        step_metrics = StepMetrics(run, run.config.training.workers, on_metrics)
-        recovery = Recovery(run, step_metrics, lambda: task_slots(session.sparkContext))
-        part = run
-        while part.first_step < part.last_step:
-            try:
-                return self.run_workers(session, part, on_metrics, step_metrics)
-            except WorkerLostError as lost:
-                part = recovery.rest(part, lost)
-        return step_metrics.outcome()
-
-    @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
         rendezvous = driver.resources.enter_context(Rendezvous(driver.host, driver.bind))
         maker = RankMaker(task=task, rendezvous=rendezvous.address, token=rendezvous.token)
-        ranks = driver.context.parallelize(range(task.workers), task.workers)
+        ranks = driver.ranks(task.workers)
         return partial(ranks.foreachPartition, maker.start)

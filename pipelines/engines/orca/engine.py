@@ -66,4 +66,4 @@ class OrcaEngine(SparkJobEngine):
         with quiet_import():
             from pipelines.engines.orca.estimator import MonitoredEstimator
 
-        return MonitoredEstimator(task, driver.host, driver.bind).fit
+        return MonitoredEstimator(task, driver).fit

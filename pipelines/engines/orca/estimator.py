@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as processes
-from bigdl.orca import OrcaContext
 from bigdl.orca.learn.pytorch import Estimator, pytorch_pyspark_estimator
 
 from pipelines.engines.orca.worker import (
@@ -34,6 +33,8 @@ from pipelines.runs.run import WorkerTask
 if TYPE_CHECKING:
     from pyspark import RDD
 
+    from pipelines.engines.spark_engine import DriverSide
+
 # Of what the library reads from its own module while an Estimator is made.
 _patching = threading.Lock()
 
@@ -43,11 +44,10 @@ class MonitoredEstimator:
 
     Args:
         task: Of rank 0.
-        host: Address by which the executors reach the driver.
-        bind: Address to listen at.
+        driver: The driver's end.
     """
 
-    def __init__(self, task: WorkerTask, host: str, bind: str) -> None:
+    def __init__(self, task: WorkerTask, driver: DriverSide) -> None:
         training = task.run.config.training
         with _cluster_size(training.workers, training.threads):
             self._estimator: Any = Estimator.from_torch(
@@ -59,14 +59,13 @@ class MonitoredEstimator:
                 log_to_driver=False,
             )
         self._examples = task.run.examples_per_step
-        self._bind = bind
-        self._estimator.worker_init_params["driver_ip"] = host
+        self._bind = driver.bind
+        self._estimator.worker_init_params["driver_ip"] = driver.host
         self._estimator.create_tcpstore_server = self._open_store
         # It would find the ranks by one more job: here a rank is the number of its task.
         self._estimator._get_cluster_info = lambda context: ()
         # Not Orca's, which is many times as many partitions, shuffled together first.
-        ranks = OrcaContext.get_spark_context().parallelize(range(task.workers), task.workers)
-        self._estimator.workerRDD = _ChildTasks(ranks, task)
+        self._estimator.workerRDD = _ChildTasks(driver.ranks(task.workers), task)
 
     def fit(self) -> None:
         """Starts the workers, and returns when all are gone."""

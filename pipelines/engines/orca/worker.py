@@ -17,7 +17,11 @@ from pyspark import TaskContext
 
 from pipelines.engines.processes import run_in_child
 from pipelines.runs.run import WorkerTask
-from pipelines.training.collectives.process_group import GroupCollectives, process_group_cleanup
+from pipelines.training.collectives.process_group import (
+    GroupCollectives,
+    means_peer_lost,
+    process_group_cleanup,
+)
 from pipelines.training.control.reporter import Reporter
 from pipelines.training.feed import StepWork
 from pipelines.training.loop import SharedSteps
@@ -48,7 +52,8 @@ def _work(function: OrcaWorker, task: WorkerTask) -> None:
     # Orca's process group is of Gloo, for CPUs.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with process_group_cleanup():
-        run_worker(task, loop=partial(_train_in_orca, function))
+        loop = partial(_train_in_orca, function)
+        run_worker(task, loop=loop, means_peer_lost=means_peer_lost)
 
 
 def _train_in_orca(

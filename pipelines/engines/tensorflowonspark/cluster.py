@@ -16,6 +16,7 @@ from pipelines.quiet import quiet_import
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.jobs import SparkJob
+from pipelines.spark.room import ranks_of, with_profile
 from pipelines.training.control.monitor import Monitor
 
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
@@ -24,6 +25,7 @@ with quiet_import():
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
+    from pyspark.resource import ResourceProfile
 
 
 class GuardedContext:
@@ -33,8 +35,9 @@ class GuardedContext:
     that it can be cancelled without touching other jobs.
     """
 
-    def __init__(self, context: SparkContext, group: str) -> None:
+    def __init__(self, context: SparkContext, group: str, profile: ResourceProfile | None) -> None:
         self._context = context
+        self._profile = profile
         self._group = group
         self.job_ended = threading.Event()
         self.job_ended.set()
@@ -44,7 +47,7 @@ class GuardedContext:
 
     def parallelize(self, values: Sequence[int], partitions: int) -> _GroupedNodes:
         """The nodes; called once by the library, to start them."""
-        nodes = self._context.parallelize(values, partitions)
+        nodes = with_profile(self._context.parallelize(values, partitions), self._profile)
         return _GroupedNodes(self._context, nodes, self._group, self.job_ended)
 
     def stop(self) -> None:
@@ -112,18 +115,28 @@ def start_nodes(
 
 
 def wait_feeding(
-    context: SparkContext, cluster: TFCluster.TFCluster, run: TrainingRun, monitor: Monitor
+    context: SparkContext,
+    cluster: TFCluster.TFCluster,
+    run: TrainingRun,
+    monitor: Monitor,
+    should_stop: Callable[[], EngineError | None],
+    profile: ResourceProfile | None,
 ) -> TrainingOutcome:
-    """Feeds the granules through Spark while the monitor watches."""
+    """Feeds the granules through Spark while the monitor watches.
+
+    Args:
+        should_stop: See :meth:`Monitor.wait`; asked beside the feed.
+        profile: Of the tasks, which run where the nodes are.
+    """
     workers = run.config.training.workers
     # The library's deadline is for the whole queue, the monitor's for a step.
     timeout = run.config.training.stall_seconds * (QUEUE_BOUND + 1)
     feed = partial(feed_partition, run=run, workers=workers, nodes=cluster.cluster_info)
-    granules = context.parallelize(range(workers), workers).mapPartitionsWithIndex(feed)
+    granules = ranks_of(context, workers, profile).mapPartitionsWithIndex(feed)
 
     def feed_all() -> None:
         cluster.train(granules, num_epochs=1, feed_timeout=timeout)
 
     # The workers' managers must live until the feeding tasks have seen their queues empty.
     with SparkJob(context, NAME, "the feed", "granules for TensorFlowOnSpark", feed_all) as job:
-        return monitor.wait(job.failure)
+        return monitor.wait(lambda: job.failure() or should_stop())

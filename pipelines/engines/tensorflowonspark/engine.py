@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode, OnMetrics, monitor_for
+from pipelines.engines.base import Mode, monitor_for
 from pipelines.engines.conf import NO_SPECULATION, ConfRule
-from pipelines.engines.spark_engine import SparkEngine
+from pipelines.engines.spark_engine import SparkEngine, if_late
 from pipelines.engines.tensorflowonspark import NAME
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
-from pipelines.spark.jobs import await_room, dedicated_python_workers, driver_addresses, if_late
+from pipelines.spark.decommission import LeavingExecutors
+from pipelines.spark.jobs import dedicated_python_workers, driver_addresses
+from pipelines.spark.room import await_room, await_slots, task_slots
 from pipelines.spark.session import executor_count, in_one_process
+from pipelines.spark.stage_resources import resource_profile, resources_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,11 +84,35 @@ class TensorFlowOnSparkEngine(SparkEngine):
 
     @override
     def check_cluster(self, session: SparkSession, config: Config) -> None:
-        _check_executors(session, config, self.executors(config))
+        _check_master(session, config, self.executors(config))
+        wanted, seconds = config.training.workers, config.spark.wait_seconds
+        there = self.room(session, config, wanted, seconds)
+        if there < wanted:
+            servers = _parameter_servers(config)
+            nodes = f"{wanted} workers" + (f" and {servers} parameter servers" if servers else "")
+            raise EngineUnavailable(
+                "training.workers",
+                f"{nodes} need {wanted + servers} executors and there are {there + servers}",
+                "give the cluster more executors (spark.executor.instances, or the first number "
+                f"of local-cluster[...] in spark.master), or ask for fewer; {if_late(config)}",
+            )
+        _check_one_task(session, config)
 
     @override
-    def train_on(
-        self, session: SparkSession, run: TrainingRun, on_metrics: OnMetrics
+    def room(
+        self, session: SparkSession | None, config: Config, wanted: int, seconds: float
+    ) -> int:
+        session = self._required(session)
+        servers, stage = _parameter_servers(config), resources_in(session, config, "train")
+        if stage.dynamic:
+            there = await_slots(session, wanted + servers, seconds, stage)
+        else:
+            there = await_room(session, wanted + servers, lambda: executor_count(session), seconds)
+        return max(there - servers, 0)
+
+    @override
+    def attempt_on(
+        self, session: SparkSession, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
         # These import the library.
         from pipelines.engines.tensorflowonspark.cluster import (
@@ -105,14 +133,17 @@ class TensorFlowOnSparkEngine(SparkEngine):
                 f"at most {run.manifest.vocabulary}",
             )
         fed = run.config.training.feed == "spark"
-        spares = max(executor_count(session) - self.executors(run.config), 0) if fed else 0
-        monitor = monitor_for(self.name, run, on_metrics, host, bind, servers=servers + spares)
+        stage = resources_in(session, run.config, "train")
+        profile = resource_profile(stage)
+        spares = max(task_slots(context, profile) - self.executors(run.config), 0) if fed else 0
+        monitor = monitor_for(self.name, run, step_metrics, host, bind, servers=servers + spares)
         arguments = NodeArguments(
             run=run, monitor=monitor.address, token=monitor.token, servers=servers, spares=spares
         )
         nodes = run.config.training.workers + servers + spares
         group = f"{NAME}-{uuid.uuid4().hex[:8]}"
-        guarded = GuardedContext(context, group)
+        guarded = GuardedContext(context, group, profile)
+        leaving = LeavingExecutors(context, monitor.ask_for_checkpoint)
         try:
             with (
                 dedicated_python_workers(context, NAME, self.preloads(run.config)),
@@ -121,8 +152,8 @@ class TensorFlowOnSparkEngine(SparkEngine):
             ):
                 cluster = start_nodes(guarded, arguments, registration)
                 if fed:
-                    return wait_feeding(context, cluster, run, monitor)
-                return monitor.wait()
+                    return wait_feeding(context, cluster, run, monitor, leaving.look, profile)
+                return monitor.wait(leaving.look)
         except BaseException:
             context.cancelJobGroup(group)
             raise
@@ -137,39 +168,27 @@ def _parameter_servers(config: Config) -> int:
     return config.training.parameter_servers if config.training.mode == "async" else 0
 
 
-def _check_executors(session: SparkSession, config: Config, executors: int) -> None:
-    """Refuses executors other than the library needs, naming the conf key."""
-    context, training = session.sparkContext, config.training
-    conf = context.getConf()
-    if in_one_process(context.master):
+def _check_master(session: SparkSession, config: Config, executors: int) -> None:
+    """Refuses a master without executors."""
+    master, threads = session.sparkContext.master, config.training.threads
+    if in_one_process(master):
         raise EngineUnavailable(
             "spark.master",
-            f"engine {NAME} needs {executors} executors and `{context.master}` has none",
-            f"for example local-cluster[{executors},{training.threads},1024]",
+            f"engine {NAME} needs {executors} executors and `{master}` has none",
+            f"for example local-cluster[{executors},{threads},1024]",
         )
-    _await_executors(session, config, executors)
+
+
+def _check_one_task(session: SparkSession, config: Config) -> None:
+    """Refuses executors that run more tasks at once than the library knows, by the conf key."""
+    conf = resources_in(session, config, "train").conf
     cores = conf.get("spark.executor.cores")
     # Unset, it means all cores of a machine on some clusters, which only the sum then tells.
-    per_executor = int(cores) if cores else context.defaultParallelism // executor_count(session)
+    total = session.sparkContext.defaultParallelism
+    per_executor = int(cores) if cores else total // executor_count(session)
     if per_executor // int(conf.get("spark.task.cpus", "1") or 1) > 1:
         raise EngineUnavailable(
             "spark.task.cpus",
             f"engine {NAME} needs one task at a time on an executor of {per_executor} cores",
             f"set it to {per_executor}, or spark.executor.cores to 1",
-        )
-
-
-def _await_executors(session: SparkSession, config: Config, wanted: int) -> None:
-    """Waits until enough executors are there, since a cluster may still be starting them."""
-    training, servers = config.training, _parameter_servers(config)
-    there = await_room(session, wanted, lambda: executor_count(session), training.start_seconds)
-    if there < wanted:
-        nodes = f"{training.workers} workers" + (
-            f" and {servers} parameter servers" if servers else ""
-        )
-        raise EngineUnavailable(
-            "training.workers",
-            f"{nodes} need {wanted} executors and there are {there}",
-            "give the cluster more executors (spark.executor.instances, or the first number "
-            f"of local-cluster[...] in spark.master), or ask for fewer; {if_late(training)}",
         )

@@ -22,6 +22,14 @@ BUCKET_BYTES = 25 * 2**20
 """What travels at once, as in DistributedDataParallel: large enough for the network, small enough
 that one bucket is gathered in memory while the one before it is on its way."""
 
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
+"""What Gloo (``tcp/pair.cc``) and NCCL say then, in the messages of their errors."""
+
 
 class GroupCollectives:
     """Collective operations of the default group; see :class:`.base.Collectives`.
@@ -90,6 +98,16 @@ class ProcessGroupCollectives(GroupCollectives):
             timeout=timedelta(seconds=settings.stall_seconds),
         )
         super().__init__(device)
+
+
+def means_peer_lost(error: Exception) -> bool:
+    """Whether an error says that another worker is gone, or the connection to it.
+
+    Gloo raises no class of its own for that; NCCL's errors name the remote process.
+    """
+    if isinstance(error, processes.DistNetworkError | processes.DistStoreError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_LOST)
 
 
 @contextmanager

@@ -6,74 +6,38 @@ Every wait of a run is here, and every wait has a deadline.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
-import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome
 from pipelines.runs.step_metrics import StepMetrics, StepRecord
 from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
-from pipelines.training.control.reporter import HEARTBEAT_SECONDS, PRESENT
+from pipelines.training.control.monitored import (
+    HANDLERS,
+    MonitoredWorker,
+    SharedState,
+    has_unread,
+    is_lost,
+)
+from pipelines.training.control.reporter import HEARTBEAT_SECONDS, PRESENT, SAVE
+
+logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 30.0
 GRACE_SECONDS = 2.0
 LEAVE_SECONDS = 15.0
 ABORT_SECONDS = 5.0
+FAREWELL_SECONDS = 20.0
+"""How long a run waits for a checkpoint when a worker is told to end: clusters kill after 30 s."""
 CHECK_SECONDS = 1.0
 MAX_LINE_BYTES = 64 * 2**20
-
-
-@dataclass
-class _Worker:
-    """What the monitor knows of a worker.
-
-    Attributes:
-        rank: Its number.
-        host: Where it is.
-        lane: The first lane that it reads.
-        connection: The connection to it.
-        last_message: When it last sent anything.
-        last_progress: When it last finished a step, or waited for others.
-        step: The last step that it finished.
-        behind: Seconds that it was ready later than the first.
-        ready: Whether it could begin.
-        done: Whether it has finished its part.
-        failure: The error that it has reported.
-        lost: Whether the failure is that a process is gone, its own or another worker's.
-        broken: How the connection to it broke, if it did.
-        closed: Whether the connection has ended.
-    """
-
-    rank: int
-    host: str
-    lane: int
-    connection: socket.socket
-    last_message: float
-    last_progress: float
-    step: int = -1
-    behind: float = 0.0
-    ready: bool = False
-    done: bool = False
-    failure: str | None = None
-    lost: bool = False
-    broken: str | None = None
-    closed: bool = False
-
-
-@dataclass
-class _Shared:
-    """State that the reading threads write and the waiting thread reads, under its condition."""
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    workers: dict[int, _Worker] = field(default_factory=dict)
-    broken: Exception | None = None
 
 
 class Monitor:
@@ -91,6 +55,7 @@ class Monitor:
         stall_seconds: Deadline for a step.
         servers: How many further processes to expect, of the ranks after the workers': the run
             needs them until its end, but does not wait for them to be done.
+        saves_when_asked: Whether the workers write a checkpoint when they are asked to.
     """
 
     def __init__(
@@ -104,6 +69,7 @@ class Monitor:
         start_seconds: float,
         stall_seconds: float,
         servers: int = 0,
+        saves_when_asked: bool = False,
     ) -> None:
         self.token = secrets.token_hex(TOKEN_BYTES // 2)
         self._engine = engine
@@ -113,7 +79,8 @@ class Monitor:
         self._adding = threading.Lock()
         self._start_seconds = start_seconds
         self._stall_seconds = stall_seconds
-        self._shared = _Shared()
+        self._saves_when_asked = saves_when_asked
+        self._shared = SharedState()
         self._closing = False
         self._ended = threading.Event()
         self._heartbeats = threading.Thread(
@@ -170,7 +137,20 @@ class Monitor:
                 if sum(worker.done for worker in shared.workers.values()) == self._workers:
                     return self._step_metrics.outcome()
                 self._check_deadlines(began)
+                self._check_leaving()
                 shared.changed.wait(CHECK_SECONDS)
+
+    def ask_for_checkpoint(self, reason: str) -> None:
+        """Asks the workers for a checkpoint as soon as they can write one.
+
+        Args:
+            reason: For the log.
+        """
+        if not self._saves_when_asked:
+            logger.warning("%s", reason)
+            return
+        logger.warning("%s: a checkpoint is written", reason)
+        self._tell_workers(SAVE)
 
     def _extend_deadlines(self, seconds: float) -> None:
         """Extends the deadlines of all workers, for seconds in which this process was suspended."""
@@ -185,7 +165,7 @@ class Monitor:
     def _raise_first_failure(self) -> None:
         """Raises the error of the worker that is the cause, not of one that failed as a result."""
         shared = self._shared
-        if not any(_is_lost(worker) for worker in shared.workers.values()):
+        if not any(is_lost(worker) for worker in shared.workers.values()):
             return
         # A peer's death breaks the collective operations of the others within moments: wait for
         # all failures, then blame a dead process before one that could still report an error.
@@ -193,7 +173,7 @@ class Monitor:
         while (left := deadline - time.monotonic()) > 0:
             shared.changed.wait(left)
         lost = sorted(
-            (worker for worker in shared.workers.values() if _is_lost(worker)),
+            (worker for worker in shared.workers.values() if is_lost(worker)),
             key=lambda worker: (worker.failure is not None, worker.lost, worker.rank),
         )
         first = lost[0]
@@ -223,7 +203,7 @@ class Monitor:
         for worker in workers.values():
             if worker.done:
                 continue
-            if now - worker.last_message > SILENCE_SECONDS and not _has_unread(worker.connection):
+            if now - worker.last_message > SILENCE_SECONDS and not has_unread(worker.connection):
                 raise self._lost(worker, f"nothing was heard of it for {SILENCE_SECONDS:.0f} s")
             since = max(worker.last_progress, self._all_ready or now)
             if worker.rank < self._workers and now - since > self._stall_seconds:
@@ -233,26 +213,37 @@ class Monitor:
                     f" ({self._stall_seconds:.0f} s) after step {worker.step}",
                 )
 
-    def _error(self, worker: _Worker, cause: str) -> EngineError:
+    def _check_leaving(self) -> None:
+        """Ends the wait once the state is safe of a run one of whose processes is to end."""
+        told = [one for one in self._shared.workers.values() if one.leaving and not one.done]
+        if not told:
+            return
+        first = min(told, key=lambda worker: (worker.leaving, worker.rank))
+        assert first.leaving is not None
+        is_late = time.monotonic() - first.leaving > FAREWELL_SECONDS
+        if is_late or not self._saves_when_asked or self._shared.saved > first.leaving:
+            raise self._lost(first, "its process was told to end (SIGTERM)")
+
+    def _error(self, worker: MonitoredWorker, cause: str) -> EngineError:
         return EngineError(self._engine, self._named(worker, cause), **self._place(worker))
 
-    def _lost(self, worker: _Worker, cause: str) -> WorkerLostError:
+    def _lost(self, worker: MonitoredWorker, cause: str) -> WorkerLostError:
         workers = self._shared.workers.values()
         began = len(workers) == self._expected and all(one.ready or one.done for one in workers)
         cause = self._named(worker, cause)
         return WorkerLostError(self._engine, cause, began=began, **self._place(worker))
 
-    def _named(self, worker: _Worker, cause: str) -> str:
+    def _named(self, worker: MonitoredWorker, cause: str) -> str:
         server = worker.rank - self._workers
         return cause if server < 0 else f"parameter server {server}: {cause}"
 
-    def _place(self, worker: _Worker) -> dict[str, Any]:
+    def _place(self, worker: MonitoredWorker) -> dict[str, Any]:
         lane = worker.lane if worker.rank < self._workers else None
         return {"rank": worker.rank, "host": worker.host, "lane": lane}
 
     def _serve_worker(self, connection: socket.socket) -> None:
         """Reads one worker's lines until the connection ends."""
-        worker: _Worker | None = None
+        worker: MonitoredWorker | None = None
         try:
             with connection.makefile("rb") as lines:
                 worker = self._authenticate(connection, lines.readline(4096))
@@ -276,7 +267,7 @@ class Monitor:
                     worker.closed = True
                     self._shared.changed.notify_all()
 
-    def _authenticate(self, connection: socket.socket, line: bytes) -> _Worker | None:
+    def _authenticate(self, connection: socket.socket, line: bytes) -> MonitoredWorker | None:
         """Admits each worker of this run once; other connections are closed without a response."""
         try:
             introduction = json.loads(line)
@@ -291,11 +282,13 @@ class Monitor:
             if self._closing or rank in known or not 0 <= rank < self._expected:
                 return None
             now = time.monotonic()
-            worker = _Worker(rank, host, lane, connection, last_message=now, last_progress=now)
+            worker = MonitoredWorker(
+                rank, host, lane, connection, last_message=now, last_progress=now
+            )
             known[rank] = worker
         return worker
 
-    def _handle_message(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _handle_message(self, worker: MonitoredWorker, message: dict[str, Any]) -> None:
         worker.last_message = time.monotonic()
         if message["kind"] == "steps":
             self._add_records(worker, message["records"])
@@ -303,10 +296,16 @@ class Monitor:
             worker.last_message = time.monotonic()
             if message["kind"] == "ready" and worker.rank < self._workers:
                 worker.behind = worker.last_message - self._step_metrics.begin(worker.last_message)
-            _HANDLERS[message["kind"]](worker, message)
+            HANDLERS[message["kind"]](worker, message)
+            if message["kind"] == "saved":
+                self._shared.saved = worker.last_message
             self._shared.changed.notify_all()
+        if message["kind"] == "leaving":
+            self.ask_for_checkpoint(
+                f"rank {worker.rank} on host {worker.host} was told to end (SIGTERM)"
+            )
 
-    def _add_records(self, worker: _Worker, records: list[dict[str, Any]]) -> None:
+    def _add_records(self, worker: MonitoredWorker, records: list[dict[str, Any]]) -> None:
         """Adds records to the step metrics, whose listener may be slow or fail."""
         try:
             with self._adding:
@@ -323,12 +322,15 @@ class Monitor:
     def _send_heartbeats(self) -> None:
         """Sends the workers a heartbeat every few seconds, until the run ends."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
-            with self._shared.changed:
-                there = [one.connection for one in self._shared.workers.values() if not one.closed]
-            for connection in there:
-                # The waiting thread handles workers that do not read or are gone.
-                with suppress(OSError):
-                    connection.send(PRESENT + b"\n", socket.MSG_DONTWAIT)
+            self._tell_workers(PRESENT)
+
+    def _tell_workers(self, message: bytes) -> None:
+        with self._shared.changed:
+            there = [one.connection for one in self._shared.workers.values() if not one.closed]
+        for connection in there:
+            # The waiting thread handles workers that do not read or are gone.
+            with suppress(OSError):
+                connection.send(message + b"\n", socket.MSG_DONTWAIT)
 
     def _end_workers(self, message: bytes, seconds: float) -> None:
         """Sends the last message and waits until every connection is closed."""
@@ -345,43 +347,3 @@ class Monitor:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._shared.changed.wait(left):
                     return
-
-
-def _has_unread(connection: socket.socket) -> bool:
-    """Whether something has arrived that is not read yet: its sender is not silent."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _is_lost(worker: _Worker) -> bool:
-    return worker.failure is not None or (worker.closed and not worker.done)
-
-
-def _on_ready(worker: _Worker, _: dict[str, Any]) -> None:
-    worker.ready = True
-    worker.last_progress = worker.last_message
-
-
-def _on_steps(worker: _Worker, message: dict[str, Any]) -> None:
-    if message["records"]:
-        worker.step = message["records"][-1]["step"]
-    if message["records"] or message["waiting"]:
-        worker.last_progress = worker.last_message
-
-
-def _on_done(worker: _Worker, _: dict[str, Any]) -> None:
-    worker.done = True
-
-
-def _on_failed(worker: _Worker, message: dict[str, Any]) -> None:
-    worker.failure = f"{message['cause']}\n{message['traceback']}".rstrip("\n")
-    worker.lost = message["lost"]
-
-
-_HANDLERS: dict[str, Callable[[_Worker, dict[str, Any]], None]] = {
-    "ready": _on_ready,
-    "steps": _on_steps,
-    "done": _on_done,
-    "failed": _on_failed,
-}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
 from pipelines.runs.run import WorkerTask
@@ -32,6 +34,8 @@ LEAVE_SECONDS = 600.0
 ABORTED = 70
 PRESENT = b"here"
 """The driver's heartbeat, while a run goes on."""
+SAVE = b"save"
+"""The driver asks for a checkpoint: a machine is about to be taken away."""
 
 
 class Reporter:
@@ -42,6 +46,12 @@ class Reporter:
     operation that waits for a dead peer cannot be interrupted from Python. It ends too when no
     heartbeat of the driver arrives for ``UNHEARD_SECONDS``, so that it holds no GPU for a driver
     that hangs or is cut off.
+
+    SIGTERM does not end it: the driver is told, which asks the workers for a checkpoint and then
+    aborts the run.
+
+    Attributes:
+        save_asked: Set when the driver asks for a checkpoint; whoever writes it clears it.
 
     Raises:
         OSError: The driver cannot be reached.
@@ -59,8 +69,14 @@ class Reporter:
         self._records: list[dict[str, Any]] = []
         self._sent = 0.0
         self._is_waiting = False
+        self._is_terminated = False
+        self._handler: Any = None
+        self.save_asked = threading.Event()
 
     def __enter__(self) -> Reporter:
+        # Handlers are the main thread's.
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGTERM, self._on_sigterm)
         self._send(
             "hello",
             token=self._task.token,
@@ -76,6 +92,8 @@ class Reporter:
         self._leave.wait(LEAVE_SECONDS)
         self._closed.set()
         self._socket.close()
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
 
     def failed(self, error: BaseException, *, peer_lost: bool = False) -> None:
         """Reports the error that ends this worker.
@@ -111,6 +129,10 @@ class Reporter:
         finally:
             self._is_waiting = False
 
+    def saved(self, step: int) -> None:
+        """Reports that the state before a step has been saved."""
+        self._send("saved", step=step)
+
     def done(self) -> None:
         """Reports that the worker has finished its share."""
         self.send_records()
@@ -134,11 +156,19 @@ class Reporter:
             self._socket.sendall(line)
 
     def _beat(self) -> None:
+        told = False
         while not self._closed.wait(HEARTBEAT_SECONDS):
             try:
+                if self._is_terminated and not told:
+                    self._send("leaving")
+                    told = True
                 self.send_records()
             except OSError:
                 return  # The listener sees the same, and acts on it.
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        # No more than this: the main thread may hold any lock at this moment.
+        self._is_terminated = True
 
     def _listen(self) -> None:
         """Waits for the driver's last message, as long as its heartbeats arrive."""
@@ -158,7 +188,9 @@ class Reporter:
         while poll.poll(1000 * UNHEARD_SECONDS) and (data := self._socket.recv(4096)):
             *messages, received = (received + data).split(b"\n")
             for message in messages:
-                if message != PRESENT:
+                if message == SAVE:
+                    self.save_asked.set()
+                elif message != PRESENT:
                     return message
         return b""
 

@@ -1,0 +1,60 @@
+"""What has another name or place in Airflow 2.11 than in Airflow 3; all else imports it from here.
+
+Most of it is done by the provider `common-compat`, which all others bring along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.providers.common.compat.sdk import (
+    DAG,
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    Asset,
+    BaseNotifier,
+    BaseOperator,
+    ObjectStoragePath,
+    Param,
+    Variable,
+    chain,
+)
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS
+from airflow.timetables.trigger import CronTriggerTimetable
+
+if AIRFLOW_V_3_0_PLUS:
+    from airflow.timetables.assets import AssetOrTimeSchedule
+else:
+    from airflow.timetables.datasets import DatasetOrTimeSchedule
+
+__all__ = [
+    "DAG",
+    "AirflowException",
+    "AirflowFailException",
+    "AirflowSkipException",
+    "Asset",
+    "BaseNotifier",
+    "BaseOperator",
+    "ObjectStoragePath",
+    "Param",
+    "chain",
+    "cron_or_assets",
+    "json_variable",
+]
+
+
+def json_variable(name: str) -> dict[str, Any]:
+    """An Airflow variable that holds a JSON object; empty where there is none."""
+    default: dict[str, Any] = {"default" if AIRFLOW_V_3_0_PLUS else "default_var": {}}
+    found: dict[str, Any] = Variable.get(name, deserialize_json=True, **default)
+    return found
+
+
+def cron_or_assets(cron: str, assets: Sequence[Asset]) -> Any:
+    """A schedule: at these times (UTC), and whenever all of the assets have been updated."""
+    times = CronTriggerTimetable(cron, timezone="UTC")
+    if AIRFLOW_V_3_0_PLUS:
+        return AssetOrTimeSchedule(timetable=times, assets=assets)
+    return DatasetOrTimeSchedule(timetable=times, datasets=assets)

@@ -1,0 +1,76 @@
+"""What came of a job, in a file: for schedulers, which do not see how a job on a cluster ended.
+
+    {"exit_code": 3, "error": "promotion.tolerance: ...", "results": {}}
+
+It is written when the job ends by itself. There is none of a job that was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
+from pipelines.files.locations import Location, location
+
+Results = Mapping[str, Any]
+"""Figures, versions and names, as JSON has them."""
+
+KEY = "--outcome"
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def noted(path: str | None) -> Iterator[Callable[[Results], None]]:
+    """Writes what comes of the block.
+
+    Args:
+        path: The file; folders on its way are made. In a store it is reached as the environment
+            says. None: nothing is written.
+
+    Yields:
+        Takes the results.
+
+    Raises:
+        InputError: The file cannot be written, which is tried before the block begins.
+    """
+    if path is None:
+        yield lambda _results: None
+        return
+    file, results = location(path), dict[str, Any]()
+    _clear(file)
+    try:
+        yield results.update
+    except Exception as error:
+        _note_failure(file, error)
+        raise
+    storage.write_json(file, {"exit_code": 0, "error": None, "results": results})
+
+
+def _clear(file: Location) -> None:
+    """Removes the outcome of an earlier job, and sees that there may be a new one."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        storage.write_json(file, None)
+        file.unlink()
+    except OSError as error:
+        problem = f"{file} cannot be written ({error.strerror or error})"
+        raise InputError(
+            KEY, problem, "name a file in a folder that the driver can write"
+        ) from None
+
+
+def _note_failure(file: Location, error: Exception) -> None:
+    from pipelines.settings.redaction import without_password
+
+    code = error.exit_code if isinstance(error, PipelineError) else 1
+    said = without_password(str(error) or repr(error))
+    try:
+        storage.write_json(file, {"exit_code": code, "error": said, "results": {}})
+    except OSError as failure:
+        # The error of the job is what has to be seen.
+        logger.warning("what came of the job cannot be written to %s: %s", file, failure)

@@ -1,0 +1,84 @@
+"""Old runs are removed: those beside a run, but for the newest and those that are needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipelines.files import locks, storage
+from pipelines.files.locations import Location, listed
+from pipelines.files.run_folder import RunFolder
+from pipelines.settings import Config
+
+OUTCOMES = ".outcomes"
+"""How the folder is called, behind the name of a run, in which a scheduler has outcomes of jobs."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What was removed, and what was kept.
+
+    Attributes:
+        removed: Names of run folders, the oldest first.
+        kept: The same.
+    """
+
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def remove_old_runs(config: Config, needed: Iterable[Location]) -> Cleaned:
+    """Removes runs that lie beside ``run.folder``, but for the newest ``run.keep`` of them.
+
+    The run of the settings stays, and so do folders that hold no run, links, and runs that a job
+    works on.
+
+    Args:
+        config: The section ``run``.
+        needed: Folders of further runs that stay.
+    """
+    own = RunFolder.of(config).path
+    # What is left of runs whose removal was killed.
+    for gone in listed(own.parent, ".*.gone"):
+        storage.discard_folder(gone)
+    stay = {path.resolve() for path in (own, *needed)}
+    others = sorted(
+        (path for path in _runs(own.parent) if path.resolve() not in stay), key=_last_change
+    )
+    old = others[: max(len(others) - config.run.keep, 0)]
+    removed = [path.name for path in old if _is_removed(path)]
+    kept = [path.name for path in sorted(_runs(own.parent), key=_last_change)]
+    logger.info("%d runs removed, %d kept in %s", len(removed), len(kept), own.parent)
+    return Cleaned(tuple(removed), tuple(kept))
+
+
+def _runs(folder: Location) -> list[Location]:
+    # What is put aside, and half removed, has a dot before its name.
+    found = (path for path in listed(folder, "*") if not path.name.startswith("."))
+    return [path for path in found if not path.is_symlink() and RunFolder(path).is_run]
+
+
+def _last_change(run: Location) -> float:
+    """When its files were last written, in seconds; a job that goes on with it writes its marks."""
+    paths = RunFolder(run)
+    files = (path for path in (*paths.marks, paths.metrics) if path.is_file())
+    return max(path.stat().st_mtime for path in files)
+
+
+def _is_removed(run: Location) -> bool:
+    """Removes a run unless a job works on it."""
+    try:
+        # It is released before the folder goes: the holder of a lock misses its file.
+        with locks.held(run / locks.LOCK_FILE, "clean"):
+            pass
+    except locks.LockedError as error:
+        logger.warning("%s is kept: it is in use by %s", run, error.holder)
+        return False
+    storage.remove_folder(run)
+    outcomes = run.with_name(f"{run.name}{OUTCOMES}")
+    if outcomes.is_dir():
+        storage.remove_folder(outcomes)
+    return True

@@ -1,0 +1,34 @@
+"""The section `spark` of the settings: the Spark conf, and what is a setting of ours beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import ConfigDict, Field
+
+from pipelines.settings.base import Settings
+
+
+class SparkSettings(Settings):
+    """Spark conf: `spark.master`, `spark.executor.memory`, any other `spark.*` key."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, str] = Field(init=False)
+
+    wait_seconds: int = Field(
+        default=600,
+        ge=0,
+        description=(
+            "Deadline for the cluster to give a training its executors, which it may have to "
+            "start; the other deadlines of a training count from when they are there."
+        ),
+    )
+
+    @property
+    def conf(self) -> Mapping[str, str]:
+        """The Spark conf, by keys without `spark.` before them."""
+        return self.__pydantic_extra__ or {}
+
+    def with_conf(self, conf: Mapping[str, str]) -> SparkSettings:
+        """The same with another Spark conf, by keys without `spark.` before them."""
+        return SparkSettings.model_validate({"wait_seconds": self.wait_seconds, **conf})
