@@ -1,17 +1,21 @@
 # `make run` trains the embedded default job, `make test` runs the tests (all of them with
 # ARGS=--matrix, those of two minutes with ARGS=--quick); both first make `.venv`, the tests with
 # Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0.
-# `make package` packs the environment for a cluster.
+# `make package` packs the environment for a cluster. `make matrix-versions` runs a part of the tests
+# in environments of other releases of Python and Spark.
 SHELL := /bin/bash
 PYTHON ?= python3.11
+# Of another environment beside this one, made by another Python or from another lock.
+VENV ?= .venv
+LOCK ?= requirements.lock
 HOROVOD ?= 1
 AIRFLOW ?= 1
 TORCH := torch==2.13.0
 
 # The stamp is named after all that the environment is made from: another lock, another stamp. What
 # pyproject.toml says to tools, behind the tables of the project, is no part of it.
-KEY := $(shell { cat requirements.lock; sed '/^\[tool\./,$$d' pyproject.toml; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
-STAMP := .venv/.installed-$(KEY)
+KEY := $(shell { cat $(LOCK); sed '/^\[tool\./,$$d' pyproject.toml; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
+STAMP := $(VENV)/.installed-$(KEY)
 HOROVOD_KEY := $(shell cat environment/build_horovod.py environment/horovod.lock environment/*.patch | cksum | tr -d " ")
 HOROVOD_STAMP := $(STAMP)-horovod-$(HOROVOD_KEY)
 ARCHIVE_STAMP := $(STAMP)-classes-$(shell cksum < environment/build_class_archive.py | tr -d " ")
@@ -20,7 +24,7 @@ AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cks
 AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
 AIRFLOW_2_KEY := $(shell { cat environment/airflow-2.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AIRFLOW_2_STAMP := .venv-airflow-2/.installed-$(AIRFLOW_2_KEY)
-IN_VENV := .venv/bin/python
+IN_VENV := $(VENV)/bin/python
 # By uv, where there is one, or by pip; both show what they do.
 INSTALL := "$(PYTHON)" environment/install.py
 # The two environments are independent: one is downloaded while the other one's Horovod compiles.
@@ -40,12 +44,12 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 package package-check
+.PHONY: run test lint environment horovod airflow airflow-2 package package-check matrix-versions
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
 run: $(STAMP) $(ARCHIVE_STAMP)
-	.venv/bin/sentence-pipelines run --config jobs/default.yaml --set run.overwrite=true $(ARGS)
+	$(VENV)/bin/sentence-pipelines run --config jobs/default.yaml --set run.overwrite=true $(ARGS)
 
 test: environment $(if $(filter 0,$(AIRFLOW)),,airflow)
 	$(IN_VENV) -m pytest $(SHARED) $(ARGS)
@@ -64,18 +68,18 @@ airflow-2: $(AIRFLOW_2_STAMP)
 
 # The stamp is written last, so an installation that was interrupted is gone through again.
 $(STAMP):
-	@"$(PYTHON)" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' \
-		2>/dev/null || { echo "error: $(PYTHON) is no Python 3.11 with venv:" \
+	@"$(PYTHON)" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+		2>/dev/null || { echo "error: $(PYTHON) is no Python 3.11 or 3.12 with venv:" \
 		"install it (on Debian python3.11-venv), or make PYTHON=/path/to/python3.11" >&2; exit 2; }
-	rm -f .venv/.installed-*
-	"$(PYTHON)" -m venv .venv
-	@$(INSTALL) .venv --no-deps $(TORCH)
-	@$(INSTALL) .venv --require-hashes --no-deps -r requirements.lock
+	rm -f $(VENV)/.installed-*
+	"$(PYTHON)" -m venv $(VENV)
+	@$(INSTALL) $(VENV) --no-deps $(TORCH)
+	@$(INSTALL) $(VENV) --require-hashes --no-deps -r $(LOCK)
 # A CUDA build of torch does not load without the libraries that it depends on. These have no hashes,
 # and pip takes either all that it is given by hash, or nothing.
-	@sed '/--hash=/d; s/ \\$$//' requirements.lock > .venv/constraints.txt
-	@$(IN_VENV) -c 'import torch' 2>/dev/null || $(INSTALL) .venv -c .venv/constraints.txt $(TORCH)
-	@$(INSTALL) .venv --no-deps --no-build-isolation --editable .
+	@sed '/--hash=/d; s/ \\$$//' $(LOCK) > $(VENV)/constraints.txt
+	@$(IN_VENV) -c 'import torch' 2>/dev/null || $(INSTALL) $(VENV) -c $(VENV)/constraints.txt $(TORCH)
+	@$(INSTALL) $(VENV) --no-deps --no-build-isolation --editable .
 	touch $@
 
 # Without Horovod, for which the script gives a reason and exit code 3, all else works. It is asked
@@ -93,11 +97,15 @@ $(ARCHIVE_STAMP): $(STAMP)
 # The wheel and an environment for a cluster, in dist/; see docs/clusters.md.
 package: $(STAMP) $(if $(filter horovod,$(ENGINES)),$(HOROVOD_STAMP))
 	$(IN_VENV) environment/build_package.py \
-		--engines $(ENGINES) --with $(WITH)
+		--engines $(ENGINES) --with $(WITH) --lock $(LOCK)
 
 # Trains from that archive on a standalone cluster whose machines have no Python.
 package-check: $(STAMP)
 	$(IN_VENV) environment/check_package.py $(ARGS)
+
+# A part of the tests on other releases of Python and Spark; see docs/versions.md.
+matrix-versions: environment
+	$(IN_VENV) environment/versions.py $(if $(VERSIONS),"$(VERSIONS)")
 
 # Installs or builds it again, though nothing has changed since.
 horovod: $(STAMP)

@@ -22,6 +22,8 @@ from pathlib import Path
 from deadlines import ended
 from errors import PackageError
 
+from pipelines.spark.releases import installed_version, release_of
+
 # What Spark's scripts and its way of unpacking call.
 COMMANDS = (
     "bash sh tar gzip env dirname basename ls rm tr uname readlink cat id mkdir chmod sleep ps"
@@ -53,7 +55,7 @@ class Machine:
             steps.append(f"mount --rbind {shlex.quote(str(source))} {target}")
         own = {"PATH": "/bin", "HOME": "/tmp", "JAVA_HOME": "/java", "SPARK_HOME": "/spark"}
         # A Spark of pip lacks the file by which its workers would tell.
-        own["SPARK_SCALA_VERSION"] = "2.12"
+        own["SPARK_SCALA_VERSION"] = release_of(installed_version()).scala
         assigned = [f"{name}={value}" for name, value in (own | variables).items()]
         inside = ["chroot", str(self.root), "/bin/env", "-i", *assigned, *arguments]
         # Ends with the process that starts it, even where that one is killed.

@@ -2,8 +2,8 @@
 
 The environment is one archive that ``spark-submit --archives environment.tar.gz#environment``
 unpacks on every machine: a Python with its standard library, and the packages of the engines that
-are asked for, in the versions of ``requirements.lock``. It runs wherever it is put, and needs no
-other Python there. Equal packages give an equal archive.
+are asked for, in the versions of ``requirements.lock``, or of another lock. It runs wherever it is
+put, and needs no other Python there. Equal packages give an equal archive.
 
 ``make package`` runs it, with the Python of the environment that ``make environment`` made:
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser().parse_args(arguments)
     try:
         with only_builder():
-            build(sorted(set(asked.engines)), sorted(set(asked.extras)))
+            build(sorted(set(asked.engines)), sorted(set(asked.extras)), asked.lock)
     except (PackageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -113,6 +113,12 @@ def parser() -> argparse.ArgumentParser:
         help="further extras of pyproject.toml, or `spark` for Spark itself, which a cluster has;"
         f" {', '.join(EXTRAS)} by default",
     )
+    made.add_argument(
+        "--lock",
+        type=Path,
+        default=ROOT / "requirements.lock",
+        help="what this environment was made from; requirements.lock by default",
+    )
     return made
 
 
@@ -134,7 +140,7 @@ def only_builder() -> Iterator[None]:
         yield
 
 
-def build(engines: Sequence[str], extras: Sequence[str]) -> None:
+def build(engines: Sequence[str], extras: Sequence[str], lock: Path) -> None:
     """Builds the wheel and the tree of the environment, tries its imports, and packs it.
 
     Raises:
@@ -145,7 +151,7 @@ def build(engines: Sequence[str], extras: Sequence[str]) -> None:
         wheel = build_wheel(Path(work))
         say(f"{wheel.name}: {size(wheel.stat().st_size)}")
         tree = Path(work) / "environment"
-        parts = fill(tree, wheel, engines, extras)
+        parts = fill(tree, wheel, engines, extras, lock)
         show(parts)
         compile_modules(tree)
         try_imports(tree, engines)
@@ -199,7 +205,7 @@ def run_pip(arguments: Sequence[str], **variables: str) -> None:
 
 
 def fill(
-    tree: Path, wheel: Path, engines: Sequence[str], extras: Sequence[str]
+    tree: Path, wheel: Path, engines: Sequence[str], extras: Sequence[str], lock: Path
 ) -> list[packages.Part]:
     """Makes the tree of the environment; gives what is in it.
 
@@ -210,7 +216,7 @@ def fill(
     known = {*project.metadata.get_all("Provides-Extra", ()), packages.SPARK}
     if unknown := sorted({*engines, *extras} - known):
         raise PackageError(f"there is no extra {', '.join(unknown)}: {', '.join(sorted(known))}")
-    locked = packages.locked_versions(ROOT / "requirements.lock")
+    locked = packages.locked_versions(lock)
     chosen = packages.closure(project, [*engines, *extras], locked)
     say(f"{len(chosen)} packages for {', '.join([*engines, *extras])}")
     folder = copy_interpreter(tree)

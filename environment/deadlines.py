@@ -23,6 +23,7 @@ def ended(
     *,
     env: dict[str, str] | None = None,
     log: IO[Any] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; whatever it started ends with it.
 
@@ -31,6 +32,7 @@ def ended(
         seconds: That it may take.
         env: Its environment variables; those of this process unless given.
         log: Takes what it says, which is in the result otherwise.
+        cwd: Where it runs; where this process does unless given.
 
     Raises:
         PackageError: It takes longer.
@@ -38,7 +40,7 @@ def ended(
     out, errors = (subprocess.PIPE, subprocess.PIPE) if log is None else (log, subprocess.STDOUT)
     # In a group of its own: what pip has started would go on without it.
     process = subprocess.Popen(
-        command, env=env, stdout=out, stderr=errors, text=True, start_new_session=True
+        command, env=env, cwd=cwd, stdout=out, stderr=errors, text=True, start_new_session=True
     )
     try:
         said, complaints = process.communicate(timeout=seconds)

@@ -37,8 +37,7 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("airflow.lock", "airflow-2.lock", "horovod.lock")
-LOCKS = (HERE.parent / "requirements.lock", *(HERE / name for name in NAMES))
+LOCKS = (HERE.parent / "requirements.lock", *sorted(HERE.glob("*.lock")))
 # PEP 691: the simple API as JSON.
 ACCEPTED = "application/vnd.pypi.simple.v1+json"
 SECONDS = 60.0

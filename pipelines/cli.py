@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines import __version__
+from pipelines import command_jobs as jobs
 from pipelines.benchmarks import BENCHMARKS
 from pipelines.benchmarks import benchmark as find_benchmark
 from pipelines.engines import ENGINES
@@ -85,13 +85,26 @@ def options(
 @app.command()
 def prepare(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Text in, lanes out: corpus, tokens and the batch plan."""
-    _configured(_prepare, config, set_, outcome)
+    _configured(jobs.prepare, config, set_, outcome)
+
+
+@app.command()
+def delete(
+    key: Annotated[
+        list[str] | None, typer.Option("--key", help="Key of the rows; may be repeated.")
+    ] = None,
+    keys: Annotated[str | None, typer.Option("--keys", help="File of keys, one a line.")] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Remove the rows of keys (corpus.key_column) from what was prepared, for good."""
+    _configured(lambda found: jobs.delete(found, key or (), keys), config, set_)
 
 
 @app.command()
 def train(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Train on prepared lanes; the model is in run.folder/model."""
-    _configured(_train, config, set_, outcome)
+    _configured(jobs.train, config, set_, outcome)
 
 
 @app.command()
@@ -99,25 +112,25 @@ def evaluate(
     config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None
 ) -> None:
     """Measure a run's model against its start, and write the report."""
-    _configured(_evaluate, config, set_, outcome)
+    _configured(jobs.evaluate, config, set_, outcome)
 
 
 @app.command()
 def report(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Write the report of a run again, or of an unfinished run."""
-    _configured(_report, config, set_)
+    _configured(jobs.report, config, set_)
 
 
 @app.command()
 def promote(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Put a run's model into service in promotion.target, unless it is worse than the one there."""
-    _configured(_promote, config, set_, outcome)
+    _configured(jobs.promote, config, set_, outcome)
 
 
 @app.command()
 def clean(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
     """Remove old runs beside run.folder, but for the newest and those of models that are kept."""
-    _configured(_clean, config, set_, outcome)
+    _configured(jobs.clean, config, set_, outcome)
 
 
 @app.command()
@@ -129,7 +142,7 @@ def rollback(
     set_: Overrides = None,
 ) -> None:
     """Put an older model back into service."""
-    _configured(lambda found: _roll_back(found, to), config, set_)
+    _configured(lambda found: jobs.roll_back(found, to), config, set_)
 
 
 @app.command()
@@ -147,13 +160,13 @@ def benchmark(
 @app.command()
 def run(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Prepare, train and evaluate, one after the other."""
-    _configured(_run, config, set_)
+    _configured(jobs.run, config, set_)
 
 
 @app.command()
 def embed(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
-    """Add a column of vectors to a table; run again, it makes only the missing parts."""
-    _configured(_embed, config, set_, outcome)
+    """Add a column of vectors to a table; run again, it makes what is missing or has changed."""
+    _configured(jobs.embed, config, set_, outcome)
 
 
 @app.command()
@@ -178,7 +191,7 @@ def search(
     from pipelines.search.text_search import read_queries
 
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
-    _configured(lambda found: _search(found, asked, k, index), config, set_)
+    _configured(lambda found: jobs.search(found, asked, k, index), config, set_)
 
 
 @app.command()
@@ -192,10 +205,10 @@ def engines(
 ) -> None:
     """Show what engines need; with --config, --set or --defaults, the Spark conf of that run."""
     if config is None and not set_ and not defaults:
-        _show_engines(ENGINES if name is None else [name])
+        jobs.show_engines(ENGINES if name is None else [name])
         return
     overrides = [*(set_ or ()), *([f"training.engine={name}"] if name else [])]
-    _configured(lambda found: _show_conf(found, as_file=defaults), config, overrides)
+    _configured(lambda found: jobs.show_conf(found, as_file=defaults), config, overrides)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -262,125 +275,3 @@ def _ended_in_order() -> Iterator[None]:
     end_with_spark_submit()
     with stopped_at_the_end():
         yield
-
-
-def _prepare(config: Config) -> Results:
-    from pipelines import workflow
-    from pipelines.files.prepared_folder import PreparedFolder
-
-    manifest = workflow.prepare(config, trains=False)
-    print(f"report  {PreparedFolder.of(config).report}")
-    return {"examples": manifest.examples, "tokens": manifest.tokens, "lanes": manifest.digest}
-
-
-def _train(config: Config) -> Results:
-    from pipelines import workflow
-    from pipelines.files.run_folder import RunFolder
-    from pipelines.files.storage import read_json
-
-    model = workflow.train(config)
-    drawn = workflow.report(config)
-    print(f"report  {drawn}")
-    print(f"model   {model}")
-    metrics = read_json(RunFolder.of(config).metrics)
-    return {"model": str(model), **metrics.get("training", {})}
-
-
-def _embed(config: Config) -> Results:
-    from pipelines import workflow
-
-    made = workflow.embed(config)
-    print(f"table   {made.folder}")
-    return asdict(made)
-
-
-def _clean(config: Config) -> Results:
-    from pipelines import workflow
-
-    cleaned = workflow.clean(config)
-    for name in cleaned.removed:
-        print(f"removed  {name}")
-    for name in cleaned.kept:
-        print(f"kept     {name}")
-    return asdict(cleaned)
-
-
-def _search(config: Config, asked: Sequence[str], k: int, index: bool) -> None:
-    from rich.console import Console
-
-    from pipelines import workflow
-    from pipelines.report.tables import hits_table
-
-    hits = workflow.search(config, asked, k, indexed=index)
-    Console().print(hits_table(asked, hits))
-
-
-def _run(config: Config) -> None:
-    from pipelines import workflow
-
-    _show(config, workflow.run(config))
-
-
-def _evaluate(config: Config) -> Results:
-    from pipelines import workflow
-
-    figures = workflow.evaluate(config)
-    _show(config, figures)
-    return figures
-
-
-def _report(config: Config) -> None:
-    from pipelines import workflow
-
-    print(f"report  {workflow.report(config)}")
-
-
-def _promote(config: Config) -> Results:
-    from pipelines import workflow
-
-    promotion = workflow.promote(config)
-    for found in promotion.judgements:
-        before = "nothing" if found.served is None else f"{found.served:.2f}"
-        print(f"{found.metric}  {found.value:.2f}, in service before: {before}")
-    print(f"in service  {promotion.version}")
-    figures = {found.metric: found.value for found in promotion.judgements}
-    return {"version": promotion.version.name, "figures": figures}
-
-
-def _roll_back(config: Config, to: str | None) -> None:
-    from pipelines import workflow
-
-    print(f"in service  {workflow.roll_back(config, to)}")
-
-
-def _show_engines(names: Iterable[str]) -> None:
-    from rich.console import Console
-
-    from pipelines.engines.overview import engines_overview
-
-    Console().print(engines_overview(names))
-
-
-def _show_conf(config: Config, *, as_file: bool) -> None:
-    from pipelines.engines.base import check_fit
-    from pipelines.engines.loading import load_engine
-    from pipelines.engines.submission import conf_lines, submit_conf
-
-    chosen = load_engine(config.training.engine)
-    check_fit(chosen, config)
-    for line in conf_lines(submit_conf(chosen, config), as_file=as_file):
-        print(line)
-    if not chosen.needs_spark:
-        print(f"engine {chosen.name} needs no Spark", file=sys.stderr)
-
-
-def _show(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
-    from rich.console import Console
-
-    from pipelines.files.run_folder import RunFolder
-    from pipelines.report.tables import metrics_table
-
-    folder = RunFolder.of(config)
-    Console().print(metrics_table(figures["before"], figures["after"], figures["margin"]))
-    print(f"report  {folder.report}")
-    print(f"model   {folder.model}")

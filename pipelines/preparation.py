@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipelines.corpus.cleaning.redaction import check_redactor
+from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
@@ -129,7 +130,8 @@ def _corpus_inputs(config: Config) -> Any:
     files = input_fingerprint(config.corpus, config.storage)
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json")
-    return None if files is None else [PAIR_COLUMNS, settings, redactor, files]
+    deleted = deleted_keys(PreparedFolder.of(config), config.corpus.key_column)
+    return None if files is None else [PAIR_COLUMNS, settings, redactor, deleted, files]
 
 
 def _held_out_choices(config: Config) -> Any:

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipelines.engines import ENGINES
+from pipelines.engines.base import Engine
 from pipelines.engines.conf import ConfRule
 from pipelines.engines.loading import load_engine
 from pipelines.engines.overview import all_rules
 from pipelines.files import storage
 from pipelines.settings.fields import fields
 from pipelines.settings.resuming import FIXED, RECORDED
+from pipelines.spark.releases import RELEASES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTICE = "<!-- Written by `python -m pipelines.reference`; edit the code instead. -->\n\n"
@@ -59,7 +61,7 @@ def engines_page() -> str:
                     ", ".join(found.frameworks),
                     ", ".join(found.feeds),
                     ", ".join(found.shardings),
-                    "yes" if found.needs_spark else "no",
+                    _spark(found),
                 )
                 for found in engines
             ),
@@ -89,6 +91,14 @@ def engines_page() -> str:
         "\n[Synchronous or asynchronous](modes.md) says how the modes differ.\n",
     ]
     return "\n".join(lines)
+
+
+def _spark(engine: Engine) -> str:
+    """The releases of Spark that an engine runs on."""
+    if not engine.needs_spark:
+        return "no"
+    majors = engine.spark_majors or [release.major for release in RELEASES]
+    return ", ".join({3: "3.5"}.get(major, str(major)) for major in majors)
 
 
 def _must_be(rule: ConfRule) -> str:

@@ -18,7 +18,8 @@ from pipelines.files.folders import work_folder, working_in
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.lanes.files import LaneManifest, check_unchanged
+from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.reader import check_unchanged
 from pipelines.models.folder import check_start
 from pipelines.progress import activity, job
 from pipelines.promotion import stage
@@ -51,6 +52,7 @@ from pipelines.training_job import (
 )
 
 if TYPE_CHECKING:
+    from pipelines.deletion import Deletion
     from pipelines.embedding.table import EmbeddingSummary
     from pipelines.search.text_search import Hit
 
@@ -80,6 +82,25 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
 
     with job("preparing", PREPARING):
         return prepare_stages(config, trains=trains)
+
+
+@executor_failures("deleting")
+@file_failures("deleting")
+@working_in("prepared.folder")
+def delete(config: Config, keys: Sequence[str]) -> Deletion:
+    """Removes the rows of keys from ``prepared.folder``, and keeps them out of it for good.
+
+    Args:
+        config: That of the preparation; ``corpus.key_column`` says whose a row is.
+        keys: Values of that column, as text.
+
+    Raises:
+        InputError: There is no such column, or nothing has been prepared.
+    """
+    from pipelines.deletion import delete_rows
+
+    with job("deleting", PREPARING):
+        return delete_rows(config, keys)
 
 
 @file_failures("training")
@@ -122,7 +143,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         check_unchanged(prepared.lanes.path, manifest)
         with activity("training", "writing the model"):
             write_model(run, prepared)
-        tracking.keep(folder.environment, folder.step_metrics, model=folder.model)
+        tracking.keep(folder.environment, folder.step_metrics, folder.restarts, model=folder.model)
     return folder.model
 
 
@@ -218,6 +239,7 @@ def _run(config: Config) -> dict[str, Metrics]:
     # All stages share the session, so it is made for the one that asks for most.
     session = session_for(chosen, config, "prepare") or spark_session(for_stage(config, "prepare"))
     check_stages(session, config, ("prepare", "train", "evaluate"))
+    chosen.check_session(session, config)
     check_tables(session, config)
     prepare(config)
     train(config)
@@ -232,7 +254,8 @@ def embed(config: Config) -> EmbeddingSummary:
         InputError: Model and input cannot be used, or the output is of something else.
         NothingNew: The table is there, and only a new one was asked for.
     """
-    from pipelines.embedding.plan import check_job, is_up_to_date, output_folder
+    from pipelines.embedding.plan import is_up_to_date, output_folder
+    from pipelines.embedding.planning import check_job
     from pipelines.embedding.table import embed_table, lock_file
 
     if config.embedding.served:

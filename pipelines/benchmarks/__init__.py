@@ -22,6 +22,7 @@ BENCHMARKS: Mapping[str, str] = {
     "startup": "pipelines.benchmarks.startup",
     "tokenise": "pipelines.benchmarks.tokenise",
     "train": "pipelines.benchmarks.train",
+    "update": "pipelines.benchmarks.update",
 }
 
 Benchmark = Callable[["Config", "str | None"], dict[str, Any]]

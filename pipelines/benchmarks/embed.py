@@ -78,7 +78,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         config = _one_core(config, folder, options)
         session = local_session(config)
         texts = folder / "texts.parquet"
-        _write_sentences(session, config, data, texts)
+        write_sentences(session, config, data, texts)
         rates, cosines, loop = _side_by_side(folder, texts, options)
         spark = _spark_job(session, config, meter, folder)
     _print(rates, cosines, spark, loop)
@@ -116,8 +116,15 @@ def _one_core(config: Config, folder: Path, options: EmbeddingOptions) -> Config
     return config.model_copy(update={"embedding": embedding, "training": training})
 
 
-def _write_sentences(session: Any, config: Config, data: str | None, path: Path) -> None:
+def write_sentences(
+    session: Any, config: Config, data: str | None, path: Path, most: int = SENTENCES
+) -> None:
     """Writes the sentences, in an order that follows from their texts alone.
+
+    Args:
+        data: A file or folder of sentences; None for those of the embedded default corpus.
+        path: Of the Parquet file.
+        most: How many at most.
 
     Raises:
         InputError: There are fewer than a round needs.
@@ -131,7 +138,7 @@ def _write_sentences(session: Any, config: Config, data: str | None, path: Path)
     rows = (
         found.where(F.length(F.trim("text")) > 0)
         .orderBy(F.xxhash64("text"), "text")
-        .limit(SENTENCES)
+        .limit(most)
         .collect()
     )
     if len(rows) < ROUNDS * WARM_UP:

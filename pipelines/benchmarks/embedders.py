@@ -28,8 +28,8 @@ def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
     """The function of the embedding job's executors, on rows of a Parquet file."""
     from pipelines.embedding.executor import Columns
     from pipelines.embedding.options import EmbeddingOptions
+    from pipelines.embedding.part_files import embed_parts
     from pipelines.embedding.parts import RowRange
-    from pipelines.embedding.table import embed_parts
 
     columns = Columns(text="text", vector="embedding")
 

@@ -20,7 +20,13 @@ from pipelines.corpus.cleaning.rules import (
     single_spaces,
     text_reasons,
 )
-from pipelines.corpus.unit_schema import SIDES, hash_of, sampled_language, unit_batch
+from pipelines.corpus.unit_schema import (
+    SIDES,
+    carried_key,
+    hash_of,
+    sampled_language,
+    unit_batch,
+)
 from pipelines.settings import CorpusSettings
 
 NO_TITLE = "no title"
@@ -103,6 +109,7 @@ def _judged(
         batch.num_rows,
         {
             **{name: batch[name] for name in carried},
+            **carried_key(batch, settings),
             **columns,
             "unit": pa.array([name and hash_of(name) for name in units], pa.int64()),
             "language": _languages(sides[0]),

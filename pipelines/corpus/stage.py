@@ -174,6 +174,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
             "languages": read.languages,
             "examples": examples,
             "quarantine": first_places(aside, _PLACES),
+            "tables": cut.tables,
         }
         write_json(CorpusFolder(aside).statistics, statistics)
     for line in losses(lines):

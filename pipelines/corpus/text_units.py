@@ -23,7 +23,13 @@ from pipelines.corpus.cleaning.rules import (
 )
 from pipelines.corpus.cleaning.sentences import segment
 from pipelines.corpus.funnel import LINES, PARAGRAPHS, ROWS, SENTENCES
-from pipelines.corpus.unit_schema import hash_of, sampled_language, unit_batch
+from pipelines.corpus.unit_schema import (
+    carried_key,
+    hash_of,
+    sampled_language,
+    shows_excerpts,
+    unit_batch,
+)
 from pipelines.settings import CorpusSettings
 
 RUN = 16
@@ -46,6 +52,7 @@ class _Texts:
     run: list[int] = field(default_factory=list)
     place: list[int] = field(default_factory=list)
     language: list[str | None] = field(default_factory=list)
+    key: list[int | None] = field(default_factory=list)
     counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
     examples: dict[tuple[str, str, int], tuple[int, str]] = field(default_factory=dict)
 
@@ -74,6 +81,7 @@ class _Texts:
                 "run": pa.array(self.run, pa.int64()),
                 "place": pa.array(self.place, pa.int64()),
                 "language": pa.array(self.language, pa.string()),
+                "key": pa.array(self.key, pa.int64()),
                 "reason": text_reasons(nothing, [anchors], settings, _RULES_OF_SENTENCES),
                 "rows": pa.array([1] * len(anchors), pa.int64()),
                 "bytes": pa.array([0] * len(anchors), pa.int64()),
@@ -123,14 +131,16 @@ between two texts that is dropped, so that these are no neighbours."""
 def _parts(
     batch: pa.RecordBatch, settings: CorpusSettings, level: str, cut: Cut
 ) -> Iterator[pa.RecordBatch]:
-    texts = _Texts(level, settings.report_examples)
+    texts = _Texts(level, settings.report_examples if shows_excerpts(settings) else 0)
+    keys = carried_key(batch, settings).get("key", pa.nulls(batch.num_rows, pa.int64()))
     pieces = zip(
         clean_lines(batch["text_0"]).to_pylist(),
         clean(batch["title"]).to_pylist(),
+        keys.to_pylist(),
         *_owners(batch),
         strict=True,
     )
-    for piece, title, group, unit, own in pieces:
+    for piece, title, key, group, unit, own in pieces:
         before = len(texts.anchor)
         unit_hash, run, number = hash_of(unit), 0, -1
         for place, (text, language) in enumerate(cut(piece or "", title, settings, texts)):
@@ -144,6 +154,7 @@ def _parts(
                 texts.run.append(run)
                 texts.place.append(place)
                 texts.language.append(language)
+                texts.key.append(key)
         reason = None if len(texts.anchor) > before else "no text" if piece is None else NO_PROSE
         texts.count(ROWS, reason, title or piece or "")
     yield texts.text_batch(settings)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from pipelines.corpus.cleaning.languages import identify, is_installed
+from pipelines.settings import CorpusSettings
 
 SIDES = ("anchor", "positive", "negative")
 SCHEMA = pa.schema(
@@ -31,11 +32,13 @@ SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
         ("source", pa.int64()),
+        ("key", pa.int64()),
     ]
 )
 """`file` and `offset` only of what is quarantined; a text has its `place` in its `run`. `unit` and
 `run` are hashes, since names as long as paths would cost more than the texts; `source` is the
-number of the input (:mod:`pipelines.corpus.kept_units.sources`), null where it is not kept."""
+number of the input (:mod:`pipelines.corpus.kept_units.sources`), null where it is not kept; `key`
+is the hash of the value in `corpus.key_column`, null where there is none."""
 
 # One paragraph in so many is asked for its language where only the report wants to know.
 _SAMPLED = 16
@@ -58,3 +61,13 @@ def sampled_language(text: str) -> str | None:
     """The language of a text, of one text in so many; for the report."""
     asked = zlib.crc32(text.encode()) % _SAMPLED == 0 and is_installed()
     return identify(text) if asked else None
+
+
+def shows_excerpts(settings: CorpusSettings) -> bool:
+    """Whether texts are kept as examples of what is only counted: of these no key is known."""
+    return settings.report_examples > 0 and settings.key_column is None
+
+
+def carried_key(batch: pa.RecordBatch, settings: CorpusSettings) -> dict[str, pa.Array]:
+    """The column `key` of raw rows whose keys have been hashed, where there are some."""
+    return {} if settings.key_column is None else {"key": batch["key"]}

@@ -10,19 +10,21 @@ its `level`; one that stands for none shows one of them as an example, in `ancho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from pipelines.corpus.cleaning.redaction import TEXT_COLUMNS, redact_batches
+from pipelines.corpus.deleted_keys import hashed_keys, without_deleted
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
 from pipelines.corpus.kept_units.sources import Naming
 from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.rows import file_of
 from pipelines.corpus.row_units import row_units, summary_units, title_units
 from pipelines.corpus.text_units import line_units, paragraph_units, sentence_units
-from pipelines.corpus.unit_schema import SCHEMA, unit_batch
+from pipelines.corpus.unit_schema import SCHEMA, shows_excerpts, unit_batch
 from pipelines.settings import CorpusSettings
 
 _SOURCE = SCHEMA.get_field_index("source")
@@ -68,7 +70,10 @@ def text_level(settings: CorpusSettings) -> str:
 
 
 def unit_batches(
-    batches: Iterable[pa.RecordBatch], settings: CorpusSettings, naming: Naming | None = None
+    batches: Iterable[pa.RecordBatch],
+    settings: CorpusSettings,
+    naming: Naming | None = None,
+    deleted: Collection[int] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Raw rows in, judged texts and counts out (:data:`.unit_schema.SCHEMA`). Runs on executors.
 
@@ -77,16 +82,26 @@ def unit_batches(
         settings: Of the corpus.
         naming: What the inputs are called whose units are to be kept, each for itself; they are
             files. None where all are used once.
+        deleted: Hashes of keys whose rows are counted and nothing else.
     """
     redacted = redact_batches(batches, settings.redact, TEXT_COLUMNS)
+    cut = partial(_units, settings=settings, deleted=deleted)
     if naming is None:
         for batch in redacted:
-            yield from _units(batch, settings)
+            yield from cut(batch)
     else:
-        yield from gathered(_units_by_source(redacted, settings, naming))
+        yield from gathered(_units_by_source(redacted, cut, naming))
 
 
-def _units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
+def _units(
+    batch: pa.RecordBatch, settings: CorpusSettings, deleted: Collection[int]
+) -> Iterator[pa.RecordBatch]:
+    if settings.key_column is not None:
+        place = batch.schema.get_field_index("key")
+        batch = batch.set_column(place, SCHEMA.field("key"), hashed_keys(batch["key"]))
+        batch, gone = without_deleted(batch, deleted)
+        if gone is not None:
+            yield _as_it_is(gone, settings)
     quarantined = pa.compute.is_valid(batch["quarantined"])
     counted = pa.compute.or_(quarantined, pa.compute.equal(batch["level"], FILES))
     if pa.compute.any(counted).as_py():
@@ -97,7 +112,9 @@ def _units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.Recor
 
 
 def _units_by_source(
-    batches: Iterable[pa.RecordBatch], settings: CorpusSettings, naming: Naming
+    batches: Iterable[pa.RecordBatch],
+    cut: Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]],
+    naming: Naming,
 ) -> Iterator[pa.RecordBatch]:
     """The units of each file apart, since counts are kept with what they count."""
     for batch in batches:
@@ -107,7 +124,7 @@ def _units_by_source(
         begin = 0
         for told, end in zip(files.values.to_pylist(), files.run_ends.to_pylist(), strict=True):
             file = file_of(told) if by_spark else told
-            for units in _units(batch.slice(begin, end - begin), settings):
+            for units in cut(batch.slice(begin, end - begin)):
                 number = pa.repeat(pa.scalar(naming.id_of(file), pa.int64()), units.num_rows)
                 yield units.set_column(_SOURCE, SCHEMA.field(_SOURCE), number)
             begin = end
@@ -130,6 +147,6 @@ def _as_it_is(batch: pa.RecordBatch, settings: CorpusSettings) -> pa.RecordBatch
     """What is only counted, with an excerpt unless texts are to be shown nowhere."""
     names = ("level", "file", "offset", "reason", "quarantined", "rows", "bytes")
     columns = {name: batch[name] for name in names}
-    if settings.report_examples:
+    if shows_excerpts(settings):
         columns["anchor"] = batch["text_0"]
     return unit_batch(batch.num_rows, columns)

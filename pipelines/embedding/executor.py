@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.embedding.options import EmbeddingOptions
-from pipelines.embedding.vectors import SCALE_SUFFIX, quantised, shortened, vector_array
+from pipelines.embedding.vectors import (
+    SCALE_SUFFIX,
+    KeptVectors,
+    quantised,
+    shortened,
+    vector_array,
+)
 from pipelines.models.inference.embedder import (
     GPU_BACKEND,
     TEXTS_AT_ONCE,
@@ -59,24 +66,62 @@ def task_device(backend: str) -> str:
     return str(worker_device())
 
 
-def embed_arrow(texts: pa.Array, options: EmbeddingOptions) -> tuple[pa.Array, pa.Array | None]:
+def embed_arrow(
+    texts: pa.Array, options: EmbeddingOptions, kept: KeptVectors | None = None
+) -> tuple[pa.Array, pa.Array | None]:
     """A column of vectors, and of scales where they are quantised. Runs on an executor.
 
     Args:
         texts: Strings; a null gives a null.
         options: The model and what is done with its embeddings.
+        kept: Vectors that some of the texts have already.
     """
     column = as_text(texts)
     present = column.is_valid().to_numpy(zero_copy_only=False)
-    embed = cached_embedder(options, task_device(options.backend))
-    embeddings = embed(column.drop_null(), options.prompt_name)
-    vectors = shortened(embeddings, options.dimensions, normalise=options.normalise)
+    missing = present.copy()
+    if kept is not None:
+        missing[kept.rows] = False
+        present[kept.rows] = True
+    vectors = shortened(
+        _embedded(column.filter(pa.array(missing)), options),
+        options.dimensions,
+        normalise=options.normalise,
+    )
     if options.quantise == "none":
-        return vector_array(vectors, present), None
+        whole = _spread(vectors, missing, kept)
+        return vector_array(whole[present], present), None
     values, scales = quantised(vectors)
-    whole = np.zeros(len(present), np.float32)
-    whole[present] = scales
-    return vector_array(values, present), pa.array(whole, mask=~present)
+    whole = _spread(values, missing, kept)
+    all_scales = _spread(scales, missing, kept, "scales")
+    return vector_array(whole[present], present), pa.array(all_scales, mask=~present)
+
+
+def _embedded(texts: pa.StringArray, options: EmbeddingOptions) -> np.ndarray:
+    if not len(texts):
+        return np.empty((0, options.hidden), np.float32)
+    embed = cached_embedder(options, task_device(options.backend))
+    return embed(texts, options.prompt_name)
+
+
+def _spread(
+    made: np.ndarray,
+    missing: np.ndarray,
+    kept: KeptVectors | None,
+    what: Literal["values", "scales"] = "values",
+) -> np.ndarray:
+    """Values of all rows: those that were made, those that are kept, and zeros elsewhere.
+
+    Args:
+        made: Values of the rows that are missing.
+        missing: bool [rows].
+        kept: The rows that keep something, if any.
+        what: They keep of their vectors.
+    """
+    whole = np.zeros((len(missing), *made.shape[1:]), made.dtype)
+    whole[missing] = made
+    if kept is not None:
+        whole[kept.rows] = getattr(kept, what)
+    return whole
 
 
 def as_text(column: pa.Array) -> pa.StringArray:
@@ -96,6 +141,7 @@ def embed_batches(
     *,
     options: EmbeddingOptions,
     columns: Columns,
+    kept: KeptVectors | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Rows with their vectors behind the other columns. Runs on an executor.
 
@@ -103,9 +149,13 @@ def embed_batches(
         batches: Have the text column.
         options: The model and what is done with its embeddings.
         columns: Names.
+        kept: Vectors that some of the rows have already.
     """
+    first = 0
     for block in blocks(batches):
-        vectors, scales = embed_arrow(block.column(columns.text), options)
+        some = None if kept is None else kept.within(first, first + block.num_rows)
+        vectors, scales = embed_arrow(block.column(columns.text), options, some)
+        first += block.num_rows
         added = {columns.vector: vectors}
         if scales is not None:
             added[f"{columns.vector}{SCALE_SUFFIX}"] = scales

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pipelines.corpus.readers import TABLE_FORMATS
@@ -22,6 +20,7 @@ from pipelines.corpus.readers.inputs import local_files
 from pipelines.corpus.readers.ranges import probe
 from pipelines.corpus.readers.sources import input_fingerprint, planned_splits
 from pipelines.corpus.readers.streams import UnreadableError
+from pipelines.embedding.footers import InputFile, read_inputs
 from pipelines.embedding.overlap_check import check_files_outside
 from pipelines.embedding.records import rows_as_json
 from pipelines.errors import InputError
@@ -50,31 +49,13 @@ def input_stamps(settings: EmbeddingSettings) -> dict[str, Any] | None:
         raise _renamed(error) from None
 
 
-def parquet_files(settings: EmbeddingSettings) -> list[Path]:
-    """The files of `embedding.inputs`, sorted.
+def parquet_inputs(settings: EmbeddingSettings) -> list[InputFile]:
+    """The footers of the files of `embedding.inputs`, by their names.
 
     Raises:
-        InputError: One is not there, or is no Parquet file.
+        InputError: One is not there, or is no Parquet file that can be used.
     """
-    files = local_files(settings.inputs, "parquet", KEY)
-    for file in files:
-        schema_of(file)
-    return files
-
-
-def schema_of(file: Path) -> pa.Schema:
-    """The columns of a Parquet file.
-
-    Raises:
-        InputError: It is none.
-    """
-    try:
-        return pq.read_schema(file)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            KEY, f"{file} cannot be read ({reason})", "mend it, or name others"
-        ) from None
+    return read_inputs(local_files(settings.inputs, "parquet", KEY))
 
 
 def stage_table(

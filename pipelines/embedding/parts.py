@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipelines.embedding.footers import InputFile
 from pipelines.embedding.partitions import Constants, with_constants
 from pipelines.embedding.schemas import common_schema, in_common_types, open_parquet
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE
 
 BATCH_ROWS = TEXTS_AT_ONCE
+LEAST_BYTES = 8 * 2**20
+"""Of a part of a table that is shared among the slots of a cluster: thousands of rows, so that
+texts of equal length meet, and a task is worth its start."""
+PARTS_OF_SLOT = 4
+"""Into which such a table is cut at least, so that slots end at about the same time."""
+TASK_ROWS = 16384
+"""Of a task that makes many small parts."""
+ROWS_COPIED_FOR_ONE = 50
+"""Rows whose vectors are copied in the time that embedding one takes."""
 
 
 @dataclass(frozen=True)
 class RowRange:
-    """Consecutive rows of a file.
+    """Consecutive rows of a file, of which a file of the output is made.
 
     Attributes:
         name: Of the file that is made of it, without its ending.
@@ -26,6 +35,8 @@ class RowRange:
         start: The first row, counted from the file's.
         stop: Behind the last one.
         constants: Columns that the file has in the names of its folders.
+        reused: Rows whose vectors an earlier table has.
+        copied_from: A file of an earlier table that is this part; None where there is none.
     """
 
     name: str
@@ -33,51 +44,95 @@ class RowRange:
     start: int
     stop: int
     constants: Constants = ()
+    reused: int = 0
+    copied_from: str | None = None
 
     @property
     def rows(self) -> int:
         """The number of rows."""
         return self.stop - self.start
 
+    @property
+    def embedded(self) -> int:
+        """Rows that are to be embedded."""
+        return self.rows - self.reused
 
-def cut_files(
-    files: Sequence[Path], part_rows: int, constants: Mapping[Path, Constants] | None = None
-) -> list[RowRange]:
-    """All rows of Parquet files in parts of at most so many; the same for the same files.
 
-    Only footers are read.
+@dataclass(frozen=True)
+class PartSize:
+    """How much a part holds.
+
+    Attributes:
+        size: Bytes of its file, about.
+        rows: At most; None for any number.
+        vector_bytes: Of a row's vector, as it is stored.
+    """
+
+    size: int
+    rows: int | None
+    vector_bytes: int
+
+    def rows_of(self, file: InputFile) -> int:
+        """Rows of a part of a file."""
+        a_row = file.size / max(file.rows, 1) + self.vector_bytes
+        wanted = max(1, int(self.size / a_row))
+        return wanted if self.rows is None else min(wanted, self.rows)
+
+    def shared(self, files: Sequence[InputFile], slots: int) -> PartSize:
+        """The size that gives all slots of a cluster some parts, where the files are few rows.
+
+        Args:
+            files: All that are to be embedded.
+            slots: Tasks that run at once.
+        """
+        total = sum(file.size + file.rows * self.vector_bytes for file in files)
+        size = max(LEAST_BYTES, total // (PARTS_OF_SLOT * max(slots, 1)))
+        return replace(self, size=min(self.size, size))
+
+
+def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -> list[RowRange]:
+    """All rows of a file in parts.
 
     Args:
-        files: In order.
-        part_rows: Of a part.
-        constants: Columns in the names of a file's folders, where there are some.
+        file: Its footer.
+        size: Of a part.
+        name: What the names of its parts begin with.
+        constants: Columns in the names of its folders.
     """
-    known = constants or {}
+    rows = size.rows_of(file)
+    starts = range(0, file.rows, rows)
     return [
         RowRange(
-            f"part-{number:05d}-{place:05d}",
-            str(file),
-            start,
-            min(start + part_rows, rows),
-            known.get(file, ()),
+            f"{name}-{place:05d}", str(file.path), start, min(start + rows, file.rows), constants
         )
-        for number, file in enumerate(files)
-        for rows in [pq.read_metadata(file).num_rows]
-        for place, start in enumerate(range(0, rows, part_rows))
+        for place, start in enumerate(starts)
     ]
 
 
-def tasks(parts: Sequence[RowRange], task_rows: int) -> list[list[RowRange]]:
-    """Parts that stand together, small ones in one task, up to so many rows each."""
+def tasks(parts: Sequence[RowRange], slots: int) -> list[list[RowRange]]:
+    """Parts that stand together, small ones in one task; of about the work of the largest part.
+
+    Args:
+        parts: That are to be made.
+        slots: Tasks that run at once; small parts are shared among them.
+    """
+    work = [_work(part) for part in parts]
+    shared = sum(work) / (PARTS_OF_SLOT * max(slots, 1))
+    most = max(*work, min(shared, TASK_ROWS)) if work else 0
     found: list[list[RowRange]] = []
-    rows = 0
-    for part in parts:
-        if not found or rows + part.rows > task_rows:
+    filled = 0.0
+    for part, more in zip(parts, work, strict=True):
+        if not found or filled + more > most:
             found.append([])
-            rows = 0
+            filled = 0
         found[-1].append(part)
-        rows += part.rows
+        filled += more
     return found
+
+
+def _work(part: RowRange) -> float:
+    """What a part takes, in rows that are embedded; one that is copied is hardly any."""
+    return part.embedded + part.reused / ROWS_COPIED_FOR_ONE
 
 
 def read_part(part: RowRange) -> Iterator[pa.RecordBatch]:

@@ -1,56 +1,76 @@
 """The plan of an embedding job, checked and written before any row is embedded.
 
 `_plan.json` says what the vectors follow from, and which rows of which file each part holds. It is
-the first thing in the output folder. Names that begin with an underscore are no data to Spark,
+the first thing in the folder of a table. Names that begin with an underscore are no data to Spark,
 pandas and pyarrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow as pa
-
-from pipelines.embedding.column import check_columns
 from pipelines.embedding.executor import Columns
-from pipelines.embedding.inputs import input_stamps, parquet_files, schema_of, stage_table
+from pipelines.embedding.inputs import input_stamps
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.overlap_check import check_no_overlap
-from pipelines.embedding.partitions import Constants, constants_from, partition_columns
-from pipelines.embedding.parts import RowRange, cut_files
-from pipelines.embedding.schemas import check_timestamps
+from pipelines.embedding.partitions import constants_from
+from pipelines.embedding.parts import RowRange
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config, EmbeddingSettings
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 PLAN_FILE = "_plan.json"
 MANIFEST_FILE = "_manifest.json"
 STAGED = "_input"
 ATTEMPTS = "_attempts"
+KEPT = "_kept"
+"""Vectors that rows keep, until their part is made."""
+MERGED_FILE = "_merged.json"
+"""Into which table the rows have been merged."""
+INDEX_FOLDER = "_index"
+"""Of :mod:`pipelines.search.index`; its files are called as the parts that they are of."""
 
-_OURS = (PLAN_FILE, MANIFEST_FILE, STAGED, ATTEMPTS)
-_INPUTS = "embedding.inputs"
-_OUTPUT = "embedding.output"
-_OVERWRITE = "set embedding.overwrite=true to make the table again"
-_FOLLOWED = (
-    "text_column",
-    "output_column",
-    "prompt_name",
-    "dimensions",
-    "quantise",
-    "backend",
-    "precision",
-    "part_rows",
+OURS = (PLAN_FILE, MANIFEST_FILE, MERGED_FILE, STAGED, ATTEMPTS, KEPT, INDEX_FOLDER)
+INPUTS = "embedding.inputs"
+OUTPUT = "embedding.output"
+KEY_COLUMN = "embedding.key_column"
+OVERWRITE = "set embedding.overwrite=true to make the table again"
+
+VECTOR_KEYS = (
+    "embedding.model",
+    *(
+        f"embedding.{name}"
+        for name in ("prompt_name", "dimensions", "quantise", "backend", "precision")
+    ),
 )
-"""Settings that the table follows from, beside model and inputs."""
+"""What the vector of a text follows from."""
+LAYOUT_KEYS = ("embedding.format", "embedding.text_column", "embedding.output_column")
+"""What else the file of a part follows from, beside the rows of its input."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Rows by what has become of them since the table before.
+
+    Attributes:
+        unchanged: They keep their vectors.
+        changed: Their key was there, with another text.
+        new: Their key was not there.
+        gone: Of the table before.
+    """
+
+    unchanged: int
+    changed: int
+    new: int
+    gone: int
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count:,} {name}" for name, count in asdict(self).items())
 
 
 @dataclass(frozen=True)
@@ -62,31 +82,61 @@ class Plan:
         backend: Who computes all of it, where the setting is ``auto`` too.
         precision: The same of the precision.
         parts: All of them, in order.
+        build: Number of the table among those that were made in its place: a name of a part is
+            never that of another content.
+        changes: Since the table before, if rows were compared.
     """
 
     identity: Mapping[str, Any]
     backend: str
     precision: str
     parts: tuple[RowRange, ...]
+    build: int = 0
+    changes: Changes | None = None
 
 
-def check_job(config: Config) -> None:
-    """Checks all that can be checked without Spark.
+@dataclass(frozen=True)
+class Version:
+    """A table, or the beginnings of one.
 
-    Raises:
-        InputError: See :func:`pipelines.embedding.table.embed_table`.
+    Attributes:
+        folder: Where it is.
+        plan: What it is made by.
+        is_whole: Whether all of it has been made.
     """
-    settings, options = config.embedding, options_of(config)
-    identity = identity_of(settings, options)
-    kept_plan(output_folder(settings), identity, overwrite=settings.overwrite)
-    if settings.format == "parquet":
-        constants = partition_columns(settings.inputs)
-        _check_files(parquet_files(settings), constants, columns_of(settings), options)
+
+    folder: Path
+    plan: Plan
+    is_whole: bool
+
+
+def read_version(folder: Path) -> Version | None:
+    """The table in a folder; None where there is no plan of one."""
+    if not (folder / PLAN_FILE).is_file():
+        return None
+    known = storage.read_json(folder / PLAN_FILE)
+    parts = (
+        RowRange(**{**part, "constants": constants_from(part["constants"])})
+        for part in known.pop("parts")
+    )
+    changes = known.pop("changes", None)
+    plan = Plan(**known, parts=tuple(parts), changes=changes and Changes(**changes))
+    return Version(folder, plan, (folder / MANIFEST_FILE).is_file())
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Writes a plan into the folder of its table."""
+    storage.write_json(folder / PLAN_FILE, asdict(plan))
 
 
 def output_folder(settings: EmbeddingSettings) -> Path:
     """Where the table is."""
     return Path(settings.output).expanduser().absolute()
+
+
+def next_folder(folder: Path) -> Path:
+    """Where a table is made before it takes its place."""
+    return folder.parent / f".{folder.name}.next"
 
 
 def columns_of(settings: EmbeddingSettings) -> Columns:
@@ -125,12 +175,12 @@ def options_of(config: Config, threads: int = 1, backend: str | None = None) -> 
 
 def is_up_to_date(config: Config) -> bool:
     """Whether the table is finished, and of the same model, inputs and settings."""
-    folder = output_folder(config.embedding)
-    if not all((folder / name).is_file() for name in (PLAN_FILE, MANIFEST_FILE)):
+    version = read_version(output_folder(config.embedding))
+    if version is None or not version.is_whole:
         return False
     identity = identity_of(config.embedding, options_of(config))
     # Of tables by name it is not known whether they have changed.
-    return identity[_INPUTS][1] is not None and _read_plan(folder / PLAN_FILE).identity == identity
+    return identity[INPUTS][1] is not None and version.plan.identity == identity
 
 
 def identity_of(settings: EmbeddingSettings, options: EmbeddingOptions) -> dict[str, Any]:
@@ -142,158 +192,31 @@ def identity_of(settings: EmbeddingSettings, options: EmbeddingOptions) -> dict[
     if settings.inputs:
         check_no_overlap(settings, output_folder(settings))
     asked = settings.model_dump(mode="json")
+    followed = (key.removeprefix("embedding.") for key in (*LAYOUT_KEYS, *VECTOR_KEYS[1:]))
     return {
         "embedding.model": options.model_sha256,
-        "embedding.inputs": [list(settings.inputs), input_stamps(settings)],
-        "embedding.format": settings.format,
-        **{f"embedding.{name}": asked[name] for name in _FOLLOWED},
+        INPUTS: [list(settings.inputs), input_stamps(settings)],
+        **{f"embedding.{name}": asked[name] for name in followed},
+        KEY_COLUMN: settings.key_column,
     }
 
 
-def kept_plan(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -> Plan | None:
-    """The plan that the folder was begun with; None where there is to be a new one.
-
-    An unfinished table of the same goes on, also where a finished one would be overwritten: a job
-    that is started again is to make what is missing. Nothing is changed.
-
-    Raises:
-        InputError: The folder holds other files, or a table that follows from something else, or
-            from inputs that may have changed since.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(_OUTPUT, f"{folder} is a file", "name a folder")
-    if not (folder / PLAN_FILE).is_file():
-        if folder.is_dir() and any(path.name not in _OURS for path in folder.iterdir()):
-            raise InputError(_OUTPUT, f"{folder} holds other files", "name an empty folder")
-        return None
-    plan = _read_plan(folder / PLAN_FILE)
-    is_finished = (folder / MANIFEST_FILE).is_file()
-    other = next((key for key, value in identity.items() if plan.identity.get(key) != value), None)
-    if overwrite:
-        return plan if other is None and not is_finished else None
-    if other is not None:
-        begun_with = _difference(other, plan.identity.get(other), identity[other])
-        raise InputError(
-            other,
-            f"{folder} was begun with {begun_with}",
-            "put it back, name another embedding.output, or set embedding.overwrite=true",
-        )
-    names, stamps = identity[_INPUTS]
-    if is_finished and stamps is None:
-        problem = f"whether {', '.join(names)} has changed since {folder} was made cannot be known"
-        raise InputError(_INPUTS, problem, _OVERWRITE)
-    return plan
-
-
-def _read_plan(path: Path) -> Plan:
-    known = storage.read_json(path)
-    parts = (
-        RowRange(**{**part, "constants": constants_from(part["constants"])})
-        for part in known["parts"]
-    )
-    return Plan(known["identity"], known["backend"], known["precision"], tuple(parts))
-
-
-def _difference(key: str, known: Any, value: Any) -> str:
-    if key == "embedding.model":
-        return "another model"
-    if key == _INPUTS:
-        same = known is not None and known[0] == value[0]
-        return "other content of the same inputs" if same else f"{known and known[0]}"
-    return " and not ".join("unset" if one is None else f"`{one}`" for one in (known, value))
-
-
-def new_plan(
-    session: SparkSession,
-    settings: EmbeddingSettings,
-    folder: Path,
-    identity: Mapping[str, Any],
-    columns: Columns,
-    options: EmbeddingOptions,
-) -> Plan:
-    """Begins a table: a folder with its plan, in the place of what was there.
-
-    That goes only when the new input has been looked at.
-
-    Args:
-        session: Reads inputs that are not Parquet.
-        settings: The inputs.
-        folder: Of the table.
-        identity: What it follows from.
-        columns: Names.
-        options: With a backend and a precision that are not ``auto``.
-
-    Raises:
-        InputError: The input cannot be used; what was there stays.
-    """
-    if folder.is_symlink():
-        raise InputError(_OUTPUT, f"{folder} is a link", f"name {folder.resolve()}")
-    with storage.built_folder(folder) as aside:
-        files, constants = _files(session, settings, aside, folder)
-        _check_files(files, constants, columns, options)
-        parts = cut_files(files, settings.part_rows, constants)
-        _check_rows(parts)
-        final = tuple(replace(part, path=_final(part.path, aside, folder)) for part in parts)
-        plan = Plan(dict(identity), options.backend, options.precision, final)
-        storage.write_json(aside / PLAN_FILE, asdict(plan))
-    return plan
-
-
-def _final(path: str, aside: Path, folder: Path) -> str:
-    """Where a file will be once the folder is renamed."""
-    file = Path(path)
-    return str(folder / file.relative_to(aside)) if file.is_relative_to(aside) else path
-
-
-def missing_parts(folder: Path, plan: Plan) -> list[RowRange]:
+def missing_parts(version: Version) -> list[RowRange]:
     """The parts that are to be made.
 
     Raises:
         InputError: The rows of one are not there any more.
     """
-    missing = [part for part in plan.parts if not part_file(folder, part).is_file()]
+    folder = version.folder
+    there = {path.name for path in folder.glob("part-*.parquet")}
+    missing = [part for part in version.plan.parts if f"{part.name}.parquet" not in there]
     for part in missing:
-        if Path(part.path).parent == folder / STAGED and not Path(part.path).is_file():
+        if Path(part.path).parent.name == STAGED and not Path(part.path).is_file():
             problem = f"{part_file(folder, part)} is gone, and so is the copy of its rows"
-            raise InputError(_OUTPUT, problem, _OVERWRITE)
+            raise InputError(OUTPUT, problem, OVERWRITE)
     return missing
 
 
 def part_file(folder: Path, part: RowRange) -> Path:
     """The file of a part."""
     return folder / f"{part.name}.parquet"
-
-
-def _check_rows(parts: Sequence[RowRange]) -> None:
-    if not parts:
-        raise InputError(_INPUTS, "they hold no rows", "name a table that has some")
-
-
-def _files(
-    session: SparkSession, settings: EmbeddingSettings, aside: Path, folder: Path
-) -> tuple[list[Path], Mapping[Path, Constants]]:
-    """The input as Parquet files, with the columns in the names of their folders."""
-    if settings.format == "parquet":
-        return parquet_files(settings), partition_columns(settings.inputs)
-    stage_table(session, settings, aside / STAGED, folder)
-    return sorted((aside / STAGED).glob("part-*.parquet")), {}
-
-
-def _check_files(
-    files: Sequence[Path],
-    constants: Mapping[Path, Constants],
-    columns: Columns,
-    options: EmbeddingOptions,
-) -> None:
-    for file in files:
-        named = {one.name: one.type == "string" for one in constants.get(file, ())}
-        is_text = named | {field.name: _is_text(field.type) for field in schema_of(file)}
-        where = "the table" if file.parent.name == STAGED else str(file)
-        check_columns(is_text, columns, options, where)
-        check_timestamps(file)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -89,15 +89,14 @@ def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: str | Path) 
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def check_timestamps(path: Path) -> None:
-    """Looks in the footer for timestamps that microseconds cannot hold.
+def check_timestamps(footer: pq.FileMetaData, path: Path) -> None:
+    """Looks in a footer for timestamps that microseconds cannot hold.
 
     It has the first and the last one of each row group, which tell almost always.
 
     Raises:
         InputError: There are some.
     """
-    footer = pq.read_metadata(path)
     for number in range(footer.num_columns):
         column = footer.schema.column(number)
         if column.physical_type != "INT64" or "timeUnit=nano" not in str(column.logical_type):

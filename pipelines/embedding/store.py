@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.embedding.parts import read_rows
-from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE
+from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE, next_folder
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.files import storage
+from pipelines.spark.parquet_parts import read_footers
 
 KEY = "embedding.output"
 BLOCK_BYTES = 64 * 2**20
@@ -55,6 +56,7 @@ class VectorTable:
         dimensions: Values of a vector.
         model_sha256: Digest of the files of the model that made the vectors, if it is known.
         prompt_name: Which of its prompts stood before the texts; None: the default one, if any.
+        key: Column of the keys, if it has one.
     """
 
     folder: str
@@ -66,6 +68,7 @@ class VectorTable:
     dimensions: int
     model_sha256: str | None = None
     prompt_name: str | None = None
+    key: str | None = None
 
     @property
     def rows(self) -> int:
@@ -102,15 +105,16 @@ def open_table(folder: str | Path, vector_column: str | None = None) -> VectorTa
         InputError: There is no such table, it is not finished, or has no such column.
     """
     home = Path(folder).absolute()
+    is_begun = (home / PLAN_FILE).is_file() and not (home / MANIFEST_FILE).is_file()
+    if is_begun or (not home.is_dir() and (next_folder(home) / PLAN_FILE).is_file()):
+        raise InputError(KEY, f"{home} is not finished", "run the same `embed` again")
     if not home.is_dir():
         raise InputError(KEY, f"there is no folder {home}", "run `sentence-pipelines embed` first")
-    if (home / PLAN_FILE).is_file() and not (home / MANIFEST_FILE).is_file():
-        raise InputError(KEY, f"{home} is not finished", "run the same `embed` again")
     known = storage.read_json(home / MANIFEST_FILE) if (home / MANIFEST_FILE).is_file() else {}
     vector = vector_column or known.get("vector_column") or "embedding"
     own = vector == known.get("vector_column")
     paths = [path for path in sorted(home.glob("*.parquet")) if path.name[0] not in "._"]
-    counts = [pq.read_metadata(path).num_rows for path in paths]
+    counts = [footer.num_rows for footer in read_footers(paths)]
     files = [
         VectorFile(str(path), first, rows)
         for path, first, rows in zip(paths, accumulate(counts, initial=0), counts, strict=False)
@@ -128,6 +132,7 @@ def open_table(folder: str | Path, vector_column: str | None = None) -> VectorTa
         dimensions=known["dimensions"] if own else _dimensions(files, vector),
         model_sha256=known.get("settings", {}).get("embedding.model"),
         prompt_name=known.get("settings", {}).get("embedding.prompt_name"),
+        key=known.get("key_column"),
     )
 
 

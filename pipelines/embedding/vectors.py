@@ -13,8 +13,12 @@ Source: the vector-wise absmax quantisation of Dettmers, Lewis, Belkada and Zett
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 LEVELS = 127
 SCALE_SUFFIX = "_scale"
@@ -104,3 +108,34 @@ def _of_one_size(column: pa.Array, size: int) -> bool:
         return True
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)
     return bool((lengths == size).all())
+
+
+@dataclass(frozen=True)
+class KeptVectors:
+    """Vectors that rows of a part keep.
+
+    Attributes:
+        rows: int64 [kept], ascending, counted from the part's first.
+        values: float32 or int8 [kept, dimensions].
+        scales: fp32 [kept] of int8.
+    """
+
+    rows: np.ndarray
+    values: np.ndarray
+    scales: np.ndarray | None
+
+    @classmethod
+    def read(cls, path: Path, dimensions: int, *, quantised: bool) -> KeptVectors:
+        """Those of a part, from the file that was written for it. Runs on an executor."""
+        table = pq.read_table(path, use_threads=False)
+        table = table.filter(table["vector"].is_valid())
+        kind = np.int8 if quantised else np.float32
+        values = np.frombuffer(b"".join(table["vector"].to_pylist()), kind)
+        scales = table["scale"].to_numpy() if quantised else None
+        return cls(table["row"].to_numpy(), values.reshape(-1, dimensions), scales)
+
+    def within(self, start: int, stop: int) -> KeptVectors:
+        """Those of some rows of the part, counted from the first of these."""
+        low, high = np.searchsorted(self.rows, [start, stop])
+        scales = None if self.scales is None else self.scales[low:high]
+        return KeptVectors(self.rows[low:high] - start, self.values[low:high], scales)

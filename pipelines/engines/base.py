@@ -23,6 +23,7 @@ from pipelines.errors import InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
+from pipelines.spark.releases import check_spark
 from pipelines.training.control.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Engine(ABC):
         libraries: Modules that must be installed; the extra of the engine's name installs them.
         rules: What the Spark conf must not contradict, whatever the configuration.
         needs_spark: Whether it starts executors.
+        spark_majors: The releases of Spark that its libraries are compiled for, if not any.
     """
 
     name: ClassVar[str]
@@ -71,6 +73,11 @@ class Engine(ABC):
     libraries: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[tuple[ConfRule, ...]] = ()
     needs_spark: ClassVar[bool] = False
+    spark_majors: ClassVar[tuple[int, ...] | None] = None
+
+    def workers(self, config: Config) -> int:
+        """Processes that train."""
+        return config.training.workers
 
     def executors(self, config: Config) -> int:
         """Executors that a run occupies at once; 0 without Spark."""
@@ -104,10 +111,21 @@ class Engine(ABC):
         """Looks for the libraries on the driver; called before Spark starts.
 
         Raises:
-            EngineUnavailable: One is missing; with the command that installs it.
+            EngineUnavailable: One is missing, or is for another Spark; with what to install.
         """
+        if self.spark_majors is not None:
+            check_spark(self.name, self.spark_majors)
         for library in self.libraries:
             check_installed(library, self.name)
+
+    def check_session(  # noqa: B027 - not all engines train in a session
+        self, session: SparkSession, config: Config
+    ) -> None:
+        """Refuses a session that the engine cannot train in, before anything is prepared in it.
+
+        Raises:
+            InputError: With the key of the conf that stands against it.
+        """
 
     @abstractmethod
     def check(self, session: SparkSession | None, config: Config) -> None:
@@ -200,6 +218,7 @@ def monitor_for(
     host: str,
     bind: str | None = None,
     *,
+    workers: int | None = None,
     servers: int = 0,
 ) -> Monitor:
     """The driver's monitor with the deadlines of a run.
@@ -207,12 +226,13 @@ def monitor_for(
     Args:
         host: Address by which the executors reach the driver.
         bind: Address to listen at, if that is another one.
+        workers: How many to expect; by default ``training.workers``.
         servers: How many processes to expect beside the workers.
     """
     training = run.config.training
     return Monitor(
         engine,
-        training.processes,
+        training.workers if workers is None else workers,
         step_metrics,
         host=host,
         bind=bind,

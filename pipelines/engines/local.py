@@ -47,6 +47,10 @@ class LocalEngine(Engine):
     frameworks = ("tensorflow", "torch")
 
     @override
+    def workers(self, config: Config) -> int:
+        return 1
+
+    @override
     def check_libraries(self, config: Config) -> None:
         check_framework(config.training.framework)
 
@@ -60,7 +64,7 @@ class LocalEngine(Engine):
     def attempt(
         self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
-        monitor = monitor_for(self.name, run, step_metrics, "127.0.0.1")
+        monitor = monitor_for(self.name, run, step_metrics, "127.0.0.1", workers=1)
         task = WorkerTask(run=run, rank=0, workers=1, monitor=monitor.address, token=monitor.token)
         process = subprocess.Popen(
             [sys.executable, "-c", "from pipelines.engines.local import main; main()"],

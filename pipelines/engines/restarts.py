@@ -40,7 +40,7 @@ def train_with_restarts(
     Raises:
         EngineError: The run failed; no process of it is left.
     """
-    step_metrics = StepMetrics(run, run.config.training.processes, on_metrics)
+    step_metrics = StepMetrics(run, engine.workers(run.config), on_metrics)
     recovery = Recovery(engine, session, run, step_metrics)
     part = run
     while part.first_step < part.last_step:
@@ -94,7 +94,8 @@ class Recovery:
             self._until = time.monotonic() + RECOVERY_SECONDS
         elif time.monotonic() > self._until:
             raise lost
-        logger.warning("%s; the run goes on from its newest checkpoint", lost)
+        # As text: with the error, whoever keeps the log would keep all that the attempt held.
+        logger.warning("%s; the run goes on from its newest checkpoint", str(lost))
         made = self._step_metrics.next_step
         rest = rest_of(self._run, made, self._workers_there())
         if rest is None:
@@ -106,7 +107,7 @@ class Recovery:
     def _workers_there(self) -> int:
         """Workers that there is room for now; waits where there is none for any."""
         config = self._run.config
-        wanted = config.training.processes
+        wanted = self._engine.workers(config)
         least = 1 if self._engine.with_any_workers(config) else wanted
         there = self._engine.room(self._session, config, wanted, RETURN_SECONDS)
         if there < least:
@@ -115,7 +116,7 @@ class Recovery:
         return there if there >= least else 0
 
     def _note(self, rest: TrainingRun, made: int, lost: WorkerLostError) -> None:
-        workers = rest.config.training.processes
+        workers = self._engine.workers(rest.config)
         restart = Restart(
             step=rest.first_step,
             workers=workers,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from pipelines.engines.base import Engine, monitor_for
-from pipelines.engines.conf import check_conf
+from pipelines.engines.conf import NO_DYNAMIC_ALLOCATION, check_conf
 from pipelines.errors import EngineError, EngineUnavailable, InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
@@ -50,16 +50,26 @@ class SparkEngine(Engine):
         session = self._required(session)
         self.check_libraries(config)
         self.check_settings(config)
-        resources = resources_in(session, config, "train")
-        check_conf(resources.conf, self.name, self.conf_rules(config))
-        check_resources("train", resources)
+        self.check_session(session, config)
+        self.check_cluster(session, config)
+
+    @override
+    def check_session(self, session: SparkSession, config: Config) -> None:
+        resources, rules = resources_in(session, config, "train"), self.conf_rules(config)
         if (asked := (*resources.tasks, *resources.executors)) and not self.with_profiles:
             raise InputError(
                 f"stages.train.{asked[0]}",
                 f"engine {self.name} runs library jobs, which have the session's resources",
                 "run `train` as a job of its own, or set it for all stages",
             )
-        self.check_cluster(session, config)
+        if resources.executors and NO_DYNAMIC_ALLOCATION in rules:
+            raise InputError(
+                f"stages.train.{resources.executors[0]}",
+                f"engine {self.name} starts all workers at once, on executors that are there",
+                "run `train` as a job of its own, or set it for all stages",
+            )
+        check_resources("train", resources)
+        check_conf(resources.conf, self.name, rules)
 
     def check_settings(self, config: Config) -> None:
         """Refuses settings that do not fit together on this engine.

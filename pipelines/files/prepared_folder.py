@@ -121,6 +121,11 @@ class PreparedFolder:
         return self.path / "units"
 
     @property
+    def deleted_keys(self) -> Location:
+        """What is in no corpus any more; see :mod:`pipelines.corpus.deleted_keys`."""
+        return self.path / "deleted_keys.json"
+
+    @property
     def stages(self) -> Location:
         """How long each stage took, and whether it was kept."""
         return self.path / "stages.json"

@@ -110,19 +110,41 @@ def _new_folder(path: Path, *, replace: bool) -> Iterator[Path]:
     try:
         clear_abandoned(path, part)
         yield part
-        if replace and path.exists():
-            replaced = part.with_suffix(".old")
-            path.rename(replaced)
-            try:
-                part.rename(path)
-            except OSError:
-                replaced.rename(path)
-                raise
-            _remove_for_good(replaced, part.with_suffix(".gone"))
+        if replace:
+            take_place(part, path)
         else:
             part.rename(path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def take_place(new: Path, path: Path) -> None:
+    """Renames a folder that is whole, so that it takes the place of another, if there is one.
+
+    A process that is killed meanwhile leaves both, and :func:`settle` puts the other one back.
+
+    Args:
+        new: Beside ``path``.
+        path: The place.
+    """
+    if not path.exists():
+        new.rename(path)
+        return
+    replaced = aside_name(path, ".old")
+    path.rename(replaced)
+    try:
+        new.rename(path)
+    except OSError:
+        replaced.rename(path)
+        raise
+    _remove_for_good(replaced, replaced.with_suffix(".gone"))
+
+
+def settle(path: Path) -> None:
+    """As :func:`sweep`, of what was left aside for one place, which the caller has locked."""
+    for left in _left_aside(path.parent):
+        if left.place == path:
+            _clear(left)
 
 
 def clear_abandoned(path: Path, own: Path) -> None:
@@ -152,6 +174,12 @@ def _remove_for_good(path: Path, gone: Path) -> None:
     path.rename(gone)
     # NFS keeps files that a process on this machine has open; they are swept later.
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def forget_earlier(path: Location) -> None:
+    """Removes the versions of a folder that a store keeps for those who still read them."""
+    if isinstance(path, RemotePath):
+        versions.forget_earlier(path)
 
 
 def copy_folder(source: Location, target: Location) -> None:
@@ -338,7 +366,7 @@ def flush_tree(folder: Location) -> None:
     """Waits until all that is in a folder is on the disk."""
     if isinstance(folder, RemotePath):
         return
-    for path in [*folder.rglob("*"), folder]:
+    for path in [*sorted(folder.rglob("*")), folder]:
         flush(path)
 
 

@@ -163,6 +163,15 @@ def remove(folder: RemotePath) -> None:
     clear(place)
 
 
+def forget_earlier(folder: RemotePath) -> None:
+    """Removes all versions of a folder but the current one, whoever may still read them."""
+    place = folder.place or folder
+    known = _pointed(place)
+    if known:
+        _point(place, known[:1], may_replace=True)
+        _remove_others(place, set(known[:1]), is_abandoned=lambda _: True)
+
+
 def clear(folder: RemotePath) -> None:
     """Removes all that is below a folder."""
     with suppress(FileNotFoundError):

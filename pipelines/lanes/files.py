@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import LanesFolder
-from pipelines.lanes.index import ANEW, INDEX_FILE, IndexEntry, checked, read_index
-from pipelines.lanes.plan import GranuleAddress, Segment, bucket_length
+from pipelines.lanes.index import ANEW, INDEX_FILE
+from pipelines.lanes.plan import Segment, bucket_length
 
 FORMAT = 6
 PADDING_MULTIPLE = 8
@@ -219,26 +219,6 @@ def index_path(folder: Location, lane: int) -> Location:
     return folder / f"lane-{lane:03d}" / INDEX_FILE
 
 
-def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
-    """Makes sure that a folder holds the lanes that a manifest was read of.
-
-    Raises:
-        PipelineError: They were prepared again, or it cannot be read, which says nothing of them.
-    """
-    try:
-        digest = LaneManifest.load(folder).digest
-    except (InputError, OSError) as error:
-        problem = error.problem if isinstance(error, InputError) else error
-        raise PipelineError(
-            f"{folder} cannot be read any more ({problem}): bring it back, then go on with "
-            "training.resume=true"
-        ) from error
-    if digest != manifest.digest:
-        raise PipelineError(
-            f"{folder} was prepared again since the run began, begin anew with run.overwrite=true"
-        )
-
-
 def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Reads a binary column as token ids.
 
@@ -289,69 +269,3 @@ def decode(batch: pa.RecordBatch, number: int, sides: Collection[SideName] = SID
         negative=wanted.get("negative"),
         scores=None if scores.null_count else np.from_dlpack(scores),
     )
-
-
-class LaneReader:
-    """Reads granules in place, by memory map; one open file per lane.
-
-    Every granule is compared with its checksum whenever it is read.
-
-    Args:
-        folder: The folder of the lanes, as this process sees it.
-        sides: The sides of a granule that are wanted; the others are not even read.
-    """
-
-    def __init__(
-        self, folder: Location, manifest: LaneManifest, sides: Collection[SideName] = SIDES
-    ) -> None:
-        self._folder = folder
-        self._manifest = manifest
-        self._sides = sides
-        self._open: dict[int, tuple[int, pa.Buffer]] = {}
-        self._indices: dict[int, np.ndarray] = {}
-
-    def message(self, address: GranuleAddress) -> pa.Buffer:
-        """A granule as the Arrow message of its record batch, without a copy.
-
-        Raises:
-            OSError: The lane cannot be read.
-            PipelineError: It does not hold what was written there, or the lanes are gone, or were
-                prepared again, since the manifest was read.
-        """
-        try:
-            return self._checked_message(address)
-        except (OSError, PipelineError):
-            # Lanes that were prepared again look damaged, or have fewer files.
-            check_unchanged(self._folder, self._manifest)
-            raise
-
-    def _checked_message(self, address: GranuleAddress) -> pa.Buffer:
-        lane = address.lane
-        part, granule = divmod(address.row, self._manifest.rows_per_part)
-        if lane not in self._indices:
-            path, expected = index_path(self._folder, lane), self._manifest.checksums[lane]
-            self._indices[lane] = read_index(path, expected, self._manifest.rows)
-        path = part_path(self._folder, lane, part)
-        entry = IndexEntry(*self._indices[lane][address.row].item())
-        if lane not in self._open or self._open[lane][0] != part:
-            self._open[lane] = (part, pa.memory_map(str(path)).read_buffer())
-        return checked(self._open[lane][1], entry, path, granule)
-
-    def batch(self, address: GranuleAddress) -> pa.RecordBatch:
-        """The record batch of a granule, without a copy; raises as :meth:`message`."""
-        return pa.ipc.read_record_batch(self.message(address), SCHEMA)
-
-    def granule(self, address: GranuleAddress) -> Granule:
-        """A granule as padded arrays; raises as :meth:`message`."""
-        return decode(self.batch(address), self.number(address), self._sides)
-
-    def number(self, address: GranuleAddress) -> int:
-        """The number that names a granule in the corpus."""
-        return address.row * self._manifest.lanes + address.lane
-
-    def __iter__(self) -> Iterator[tuple[GranuleAddress, pa.RecordBatch]]:
-        """All granules, row by row."""
-        for row in range(self._manifest.rows):
-            for lane in range(self._manifest.lanes):
-                address = GranuleAddress(lane=lane, row=row)
-                yield address, self.batch(address)

@@ -46,40 +46,52 @@ def checksum(data: bytes | pa.Buffer) -> int:
 
 def encode_index(entries: Sequence[IndexEntry]) -> tuple[bytes, str]:
     """The content of an index file, and its checksum as the manifest has it."""
-    file = io.BytesIO()
-    np.save(file, np.array(entries, INDEX_TYPE), allow_pickle=False)
-    content = file.getvalue()
+    content = _encoded(np.array(entries, INDEX_TYPE))
     return content, f"{checksum(content):016x}"
 
 
-def read_index(path: Location, expected: str, rows: int) -> np.ndarray:
-    """Reads an index file.
+def _encoded(index: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, index, allow_pickle=False)
+    return file.getvalue()
+
+
+def index_size(rows: int) -> int:
+    """Bytes of an index file.
 
     Args:
-        path: The file.
-        expected: Its checksum, as the manifest has it.
         rows: Granules in a lane.
+    """
+    return len(_encoded(np.zeros(rows, INDEX_TYPE)))
+
+
+def decode_index(content: bytes, path: Location, expected: str) -> np.ndarray:
+    """The lines of an index file.
+
+    Args:
+        content: Of the file.
+        path: The file, to name it in an error.
+        expected: Its checksum, as the manifest has it.
 
     Returns:
         ``INDEX_TYPE`` [rows].
 
     Raises:
-        OSError: It cannot be read.
         PipelineError: It is not the one that the manifest speaks of.
     """
-    content = path.read_bytes()
     if f"{checksum(content):016x}" != expected:
         raise PipelineError(f"{path} is damaged: its checksum is not that of the manifest; {ANEW}")
     index: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-    assert index.shape == (rows,), "what has the checksum was written for this manifest"
     return index
 
 
-def checked(part: pa.Buffer, entry: IndexEntry, path: Location, granule: int) -> pa.Buffer:
-    """A granule's bytes in its part file, without a copy.
+def checked(
+    message: bytes | pa.Buffer, entry: IndexEntry, path: Location, granule: int
+) -> pa.Buffer:
+    """A granule's bytes, without a copy.
 
     Args:
-        part: The bytes of the part file.
+        message: What stands in its part file where it should.
         entry: The granule's line of the index.
         path: The part file, to name it in an error.
         granule: Number of the granule in the file, likewise.
@@ -87,11 +99,10 @@ def checked(part: pa.Buffer, entry: IndexEntry, path: Location, granule: int) ->
     Raises:
         PipelineError: They are not those that were written.
     """
-    if entry.offset + entry.length > part.size:
+    if len(message) < entry.length:
         raise PipelineError(f"{path} ends before its granule {granule}; {ANEW}")
-    message = part.slice(entry.offset, entry.length)
     if checksum(message) != entry.checksum:
         raise PipelineError(
             f"{path}: granule {granule} is damaged: its checksum is not that of the index; {ANEW}"
         )
-    return message
+    return pa.py_buffer(message)

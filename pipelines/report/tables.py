@@ -72,16 +72,16 @@ def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
     if several:
         table.add_column("query")
     table.add_column("cosine", justify="right")
-    table.add_column("row", justify="right")
+    has_keys = any(hit.key is not None for hit in hits)
+    table.add_column("key" if has_keys else "row", justify="left" if has_keys else "right")
     table.add_column("text", overflow="fold")
     for hit, following in zip(hits, [*hits[1:], None], strict=True):
         # Not as markup: a text may hold brackets.
         asked = [Text(queries[hit.query] if hit.rank == 1 else "")] if several else []
         text = Text("" if hit.text is None else hit.text)
         is_last = following is None or following.query != hit.query
-        table.add_row(
-            *asked, f"{hit.cosine:.4f}", f"{hit.position:,}", text, end_section=several and is_last
-        )
+        row = Text(f"{hit.position:,}" if hit.key is None else hit.key)
+        table.add_row(*asked, f"{hit.cosine:.4f}", row, text, end_section=several and is_last)
     return table
 
 

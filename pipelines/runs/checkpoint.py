@@ -70,24 +70,39 @@ def save_checkpoint(run_folder: Location, checkpoint: Checkpoint, keep: int) -> 
     Raises:
         FloatingPointError: Weights or moments hold numbers that are none; nothing was written.
     """
-    _check_finite(checkpoint)
     path = checkpoint_path(run_folder, checkpoint.step)
     with storage.built_folder(path) as folder:
-        files = {_WEIGHTS: checkpoint.weights, _MOMENTS: checkpoint.moments}
-        written = [name for name, arrays in files.items() if arrays]
-        for name in written:
-            save_weights(folder / name, files[name])
-        state = {
-            "step": checkpoint.step,
-            "encoder": checkpoint.spec.to_json(),
-            "files": {name: _fingerprint(folder / name) for name in written},
-        }
-        storage.write_json(folder / _STATE, state)
-        for name in (*written, _STATE, "."):
-            storage.flush(folder / name)
+        write_files(folder, checkpoint)
+        storage.flush_tree(folder)
     storage.flush(path.parent)
     prune_checkpoints(run_folder, checkpoint.step, keep)
     return path
+
+
+def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
+    """Writes the files of a checkpoint to a folder of this machine.
+
+    Raises:
+        FloatingPointError: Weights or moments hold numbers that are none; nothing was written.
+    """
+    _check_finite(checkpoint)
+    files = {_WEIGHTS: checkpoint.weights, _MOMENTS: checkpoint.moments}
+    written = {name: Path(folder, name) for name, arrays in files.items() if arrays}
+    for name, path in written.items():
+        save_weights(path, files[name])
+    state = {
+        "step": checkpoint.step,
+        "encoder": checkpoint.spec.to_json(),
+        "files": {name: _fingerprint(path) for name, path in written.items()},
+    }
+    storage.write_json(Path(folder, _STATE), state)
+
+
+def upload_checkpoint(written: str, run_folder: Location, step: int, keep: int) -> None:
+    """Copies a checkpoint that :func:`write_files` has written, and prunes older ones."""
+    with storage.new_folder(checkpoint_path(run_folder, step)) as folder:
+        storage.copy_folder(Path(written), folder)
+    prune_checkpoints(run_folder, step, keep)
 
 
 def prune_checkpoints(run_folder: Location, step: int, keep: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipelines.files.locations import Location
 from pipelines.lanes.files import LaneManifest, SideName
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
+from pipelines.lanes.reader import LaneReader
 from pipelines.losses import LOSSES
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
@@ -74,6 +75,11 @@ class TrainingRun:
                 yield step, share(step, rank, workers)
             elif step.index % workers == rank:
                 yield step, step.granules
+
+    def lane_reader(self) -> LaneReader:
+        """Reads the sides of granules that are embedded. Runs on an executor."""
+        cache_bytes = int(self.config.prepared.cache_gigabytes * 1e9)
+        return LaneReader(self.lanes_folder, self.manifest, self.sides, cache_bytes=cache_bytes)
 
     @property
     def sides(self) -> tuple[SideName, ...]:

@@ -1,13 +1,16 @@
 """Approximate nearest neighbours: a graph index beside each file of a table, by usearch.
 
 An index is built where its file is read and searched where it lies, so that no process holds more
-than one of them. Source of the graph: Malkov and Yashunin, "Efficient and robust approximate
+than one of them. It knows rows by their place in the file, so that it stays when other files of the
+table change. Source of the graph: Malkov and Yashunin, "Efficient and robust approximate
 nearest neighbor search using Hierarchical Navigable Small World graphs", 2018, arXiv:1603.09320.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,19 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipelines.embedding.plan import INDEX_FOLDER
 from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
 from pipelines.files import storage
-from pipelines.files.locations import Location
 from pipelines.search.exact import best_of_files, check_queries
 from pipelines.spark.errors import executor_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-INDEX_FOLDER = "_index"
+logger = logging.getLogger(__name__)
+
 INDEX_FILE = "index.json"
+FORM = 2
+"""Of the files: 1 knew rows by their position in the table."""
 CONNECTIVITY = 16
 """Neighbours of a vector in the graph."""
 EXPANSION_ADD = 128
@@ -36,8 +42,8 @@ EXPANSION_SEARCH = 128
 """Candidates that are looked at for a query; more find more of the true neighbours."""
 
 
-def build_index(session: SparkSession, table: VectorTable) -> Location:
-    """Builds the index of each file of a table; replaces what was there.
+def build_index(session: SparkSession, table: VectorTable) -> Path:
+    """Builds the index of each file of a table that has none; what is there of others goes.
 
     Args:
         session: Its executors build, one file a task.
@@ -53,22 +59,53 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
     _check_installed()
     context = session.sparkContext
     target = Path(table.folder) / INDEX_FOLDER
-    with storage.new_folder(target) as folder:
+    with storage.built_folder(target) as folder:
+        files = _without_index(table, folder)
         work = partial(_build_task, table=table, folder=str(folder))
-        files = list(table.files)
-        with executor_failures("building the index"):
-            counts = context.parallelize(files, len(files)).mapPartitions(work).collect()
-        storage.write_json(folder / INDEX_FILE, {"vectors": sum(counts), **_identity(table)})
+        if files:
+            with executor_failures("building the index"):
+                context.parallelize(files, len(files)).foreachPartition(work)
+        storage.write_json(folder / INDEX_FILE, _identity(table))
+    logger.info("index: %d of %d files built", len(files), len(table.files))
     return target
+
+
+def _without_index(table: VectorTable, folder: Path) -> list[VectorFile]:
+    """The files whose index is to be built; links those that are there into a folder."""
+    there = Path(table.folder) / INDEX_FOLDER
+    known = _known(table)
+    missing = []
+    for file in table.files:
+        if known.get(Path(file.path).name, "none") == _stamp(file):
+            # Where links cannot be, it is built again.
+            with suppress(OSError):
+                _path(folder, file).hardlink_to(_path(there, file))
+                continue
+        missing.append(file)
+    return missing
 
 
 def has_index(table: VectorTable) -> bool:
     """Whether there is an index of the table as it is now."""
+    known = _known(table)
+    return all(known.get(Path(file.path).name, "none") == _stamp(file) for file in table.files)
+
+
+def _known(table: VectorTable) -> dict[str, int | None]:
+    """The files whose index is there, with their times of change when it was built."""
     path = Path(table.folder) / INDEX_FOLDER / INDEX_FILE
     if not path.is_file():
-        return False
-    known: dict[str, Any] = storage.read_json(path)
-    return {key: known.get(key) for key in _identity(table)} == _identity(table)
+        return {}
+    known = storage.read_json(path)
+    is_same = {**_identity(table), "files": known["files"]} == known
+    return dict(known["files"]) if is_same else {}
+
+
+def _stamp(file: VectorFile) -> int | None:
+    """When a file was written; None of one that is gone, which its reader reports."""
+    with suppress(FileNotFoundError):
+        return Path(file.path).stat().st_mtime_ns
+    return None
 
 
 def search_index(
@@ -112,11 +149,11 @@ def _check_installed() -> None:
 
 def _identity(table: VectorTable) -> dict[str, Any]:
     """What an index follows from: the table's files with their times of change."""
-    stamps = [[Path(file.path).name, Path(file.path).stat().st_mtime_ns] for file in table.files]
-    return {"vector_column": table.vector, "files": stamps}
+    stamps = {Path(file.path).name: _stamp(file) for file in table.files}
+    return {"form": FORM, "vector_column": table.vector, "files": stamps}
 
 
-def _path(folder: str | Path, file: VectorFile) -> Location:
+def _path(folder: str | Path, file: VectorFile) -> Path:
     return Path(folder) / f"{Path(file.path).stem}.usearch"
 
 
@@ -132,14 +169,14 @@ def _open(dimensions: int) -> Any:
     )
 
 
-def _build_task(files: Iterable[VectorFile], *, table: VectorTable, folder: str) -> Iterator[int]:
+def _build_task(files: Iterable[VectorFile], *, table: VectorTable, folder: str) -> None:
     """Runs on an executor."""
     for file in files:
         index = _open(table.dimensions)
         for block in read_blocks(table, [file]):
-            index.add(block.positions.astype(np.uint64), block.vectors, threads=1)
+            rows = (block.positions - file.first).astype(np.uint64)
+            index.add(rows, block.vectors, threads=1)
         index.save(str(_path(folder, file)))
-        yield len(index)
 
 
 def _search_file(
@@ -158,4 +195,4 @@ def _search_file(
     there = np.arange(keys.shape[1]) < counts[:, None]
     rows = np.repeat(np.arange(len(queries)), counts)
     scores = np.round(1.0 - distances[there].astype(float), SCORE_DECIMALS)
-    return Neighbours(rows, keys[there].astype(np.int64), scores)
+    return Neighbours(rows, keys[there].astype(np.int64) + file.first, scores)

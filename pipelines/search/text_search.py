@@ -34,6 +34,7 @@ class Hit:
         cosine: Similarity to the query.
         position: Of the row in the table.
         text: The row's.
+        key: The row's, in a table that has a column of keys.
     """
 
     query: int
@@ -41,6 +42,7 @@ class Hit:
     cosine: float
     position: int
     text: str | None
+    key: str | None = None
 
 
 def find_texts(
@@ -76,17 +78,29 @@ def find_texts(
         found = search_index(table, vectors, k, session)
     else:
         found = search_table(table, vectors, k, session)
-    column = table.text
-    texts: list[str | None] = [None] * len(found.documents)
-    if column is not None:
-        texts = rows_at(table, found.documents, [column]).column(column).to_pylist()
+    texts, keys = _texts_and_keys(table, found.documents)
     starts = np.searchsorted(found.queries, found.queries)
     return [
-        Hit(int(query), place - int(start) + 1, float(score), int(position), text)
-        for place, (query, start, score, position, text) in enumerate(
-            zip(found.queries, starts, found.scores, found.documents, texts, strict=True)
+        Hit(int(query), place - int(start) + 1, float(score), int(position), text, key)
+        for place, (query, start, score, position, text, key) in enumerate(
+            zip(found.queries, starts, found.scores, found.documents, texts, keys, strict=True)
         )
     ]
+
+
+def _texts_and_keys(
+    table: VectorTable, positions: np.ndarray
+) -> tuple[list[str | None], list[str | None]]:
+    """Of rows; None where the table has no such column."""
+    columns = list(dict.fromkeys(name for name in (table.text, table.key) if name is not None))
+    nothing: list[str | None] = [None] * len(positions)
+    if not columns:
+        return nothing, nothing
+    rows = rows_at(table, positions, columns)
+    texts = nothing if table.text is None else rows.column(table.text).to_pylist()
+    if table.key is None:
+        return texts, nothing
+    return texts, [str(key) for key in rows.column(table.key).to_pylist()]
 
 
 def embed_queries(

@@ -61,6 +61,13 @@ class CorpusSettings(Settings):
         default=None,
         description="Rows that share its value never meet in one granule; `pairs: group` needs it.",
     )
+    key_column: str | None = Field(
+        default=None,
+        description=(
+            "Column that says whose a row is; `delete` removes rows by its values. With it, no "
+            "excerpt is kept of what could not be read, nor of what is cut out of a text."
+        ),
+    )
     score_column: str | None = Field(
         default=None, description="Similarity of a pair, for `objective.name: cosine_regression`."
     )

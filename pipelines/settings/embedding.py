@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from pipelines.corpus.readers import TABLE_FORMATS
+from pipelines.embedding import MERGE_FORMATS
+from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
 from pipelines.settings.paths import LocalInputPath, LocalPath, StoredPath
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
 
 
 class EmbeddingSettings(Settings):
@@ -30,6 +35,14 @@ class EmbeddingSettings(Settings):
         default=(), description="Files, folders or globs; of `table` and `iceberg`: names."
     )
     text_column: str = Field(default="text", description="Column that holds the text.")
+    key_column: str | None = Field(
+        default=None,
+        description=(
+            "Column of whole numbers or strings, another one in each row. With it, a table whose "
+            "input or model has changed is brought up to date: rows whose text is as it was keep "
+            "their vectors. Unset: such a table is refused, or replaced with `overwrite`."
+        ),
+    )
     output: LocalPath = Field(
         default="embedded",
         description="Folder of the table, which the driver and every executor can reach.",
@@ -40,8 +53,8 @@ class EmbeddingSettings(Settings):
     overwrite: bool = Field(
         default=False,
         description=(
-            "Replace a finished table that the folder holds; an unfinished one of the same "
-            "settings goes on."
+            "Make a finished table anew, every vector of it, which takes its place when it is "
+            "whole; an unfinished one of the same settings goes on."
         ),
     )
     backend: Literal["auto", "openvino", "torch", "tensorflow"] = Field(
@@ -84,8 +97,35 @@ class EmbeddingSettings(Settings):
             "`int8`: a byte for each value, and a scale for each vector in `<output_column>_scale`."
         ),
     )
-    part_rows: int = Field(
-        default=16384,
+    part_megabytes: int = Field(
+        default=128,
         ge=1,
-        description="Rows of an output file, the unit of work and of resuming.",
+        description=(
+            "Size of an output file, about, the unit of work and of resuming; of a small table it "
+            "is less, so that all executors have some. An input file is never joined to another."
+        ),
     )
+    part_rows: int | None = Field(
+        default=None, ge=1, description="Rows that an output file has at most; unset: any number."
+    )
+    merge_into: str | None = Field(
+        default=None,
+        description=(
+            "Delta or Iceberg table, `catalog.database.table`, into which the rows are merged by "
+            "`key_column` when the output is whole; it is made where there is none."
+        ),
+    )
+    merge_format: Annotated[str, choice_of(MERGE_FORMATS)] = Field(
+        default="delta", description="What the table of `merge_into` is, or is made as."
+    )
+
+    def check_with(self, config: Config) -> None:
+        """Refuses to merge rows that have no key.
+
+        Raises:
+            InputError: ``merge_into`` is set without ``key_column``.
+        """
+        if self.merge_into is not None and self.key_column is None:
+            raise InputError(
+                "embedding.merge_into", "rows are merged by their key", "set embedding.key_column"
+            )

@@ -17,6 +17,13 @@ class PreparedSettings(Settings):
     reuse: bool = Field(
         default=True, description="Keep a stage whose inputs and settings have not changed."
     )
+    cache_gigabytes: float = Field(
+        default=20.0,
+        ge=0,
+        description="What a machine keeps on its disk of lanes in an object store, for all runs on "
+        "it together, in units of 10^9 bytes; 0 fetches granules anew in each epoch. The folder is "
+        "`storage.cache_folder`.",
+    )
     keep_units: bool = Field(
         default=True,
         description=(

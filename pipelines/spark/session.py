@@ -24,6 +24,7 @@ from pipelines.settings.redaction import HIDDEN
 from pipelines.spark import daemon
 from pipelines.spark.jvm_options import brief_options, defaults_file, names_collector
 from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
+from pipelines.spark.releases import check_java, check_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,12 +61,14 @@ def spark_session(
             the cores and the memory of all: every one more takes seconds to start.
 
     Raises:
-        InputError: There is no Java, or the cluster cannot be reached.
+        InputError: There is no Java, or Spark does not run on it or on this Python, or the cluster
+            cannot be reached.
     """
     from pyspark.sql import SparkSession
 
     if _is_running():
         return SparkSession.builder.getOrCreate()
+    check_python()
     provide_java()
     # Executors must run the Python of the driver, where `pipelines` is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -85,6 +88,7 @@ def spark_session(
                 start_jvm(own)
             return builder.getOrCreate()
     except Exception as error:
+        check_java()
         summary = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         master = config.spark.conf.get("master", "the default")
         raise InputError(

@@ -108,14 +108,13 @@ def check_resources(stage: StageName, found: StageResources) -> None:
 def check_stages(session: SparkSession, config: Config, stages: Iterable[StageName]) -> None:
     """Refuses what stages ask for that the session which they share cannot give them.
 
+    What a training asks for of tasks and executors depends on the engine, which checks it.
+
     Raises:
-        InputError: See :func:`check_resources` and :func:`stage_settings`.
+        InputError: See :func:`stage_settings`.
     """
     for stage in stages:
-        found = resources_in(session, config, stage)
-        if stage == "train":
-            check_resources(stage, found)
-        _modifiable(session, stage, found)
+        _modifiable(session, stage, resources_in(session, config, stage))
 
 
 def _modifiable(session: SparkSession, stage: StageName, found: StageResources) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipelines.lanes.files import Granule, LaneReader
+from pipelines.lanes.files import Granule
 from pipelines.runs.run import WorkerTask
 
 
@@ -25,11 +25,16 @@ class StepWork:
 
 
 def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
-    """Reads the worker's granules from the lane files in place. Runs on an executor."""
-    run = task.run
-    reader = LaneReader(run.lanes_folder, run.manifest, run.sides)
-    for step, addresses in task.steps():
-        yield StepWork(step.index, step.epoch, [reader.granule(a) for a in addresses])
+    """Reads the worker's granules from the lanes as its steps come. Runs on an executor.
+
+    Those in an object store are fetched from now on, while the encoder is loaded.
+    """
+    reader = task.run.lane_reader()
+    steps = reader.ahead(task.steps())
+    return (
+        StepWork(step.index, step.epoch, [reader.granule(address) for address in addresses])
+        for step, addresses in steps
+    )
 
 
 def memory_feed(task: WorkerTask) -> Iterator[StepWork]:
@@ -38,11 +43,11 @@ def memory_feed(task: WorkerTask) -> Iterator[StepWork]:
     Each is kept once, for all epochs. It shows what a feed without any cost would give: for small
     corpora, and as the baseline of benchmarks.
     """
-    run = task.run
-    reader = LaneReader(run.lanes_folder, run.manifest, run.sides)
+    reader = task.run.lane_reader()
     wanted = {address for _, addresses in task.steps() for address in addresses}
     in_order = sorted(wanted, key=lambda address: (address.lane, address.row))
-    kept = {address: reader.granule(address) for address in in_order}
+    one_by_one = reader.ahead((address, (address,)) for address in in_order)
+    kept = {address: reader.granule(address) for address, _ in one_by_one}
     for step, addresses in task.steps():
         yield StepWork(step.index, step.epoch, [kept[address] for address in addresses])
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
+from pipelines.runs.checkpoint import load_checkpoint
+from pipelines.runs.checkpoint_writer import CheckpointWriter
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepRecord
 from pipelines.training.collectives.agreement import check_agreement
@@ -62,12 +63,17 @@ class SharedSteps:
         checkpoint = load_checkpoint(task.run.run_folder, task.run.first_step)
         self._stepper = stepper_factory(task, checkpoint, collectives)
         together = self._stepper.sharded and collectives.workers > 1
+        self._checkpoints = CheckpointWriter(
+            task.run.run_folder, task.run.config.training.kept_checkpoints
+        )
         self._extra = ExtraCheckpoints(task, reporter, collectives if together else None)
         reporter.ready()
         self._timer = StepTimer(reporter, self._stepper.precision)
 
     def __iter__(self) -> Iterator[StepWork]:
-        return self._timer.timed(self._feed)
+        yield from self._timer.timed(self._feed)
+        with self._reporter.waiting():
+            self._checkpoints.wait()
 
     def make(self, work: StepWork) -> float:
         """Makes a step with the other workers, and writes its checkpoint if there is to be one.
@@ -93,20 +99,20 @@ class SharedSteps:
             # After a restart the driver resumes only from a checkpoint all of whose steps were
             # reported to it, so the reports must not arrive later than the checkpoint.
             self._reporter.send_records()
-            _save(stepper, self._task, done, self._reporter)
+            self._save(done)
             self._extra.saved()
         return loss
 
+    def _save(self, step: int) -> None:
+        """Writes the state before a step.
 
-def _save(stepper: Stepper, task: WorkerTask, step: int, reporter: Reporter) -> None:
-    """Writes the state before a step. Rank 0 writes; if sharded, the others send it their part."""
-    if task.rank != 0 and not stepper.sharded:
-        return
-    checkpoint = stepper.checkpoint(step)
-    if task.rank == 0:
-        keep = task.run.config.training.kept_checkpoints
-        save_checkpoint(task.run.run_folder, checkpoint, keep)
-        reporter.saved(step)
+        Rank 0 writes; if the state is sharded, the others send it their part.
+        """
+        if self._task.rank != 0 and not self._stepper.sharded:
+            return
+        checkpoint = self._stepper.checkpoint(step)
+        if self._task.rank == 0:
+            self._checkpoints.save(checkpoint, self._reporter.saved)
 
 
 def check_finite(step: int, loss: float) -> None:

@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from pipelines.models.weights import Weights
-from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint
+from pipelines.runs.checkpoint_writer import CheckpointWriter
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.control.reporter import Reporter
@@ -68,6 +69,7 @@ def train_in_rounds(
     reporter.ready()
     timer = StepTimer(reporter, stepper.precision)
     extra = ExtraCheckpoints(task, reporter)
+    checkpoints = CheckpointWriter(run.run_folder, training.kept_checkpoints)
     steps = timer.timed(feed)
     with timer.communication():
         before = rounds.pull(run.first_step)
@@ -93,9 +95,10 @@ def train_in_rounds(
         mean = checkpoint_of(before, end, first)
         stepper.load(mean)
         if task.rank == 0 and (run.is_checkpointed(end) or extra.is_due()):
-            save_checkpoint(run.run_folder, mean, training.kept_checkpoints)
-            reporter.saved(end)
+            checkpoints.save(mean, reporter.saved)
             extra.saved()
+    with reporter.waiting():
+        checkpoints.wait()
 
 
 def state_of(checkpoint: Checkpoint) -> Weights:

@@ -6,7 +6,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpus_runs import pairs_of, prepared, sentence, write_parquet
+from corpus_runs import everything_in, pairs_of, prepared, sentence, write_parquet
 
 from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
 from pipelines.errors import InputError
@@ -63,13 +63,6 @@ def test_the_identity_changes_with_the_file(tmp_path, monkeypatch):
         assert name == f"changing_{number}:f"
         digests.add(digest)
     assert len(digests) == 2
-
-
-def everything_in(folder):
-    """All that the files of a folder say, in words."""
-    tables = [str(pq.read_table(path).to_pylist()) for path in folder.rglob("*.parquet")]
-    others = [path.read_text() for path in folder.rglob("*") if path.suffix in (".json", ".html")]
-    return "\n".join(tables + others)
 
 
 def test_no_text_is_shown_and_none_is_written_before_it_is_redacted(spark, tmp_path):

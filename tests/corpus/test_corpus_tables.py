@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.corpus.readers.sources import read_rows
+from pipelines.corpus.readers.tables import DELTA, ICEBERG, table_and_version
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 
@@ -126,6 +127,56 @@ def test_tables_that_are_not_there(spark, tmp_path, kind, name, named):
     assert raised.value.key == "corpus.inputs"
     assert all(part in str(raised.value) for part in named)
     assert "\n" not in str(raised.value)
+
+
+def test_a_version_stands_behind_an_at_sign(tmp_path):
+    (tmp_path / "odd@v3").mkdir()
+    assert [
+        table_and_version(given)
+        for given in (
+            "/lake/a@v12",
+            "lake.db.a@77",
+            "s3://b/a@1",
+            "/lake/a",
+            "a@b",
+            str(tmp_path / "odd@v3"),
+        )
+    ] == [
+        ("/lake/a", "12"),
+        ("lake.db.a", "77"),
+        ("s3://b/a", "1"),
+        ("/lake/a", None),
+        ("a@b", None),
+        (str(tmp_path / "odd@v3"), None),
+    ]
+
+
+def test_the_newest_version_of_a_delta_folder_is_pinned(tmp_path):
+    log = tmp_path / "table" / "_delta_log"
+    log.mkdir(parents=True)
+    table = str(tmp_path / "table")
+    assert DELTA.pin(None, table) == table and DELTA.fingerprint([table]) is None
+    for name in ("9.json", "11.json", "10.checkpoint.parquet", "00000000000000000099.crc"):
+        version, _, ending = name.partition(".")
+        (log / f"{version.zfill(20)}.{ending}").touch()
+    assert DELTA.pin(None, table) == f"{table}@v11"
+    assert DELTA.pin(None, f"{table}@v3") == f"{table}@v3"
+    assert DELTA.fingerprint([table]) == {"tables": [[table, 11]]}
+    assert DELTA.fingerprint([f"{table}@v3"]) == {"tables": [[table, 3]]}
+    assert ICEBERG.fingerprint(["lake.a@7"]) == {"tables": [["lake.a", "7"]]}
+    assert ICEBERG.fingerprint(["lake.a@7", "lake.b"]) is None
+
+
+def test_spark_is_asked_for_the_version(spark):
+    """A table that has no versions is refused for the option, and not read as it is."""
+    spark.range(3).write.mode("overwrite").saveAsTable("no_versions")
+    try:
+        with pytest.raises(InputError, match=r"(?i)time.travel") as raised:
+            read_rows(spark, corpus("no_versions@v1", format="delta", text_column="id"))
+        assert raised.value.key == "corpus.inputs"
+        assert ICEBERG.pin(spark, "no_versions") == "no_versions"
+    finally:
+        spark.sql("drop table no_versions")
 
 
 def test_no_tables_at_all(spark):

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.embedding.partitions import Constant, partition_columns
 from pipelines.embedding.parts import read_rows
-from pipelines.embedding.plan import check_job
+from pipelines.embedding.planning import check_job
 from pipelines.embedding.table import embed_table
 from pipelines.errors import InputError, PipelineError
 from pipelines.settings.load import parse

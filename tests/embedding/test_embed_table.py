@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.embedding.parts import cut_files, read_rows, tasks
-from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE, check_job
+from pipelines.embedding.footers import InputFile, read_input
+from pipelines.embedding.parts import (
+    LEAST_BYTES,
+    PartSize,
+    RowRange,
+    cut_file,
+    read_rows,
+    tasks,
+)
+from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE
+from pipelines.embedding.planning import check_job
 from pipelines.embedding.store import open_table, read_blocks
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
@@ -101,7 +111,6 @@ def test_other_settings_or_inputs_are_refused(
         "embedding.dimensions": {"dimensions": 8},
         "embedding.quantise": {"quantise": "int8"},
         "embedding.output_column": {"output_column": "v"},
-        "embedding.part_rows": {"part_rows": 65},
         "embedding.precision": {"precision": "bf16"},
         "embedding.model": {"model": str(minilm_folder)},
         "embedding.inputs": {"inputs": [str(sentence_file)]},
@@ -192,17 +201,17 @@ def test_a_job_that_fails_keeps_its_parts(spark, job, sentence_file, tmp_path) -
     config = job(inputs=[str(folder)], part_rows=100)
     embed_table(spark, config)
     output = tmp_path / "table"
-    (output / "part-00001-00000.parquet").unlink()
+    max(output.glob("part-*")).unlink()
     plan = json.loads((output / PLAN_FILE).read_text())
     plan["parts"][1]["path"] = str(folder / "away.parquet")
     (output / PLAN_FILE).write_text(json.dumps(plan))
     with pytest.raises(PipelineError, match=r"failed on an executor: .*away.parquet.*is kept"):
         embed_table(spark, config)
-    assert [part.name for part in output.glob("part-*")] == ["part-00000-00000.parquet"]
+    assert [part.name for part in output.glob("part-*")] == ["part-00000-00000-00000.parquet"]
 
 
 def test_parts_are_all_rows_once(sentence_file) -> None:
-    parts = cut_files([sentence_file], 70)
+    parts = cut_file(read_input(sentence_file), PartSize(2**30, 70, 128), "part-00000-00000", ())
     assert [part.rows for part in parts] == [70, 70, 70, 70, 23]
     found = [
         value
@@ -211,5 +220,31 @@ def test_parts_are_all_rows_once(sentence_file) -> None:
         for value in batch.column("id").to_pylist()
     ]
     assert found == list(range(303))
-    assert [len(task) for task in tasks(parts, 150)] == [2, 2, 1]
-    assert all(re.fullmatch(r"part-\d{5}-\d{5}", part.name) for part in parts)
+    assert [len(task) for task in tasks(parts, 1)] == [1, 1, 1, 1, 1]
+    assert all(re.fullmatch(r"part(-\d{5}){3}", part.name) for part in parts)
+
+
+def test_parts_are_of_some_bytes_whatever_their_rows() -> None:
+    rows, vector = 10_000_000, 384 * 4
+    files = [InputFile(Path(f"/lake/{number}"), rows, rows * 100, {}) for number in range(100)]
+    size = PartSize(128 * 2**20, None, vector)
+    parts = [part for file in files for part in cut_file(file, size, file.path.name, ())]
+    assert sum(part.rows for part in parts) == 1_000_000_000
+    assert len(parts) == 12_200
+    assert max(part.rows for part in parts) * (100 + vector) <= 128 * 2**20
+    # Few rows are shared among the slots of a cluster, but not in crumbs.
+    assert size.shared(files, 1000) == size
+    few = [InputFile(Path("/lake/few"), 100_000, 10_000_000, {})]
+    assert len(cut_file(few[0], size.shared(few, 4), "few", ())) == 16
+    assert size.shared(few, 1000).size == LEAST_BYTES
+
+
+def test_small_parts_are_shared_among_tasks() -> None:
+    def part(rows: int, reused: int = 0) -> RowRange:
+        return RowRange("part", "/lake/a", 0, rows, reused=reused)
+
+    assert [len(task) for task in tasks([part(100)] * 8, 1)] == [2, 2, 2, 2]
+    assert [len(task) for task in tasks([part(100)] * 8, 4)] == [1] * 8
+    # What keeps its vectors is hardly any work.
+    assert [len(task) for task in tasks([part(5000, 5000)] * 40 + [part(4000)], 1)] == [40, 1]
+    assert tasks([], 4) == []

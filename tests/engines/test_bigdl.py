@@ -25,7 +25,8 @@ from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
 from pipelines.engines.bigdl.progress import parse_progress
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable, InputError
-from pipelines.lanes.files import Granule, LaneReader, Side
+from pipelines.lanes.files import Granule, Side
+from pipelines.lanes.reader import LaneReader
 from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.models.bert.spec import BertSpec

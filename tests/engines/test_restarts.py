@@ -97,7 +97,8 @@ def test_a_run_loses_a_worker_and_not_a_step(
     assert outcome.steps == MANY_STEPS
     assert [restart.workers for restart in outcome.restarts] == [workers]
     expected = reference(MANY_STEPS, reference_framework(case))
-    np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3)
+    # So many steps bring losses of a thousandth, of which rounding is a larger share.
+    np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3, atol=1e-4)
     check_log(run, outcome)
     (restart,) = read_restarts(run.run_folder)
     assert restart == outcome.restarts[0]
@@ -202,6 +203,9 @@ class Scripted:
         if (end := next(self._ends, None)) is not None:
             raise end
         return step_metrics.outcome()
+
+    def workers(self, config):
+        return config.training.workers
 
     def room(self, session, config, wanted, seconds):
         self.asked.append((wanted, seconds))

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "environment"
-NAMES = ("airflow.lock", "airflow-2.lock", "horovod.lock")
-LOCKS = [FOLDER.parent / "requirements.lock", *(FOLDER / name for name in NAMES)]
+LOCKS = [FOLDER.parent / "requirements.lock", *sorted(FOLDER.glob("*.lock"))]
 ONE, TWO, THREE = ("1" * 64, "2" * 64, "3" * 64)
 TEXT = f"""# A comment
 a-b==1.0 \\

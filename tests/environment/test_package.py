@@ -243,6 +243,14 @@ def test_an_unknown_extra_ends_with_one_line_and_leaves_nothing(tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
+def test_a_lock_that_this_environment_is_not_of_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build_package, "DIST", tmp_path / "dist")
+    lock = tmp_path / "other.lock"
+    lock.write_text("pyspark==7.0.0\n")
+    assert build_package.main(["--engines", "torch", "--with", "--lock", str(lock)]) == 2
+    assert "and the lock has 7.0.0: run `make environment`" in capsys.readouterr().err
+
+
 @pytest.mark.matrix
 def test_torch_trains_from_its_archive_where_there_is_no_python(tmp_path, monkeypatch):
     monkeypatch.setattr(build_package, "DIST", tmp_path)

@@ -5,8 +5,14 @@ import sys
 import time
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
+from pipelines.corpus.kept_units.generations import (
+    KeptSource,
+    find_generations,
+    write_generation,
+)
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import conditional, folders, lock_files, locks, storage, versions
 from pipelines.files.locations import RemotePath
@@ -47,6 +53,36 @@ def test_a_folder_of_a_bucket_is_whole_or_the_one_before(s3_bucket):
     assert not (folder / "weights").exists()
     storage.remove_folder(folder)
     assert not folder.exists()
+
+
+def test_the_version_before_of_a_folder_can_be_forgotten(s3_bucket):
+    folder = s3_bucket.root / "prepared" / "corpus"
+    storage.forget_earlier(folder)
+    for content in ("deleted", "kept"):
+        with storage.built_folder(folder) as made:
+            (made / "texts").write_text(content)
+    contents = [path.read_text() for path in folder.rglob("texts")]
+    assert sorted(contents) == ["deleted", "kept"]
+    storage.forget_earlier(versions.current(folder))
+    assert [path.read_text() for path in folder.rglob("texts")] == ["kept"]
+    assert (versions.current(folder) / "texts").read_text() == "kept"
+
+
+def test_generations_of_units_in_a_bucket(s3_bucket):
+    units = s3_bucket.root / "prepared" / "units"
+    totals = pa.table({"source": [5, 6], "written": [1, 2]})
+    kept = {"a": KeptSource("stamp", 5), "b": KeptSource(None, 6)}
+    for number in ("1", "2"):
+        with storage.new_folder(units / number) as aside:
+            write_generation(aside, "key", kept, totals)
+    # What a job leaves that is killed before it says which version is the current one.
+    write_generation(units / "3" / "version", "key", kept, totals)
+    newest, oldest = find_generations(units)
+    assert (newest.number, oldest.number, newest.sources) == (2, 1, kept)
+    assert newest.number_of_rows == 3
+    assert newest.totals_of([6])["written"].to_pylist() == [2]
+    storage.remove_folder(oldest.place)
+    assert [found.number for found in find_generations(units)] == [2]
 
 
 def test_a_large_file_comes_back_as_it_was(s3_bucket, tmp_path):

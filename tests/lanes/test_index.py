@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from lanes_factory import VOCABULARY, damage_lane, write_small_lanes
 
 from pipelines.errors import PipelineError
-from pipelines.lanes.files import LaneReader, index_path, part_path
+from pipelines.lanes.files import index_path, part_path
 from pipelines.lanes.plan import GranuleAddress
+from pipelines.lanes.reader import LaneReader
 
 
 def messages(folder: Path, manifest) -> list[bytes]:

@@ -16,8 +16,9 @@ from lanes_factory import small_manifest
 
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.lanes.files import SCHEMA, SIDES, LaneManifest, LaneReader, decode, ragged
+from pipelines.lanes.files import SCHEMA, SIDES, LaneManifest, decode, ragged
 from pipelines.lanes.plan import Segment, count_same_group_in_step
+from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.settings import Config
 from pipelines.settings.load import parse

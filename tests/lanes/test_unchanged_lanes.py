@@ -7,8 +7,9 @@ import pytest
 from lanes_factory import write_small_lanes
 
 from pipelines.errors import PipelineError
-from pipelines.lanes.files import LaneReader, check_unchanged, part_path
+from pipelines.lanes.files import part_path
 from pipelines.lanes.plan import GranuleAddress
+from pipelines.lanes.reader import LaneReader, check_unchanged
 
 AGAIN = r" was prepared again since the run began, begin anew with run\.overwrite=true$"
 GONE = r" cannot be read any more \(.+\): bring it back, then go on with training\.resume=true$"

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
 from pipelines.spark.stage_resources import check_stages, stage_settings
@@ -22,12 +23,12 @@ from pipelines.spark.session import executor_count, spark_session
 from pipelines.spark.stage_resources import resource_profile, resources_in
 
 def where(rdd):
-    from pyspark.files import SparkFiles
     def place(_):
-        import time
+        import os, time
         from pyspark import TaskContext
         time.sleep(2)
-        yield SparkFiles.getRootDirectory(), TaskContext.get().cpus()
+        # Each executor has a folder of its own.
+        yield os.getcwd(), TaskContext.get().cpus()
     return rdd.mapPartitions(place).collect()
 
 def look(name, spark, train):
@@ -104,7 +105,6 @@ def test_what_spark_lets_change_is_set_while_a_stage_runs(spark):
     [
         ("evaluate", "spark.executor.memory", "7g"),
         ("prepare", "spark.task.cpus", "3"),
-        ("train", "spark.executor.memory", "7g"),
         ("train", "spark.speculation", "true"),
     ],
 )
@@ -115,3 +115,19 @@ def test_what_is_fixed_is_refused_before_anything_is_done(spark, stage, key, val
     conf = dict(spark.sparkContext.getConf().getAll())
     same = {key: conf[key]} if key in conf else {}
     check_stages(spark, parse({"stages": {stage: same}}), (stage,))
+
+
+@pytest.mark.parametrize("engine", ["horovod", "torch"])
+def test_other_executors_for_a_training_are_refused_before_anything_is_prepared(spark, engine):
+    config = parse({"stages": {"train": {"spark.executor.memory": "7g"}}})
+    with pytest.raises(InputError, match=r"^stages\.train\.spark\.executor\.memory: .* of its own"):
+        load_engine(engine).check_session(spark, config)
+
+
+def test_an_engine_whose_jobs_are_a_librarys_has_the_sessions_resources(spark):
+    config = parse({"stages": {"train": {"spark.task.cpus": 9}}})
+    config = config.model_copy(
+        update={"training": config.training.model_copy(update={"framework": "bigdl"})}
+    )
+    with pytest.raises(InputError, match=r"^stages\.train\.spark\.task\.cpus: engine bigdl runs"):
+        load_engine("bigdl").check_session(spark, config)

@@ -23,7 +23,10 @@ def write_docstrings(path: Path) -> None:
     library = Path(sysconfig.get_path("stdlib"))
     with path.open("w") as file:
         for name in MODULES.split():
-            tree = ast.parse((library / f"{name}.py").read_text())
+            source = library / f"{name}.py"
+            if not source.is_file():
+                source = library / name / "__init__.py"  # Of later releases of Python.
+            tree = ast.parse(source.read_text())
             for node in ast.walk(tree):
                 if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                     text = ast.get_docstring(node)

@@ -33,6 +33,15 @@ def write_parquet(path, **columns):
     return str(path)
 
 
+def everything_in(folder):
+    """All that the files of a folder say, in words."""
+    tables = [
+        str(pq.read_table(path).to_pylist()) for path in folder.rglob("*.parquet") if path.is_file()
+    ]
+    others = [path.read_text() for path in folder.rglob("*") if path.suffix in (".json", ".html")]
+    return "\n".join(tables + others)
+
+
 def pairs_of(summary):
     table = pq.read_table(summary.folder / "pairs.parquet")
     return sorted(table.to_pylist(), key=lambda row: row["id"])

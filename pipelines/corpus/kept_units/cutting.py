@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.corpus.cleaning.redaction import check_redactor
+from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.kept_units.generations import (
     Claim,
     Generation,
@@ -37,6 +38,7 @@ from pipelines.corpus.readers.streams import may_pass
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import unit_batches
 from pipelines.corpus.versions import code_versions
+from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -83,10 +85,12 @@ class Units:
     Attributes:
         frame: Rows of :data:`.unit_schema.SCHEMA`.
         totals: `rows` and `bytes` by `level`, `quarantined` and `language`.
+        tables: The inputs with the versions that were read, where they are tables that have some.
     """
 
     frame: DataFrame
     totals: pa.Table
+    tables: tuple[str, ...] = ()
 
 
 def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units:
@@ -103,17 +107,22 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units
     """
     folder = PreparedFolder.of(config).units
     settings = config.corpus
+    deleted = deleted_keys(PreparedFolder.of(config), settings.key_column)
     if FORMATS.load(settings.format).read is None and config.prepared.keep_units:
-        return _KeptUnits(session, settings, folder, config.storage).units(
-            reuse=config.prepared.reuse
-        )
+        kept = _KeptUnits(session, settings, folder, deleted, config.storage)
+        return kept.units(reuse=config.prepared.reuse)
     _remove(folder)
+    pin = FORMATS.load(settings.format).pin
+    tables = tuple(pin(session, given) for given in settings.inputs) if pin else ()
+    if tables:
+        logger.info("reading %s", ", ".join(tables))
+        settings = settings.model_copy(update={"inputs": tables})
     with batches_of(session, _PIECES_PER_BATCH):
-        work = partial(unit_batches, settings=settings)
+        work = partial(unit_batches, settings=settings, deleted=deleted)
         frame, totals = scratch.keep_arrow(
             read_rows(session, settings, config.storage), work, SCHEMA, _TOTALS_OF_ALL
         )
-    return Units(frame, totals)
+    return Units(frame, totals, tables)
 
 
 @dataclass(frozen=True)
@@ -124,12 +133,14 @@ class _KeptUnits:
         session: Of the driver.
         settings: Of the corpus.
         folder: Is made if there is none; no other process works in it.
+        deleted: Hashes of the keys whose rows are kept nowhere.
         stores: How object stores are reached.
     """
 
     session: SparkSession
     settings: CorpusSettings
     folder: Location
+    deleted: Collection[int]
     stores: StorageSettings
 
     def units(self, *, reuse: bool) -> Units:
@@ -143,7 +154,7 @@ class _KeptUnits:
         naming = naming_for(files, 1 + max((one.number for one in generations), default=0))
         sources = find_sources(files, naming)
         key = settings_key(self.settings)
-        found = claims(generations, key, sources)
+        found = claims([self._without_deleted(one, key) for one in generations], key, sources)
         kept = {name for claim in found for name in claim.live}
         new = {name: source for name, source in sources.items() if name not in kept}
         if kept:
@@ -159,7 +170,9 @@ class _KeptUnits:
         with storage.new_folder(self.folder / str(naming.generation)) as aside:
             read = sorted((file for one in new.values() for file in one.files), key=sort_key)
             raw = read_files(self.session, self.settings, files, read, self.stores)
-            work = partial(unit_batches, settings=self.settings, naming=naming)
+            work = partial(
+                unit_batches, settings=self.settings, naming=naming, deleted=self.deleted
+            )
             with batches_of(self.session, _PIECES_PER_BATCH):
                 totals = write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
             passing = _sources_with_passing_errors(totals)
@@ -167,13 +180,25 @@ class _KeptUnits:
             for name, stamp in unchanged(new).items():
                 number = naming.id_of(str(new[name].files[0]))
                 kept[name] = KeptSource(None if number in passing else stamp, number)
+            _check_all_known(totals, kept)
             write_generation(aside, key, kept, totals)
         generation = Generation.load(self.folder / str(naming.generation))
         return Claim(generation, generation.sources)
 
+    def _without_deleted(self, generation: Generation, key: str) -> Generation:
+        """Has the sources read again that hold rows of keys which were deleted since."""
+        from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+        has_keys = self.settings.key_column is not None and generation.settings == key
+        if not (self.deleted and has_keys):
+            return generation
+        held = self._rows(generation).where(F.col("key").isin(list(self.deleted)))
+        ids = {row["source"] for row in held.select("source").distinct().collect()}
+        return generation.without(ids)
+
     def _settled(self, found: list[Claim], key: str) -> list[Generation]:
         """The generations that hold what was claimed and nothing else, and not too many of them."""
-        largest = max(found, key=lambda claim: claim.generation.totals.num_rows)
+        largest = max(found, key=lambda claim: claim.generation.number_of_rows)
         stay = found if len(found) <= MOST_GENERATIONS else [largest]
         written = [claim for claim in found if not claim.is_whole or claim not in stay]
         whole = [claim.generation for claim in found if claim not in written]
@@ -221,6 +246,17 @@ def settings_key(settings: CorpusSettings) -> str:
     redactor = settings.redact and check_redactor(settings.redact)
     content = json.dumps([code_versions(), values, redactor, str(SCHEMA)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _check_all_known(totals: pa.Table, kept: Mapping[str, KeptSource]) -> None:
+    """Rows of no known source would be lost, or stay, when a generation is written again.
+
+    Raises:
+        PipelineError: There are some.
+    """
+    strange = {*totals["source"].to_pylist()} - {one.id for one in kept.values()}
+    if strange:
+        raise PipelineError(f"{len(strange)} of the inputs that executors read were not asked for")
 
 
 def _sources_with_passing_errors(totals: pa.Table) -> set[int]:

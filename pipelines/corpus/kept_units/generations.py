@@ -12,8 +12,8 @@ into a new one, before it is removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -80,6 +80,19 @@ class Generation:
     def totals(self) -> pa.Table:
         """What its rows add up to."""
         return pq.read_table(arrow_source(self.path / _TOTALS))
+
+    @property
+    def number_of_rows(self) -> int:
+        """Of all its files."""
+        return int(pc.sum(self.totals["written"]).as_py() or 0)
+
+    def without(self, ids: Collection[int]) -> Generation:
+        """The same, of which sources must be read again."""
+        sources = {
+            name: replace(one, stamp=None) if one.id in ids else one
+            for name, one in self.sources.items()
+        }
+        return replace(self, sources=sources)
 
     def totals_of(self, ids: Iterable[int]) -> pa.Table:
         """The totals of some of its sources."""

@@ -51,17 +51,19 @@ class Columns:
         title: Of the title, if there is one.
         score: Of the score, if there is one.
         group: Of the group, if there is one.
+        key: Of the key that rows are deleted by, if there is one.
     """
 
     texts: tuple[str, ...]
     title: str | None = None
     score: str | None = None
     group: str | None = None
+    key: str | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Every column that a record must have."""
-        others = (self.title, self.score, self.group)
+        others = (self.title, self.score, self.group, self.key)
         return self.texts + tuple(name for name in others if name is not None)
 
 
@@ -195,6 +197,8 @@ class Format:
         load: A table of the session that an input names, for formats whose inputs are tables.
         fingerprint: What changes when the inputs do; None for the sizes and times of the files. It
             gives None where no version can be known.
+        pin: An input with the version that its table has now, as `load` takes it, so that a job
+            reads one version from its beginning to its end; None where tables have none.
         columns: Whether records have named columns.
         is_documents: Whether rows are pieces of documents, and counted by their bytes.
         pairs: The values of `corpus.pairs` that it can give; None for all.
@@ -211,6 +215,7 @@ class Format:
     read_files: ReadFiles | None = None
     load: Callable[[SparkSession, str], DataFrame] | None = None
     fingerprint: Callable[[Sequence[str]], dict[str, Any] | None] | None = None
+    pin: Callable[[SparkSession, str], str] | None = None
     columns: bool = False
     is_documents: bool = False
     pairs: tuple[str, ...] | None = None

@@ -38,4 +38,5 @@ def record_of(offset: int, end: int, values: Mapping[str, str | None], columns: 
         values[columns.title] if columns.title else None,
         score=values[columns.score] if columns.score else None,
         group=values[columns.group] if columns.group else None,
+        key=values[columns.key] if columns.key else None,
     )

@@ -30,6 +30,7 @@ ROW_SCHEMA = pa.schema(
         ("bytes", pa.int64()),
         ("level", pa.string()),
         ("input", pa.string()),
+        ("key", pa.string()),
     ]
 )
 """Every column of a raw row.
@@ -47,6 +48,7 @@ ROW_SCHEMA = pa.schema(
 - `level`: a level of :mod:`pipelines.corpus.funnel`.
 - `input`: address of the file that Spark read it from, where files are read one by one (see
   :func:`file_of`); null where `file` says it, and for tables.
+- `key`: as it was read; null unless the settings name its column.
 """
 
 ROW_DDL = ", ".join(
@@ -73,6 +75,7 @@ class Record:
         place: Number of the piece in its document.
         score: As it was read.
         group: As it was read.
+        key: As it was read.
         quarantined: Why it could not be read.
     """
 
@@ -84,6 +87,7 @@ class Record:
     place: int | None = None
     score: str | None = None
     group: str | None = None
+    key: str | None = None
     quarantined: str | None = None
 
 
@@ -129,6 +133,7 @@ def _batch(rows: list[tuple[str, Record, int]]) -> pa.RecordBatch:
         "title": _clean([record.title for record in records]),
         "score": [record.score for record in records],
         "group": _clean([record.group for record in records]),
+        "key": _clean([record.key for record in records]),
         "quarantined": [record.quarantined for record in records],
         "rows": [1] * len(rows),
         "bytes": [size for _, _, size in rows],

@@ -82,8 +82,13 @@ def check_settings(settings: CorpusSettings) -> None:
         *others, last = known.pairs
         remedy = f"{', '.join(others)} or {last}, or another corpus.format"
         raise InputError("corpus.pairs", f"{inputs} cannot give `{settings.pairs}`", remedy)
-    if not known.columns and settings.group_column:
-        raise InputError("corpus.group_column", f"{inputs} have no columns", "leave it out")
+    columns = {
+        "corpus.group_column": settings.group_column,
+        "corpus.key_column": settings.key_column,
+    }
+    for key, column in columns.items():
+        if column and not known.columns:
+            raise InputError(key, f"{inputs} have no columns", "leave it out")
 
 
 def read_files(

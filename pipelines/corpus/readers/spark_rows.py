@@ -16,6 +16,7 @@ from pipelines.corpus.readers.rows import ROW_SCHEMA
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings
+from pipelines.spark.releases import valid_text
 
 Names = Sequence[tuple[str, str]]
 """Settings that name a column, each with the name."""
@@ -32,6 +33,7 @@ def columns_of(settings: CorpusSettings) -> Columns:
         settings.title_column if settings.pairs == "title" else None,
         settings.score_column,
         settings.group_column,
+        settings.key_column,
     )
 
 
@@ -44,6 +46,7 @@ def named_columns(settings: CorpusSettings) -> Names:
         ("corpus.title_column", columns.title),
         ("corpus.group_column", columns.group),
         ("corpus.score_column", columns.score),
+        ("corpus.key_column", columns.key),
     )
     return [(texts, name) for name in columns.texts] + [
         (key, name) for key, name in others if name is not None
@@ -98,12 +101,12 @@ def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
 
 
 def text_of(name: str) -> Column:
-    """A column as text, with U+FFFD for what is no UTF-8: Spark passes such bytes on as they are.
+    """A column as text, with U+FFFD for what is no UTF-8.
 
     The name is quoted, because a dot in it would mean a field of a struct.
     """
     column = F.col("`" + name.replace("`", "``") + "`")
-    return F.decode(column.cast("string").cast("binary"), "UTF-8")
+    return valid_text(column.cast("string"))
 
 
 def rows_of(
@@ -111,7 +114,12 @@ def rows_of(
 ) -> DataFrame:
     """Raw rows of the wanted columns, and of more columns of a raw row."""
     wanted = {f"text_{side}": name for side, name in enumerate(columns.texts)}
-    others = {"title": columns.title, "score": columns.score, "group": columns.group}
+    others = {
+        "title": columns.title,
+        "score": columns.score,
+        "group": columns.group,
+        "key": columns.key,
+    }
     wanted |= {name: column for name, column in others.items() if column is not None}
     texts = {name: text_of(column) for name, column in wanted.items()}
     return raw_rows(frame, {**texts, **(more or {})})

@@ -11,6 +11,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pyspark.sql.types import ArrayType, MapType, StructType
 
 from pipelines.corpus.readers.formats import Format
@@ -20,7 +21,9 @@ from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
+from pipelines.spark.releases import release_of
 
+_VERSIONED = re.compile(r"(?P<table>.+)@v?(?P<version>\d+)")
 _DELTA_LOG = re.compile(r"(\d{20})\.(?:json|checkpoint\..*)")
 
 
@@ -52,14 +55,31 @@ def _read_tables(
     return reduce(DataFrame.unionByName, frames)
 
 
-def load_table(session: SparkSession, name: str, remedy: str | None = None) -> DataFrame:
+def table_and_version(given: str) -> tuple[str, str | None]:
+    """A Delta or Iceberg table, and the version or snapshot that an input names behind an @."""
+    found = None if Path(given).exists() else _VERSIONED.fullmatch(given)
+    return (given, None) if found is None else (found["table"], found["version"])
+
+
+def load_table(
+    session: SparkSession,
+    name: str,
+    remedy: str | None = None,
+    version: str | None = None,
+) -> DataFrame:
     """A table or view of the session.
+
+    Args:
+        session: Knows the table.
+        name: Of the table.
+        remedy: Where there is none of that name.
+        version: Or snapshot; the newest one unless given.
 
     Raises:
         InputError: There is none of that name.
     """
     try:
-        return session.table(name)
+        return _table(session, name, version)
     except (PySparkException, Py4JJavaError) as error:
         raise InputError(
             INPUTS,
@@ -68,30 +88,42 @@ def load_table(session: SparkSession, name: str, remedy: str | None = None) -> D
         ) from None
 
 
+def _table(session: SparkSession, name: str, version: str | None) -> DataFrame:
+    """A table in a version; the reader's options are passed over where a table has none."""
+    if version is None:
+        return session.table(name)
+    return session.sql(f"select * from {name} version as of {version}")
+
+
 def load_iceberg(session: SparkSession, name: str) -> DataFrame:
-    """An Iceberg table of a catalog of the session."""
+    """An Iceberg table of a catalog of the session, or a snapshot of it: `table@number`."""
+    table, snapshot = table_and_version(name)
     return load_table(
         session,
-        name,
+        table,
         "name it as `catalog.database.table`; the catalog needs the package "
-        f"org.apache.iceberg:iceberg-spark-runtime-{_spark(session)}_2.12 in spark.jars.packages, "
+        f"org.apache.iceberg:iceberg-spark-runtime-{_spark(session)}_{_scala(session)} in "
+        "spark.jars.packages, "
         "spark.sql.extensions=org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions "
         "and spark.sql.catalog.<catalog>=org.apache.iceberg.spark.SparkCatalog",
+        snapshot,
     )
 
 
 def load_delta(session: SparkSession, given: str) -> DataFrame:
-    """A Delta table: a folder that Spark can reach, or a table's name.
+    """A Delta table: a folder that Spark can reach, or a table's name; with `@v12`, a version.
 
     Raises:
         InputError: There is none, or the cluster lacks Delta.
     """
-    path = delta_folder(given)
+    table, version = table_and_version(given)
+    path = delta_folder(table)
+    options = {} if version is None else {"versionAsOf": version}
     try:
-        if path is None and "/" not in given:
-            return session.table(given)
-        source = given if path is None else read_path(path)
-        return session.read.format("delta").load(source)
+        if path is None and "/" not in table:
+            return _table(session, table, version)
+        source = table if path is None else read_path(path)
+        return session.read.format("delta").options(**options).load(source)
     except (PySparkException, Py4JJavaError) as error:
         lacks = "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error)
         problem = (
@@ -102,8 +134,8 @@ def load_delta(session: SparkSession, given: str) -> DataFrame:
         raise InputError(
             INPUTS,
             problem,
-            "name a folder or table; Delta needs the package io.delta:delta-spark_2.12 in "
-            "spark.jars.packages, "
+            "name a folder or table; Delta needs the package io.delta:delta-spark_"
+            f"{_scala(session)} in spark.jars.packages, "
             "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
             "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
         ) from None
@@ -111,6 +143,7 @@ def load_delta(session: SparkSession, given: str) -> DataFrame:
 
 def delta_folder(given: str) -> Path | None:
     """The folder on a file system that a Delta input names, if it is one."""
+    given, _ = table_and_version(given)
     path = Path(given.removeprefix("file://")).expanduser()
     return path.absolute() if path.is_dir() else None
 
@@ -119,19 +152,51 @@ def _spark(session: SparkSession) -> str:
     return ".".join(session.version.split(".")[:2])
 
 
+def _scala(session: SparkSession) -> str:
+    return release_of(session.version).scala
+
+
 def _delta_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
-    """The newest version in the log of each table; its names are in the protocol of Delta Lake."""
+    """The version of each table: the one that is named, or the newest in its log."""
     versions = []
     for given in inputs:
-        folder = delta_folder(given)
-        log = folder / "_delta_log" if folder is not None else None
-        if log is None or not log.is_dir():
+        table, version = table_and_version(_pin_delta(None, given))
+        if version is None:
             return None
-        found = [match for path in log.iterdir() if (match := _DELTA_LOG.fullmatch(path.name))]
-        if not found:
-            return None
-        versions.append([str(folder), max(int(match[1]) for match in found)])
+        folder = delta_folder(table)
+        versions.append([table if folder is None else str(folder), int(version)])
     return {"tables": versions}
+
+
+def _pin_delta(session: SparkSession | None, given: str) -> str:
+    """A table with its newest version; the names in its log are in the protocol of Delta Lake."""
+    table, version = table_and_version(given)
+    folder = delta_folder(table)
+    log = folder / "_delta_log" if folder is not None else None
+    if version is not None or log is None or not log.is_dir():
+        return given
+    found = [match for path in log.iterdir() if (match := _DELTA_LOG.fullmatch(path.name))]
+    return f"{given}@v{max(int(match[1]) for match in found)}" if found else given
+
+
+def _pin_iceberg(session: SparkSession, given: str) -> str:
+    """A table with the snapshot that is its current one."""
+    table, snapshot = table_and_version(given)
+    if snapshot is not None:
+        return given
+    try:
+        history = session.table(f"{table}.history")
+        newest = history.orderBy(F.desc("made_current_at")).select("snapshot_id").first()
+    except (PySparkException, Py4JJavaError):
+        # Whoever loads the table says what is wrong with it.
+        return given
+    return given if newest is None else f"{given}@{newest['snapshot_id']}"
+
+
+def _snapshot_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
+    """The snapshots, if all inputs name one: the names alone do not say what is in the tables."""
+    named = [list(table_and_version(given)) for given in inputs]
+    return {"tables": named} if all(snapshot is not None for _, snapshot in named) else None
 
 
 def _no_fingerprint(inputs: Sequence[str]) -> None:
@@ -142,12 +207,14 @@ DELTA = Format(
     read=partial(_read_tables, load=load_delta),
     load=load_delta,
     fingerprint=_delta_fingerprint,
+    pin=_pin_delta,
     columns=True,
 )
 ICEBERG = Format(
     read=partial(_read_tables, load=load_iceberg),
     load=load_iceberg,
-    fingerprint=_no_fingerprint,
+    fingerprint=_snapshot_fingerprint,
+    pin=_pin_iceberg,
     columns=True,
 )
 TABLE = Format(

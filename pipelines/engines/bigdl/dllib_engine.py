@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from pipelines.engines.base import Mode
-from pipelines.engines.bigdl.jars import check_class_paths, class_paths, jars
+from pipelines.engines.bigdl.jars import SPARK_MAJORS, check_class_paths, class_paths, jars
 from pipelines.engines.bigdl.memory import check_memory, needed_memory
 from pipelines.engines.conf import LASTING_WORKERS
 from pipelines.engines.spark_engine import SparkEngine
@@ -50,6 +50,7 @@ class DllibEngine(SparkEngine):
     options = ("compression",)
     rules = LASTING_WORKERS
     with_profiles = False
+    spark_majors = SPARK_MAJORS
 
     def __init__(self, on_step: OnStep = lambda times: None) -> None:
         self._on_step = on_step

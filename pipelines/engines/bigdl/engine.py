@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from pipelines.engines.base import Engine, Mode
 from pipelines.engines.bigdl.dllib_engine import DllibEngine
+from pipelines.engines.bigdl.jars import SPARK_MAJORS
 from pipelines.engines.conf import ConfRule
 from pipelines.engines.orca.engine import OrcaEngine
 from pipelines.runs.run import TrainingOutcome, TrainingRun
@@ -42,6 +43,7 @@ class BigDLEngine(Engine):
     frameworks = ("bigdl", "torch")
     options = ("compression",)
     needs_spark = True
+    spark_majors = SPARK_MAJORS
 
     def __init__(self, on_step: OnStep = lambda times: None) -> None:
         self._engines: Mapping[str, Engine] = {"bigdl": DllibEngine(on_step), "torch": OrcaEngine()}
@@ -72,6 +74,10 @@ class BigDLEngine(Engine):
     @override
     def check_libraries(self, config: Config) -> None:
         self._chosen(config).check_libraries(config)
+
+    @override
+    def check_session(self, session: SparkSession, config: Config) -> None:
+        self._chosen(config).check_session(session, config)
 
     @override
     def check(self, session: SparkSession | None, config: Config) -> None:

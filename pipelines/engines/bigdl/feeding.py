@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.errors import EngineError, PipelineError
-from pipelines.lanes.files import Granule, LaneReader
+from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import first_lane
 from pipelines.losses.candidates import Picks
 from pipelines.losses.targets import Targets, granule_targets
@@ -91,9 +91,9 @@ def packed_steps(
         EngineError: The lanes cannot be read.
     """
     workers = run.config.training.workers
-    reader = LaneReader(run.lanes_folder, run.manifest, run.sides)
     try:
-        for step, addresses in run.shares(rank, workers):
+        reader = run.lane_reader()
+        for step, addresses in reader.ahead(run.shares(rank, workers)):
             granules = [reader.granule(address) for address in addresses]
             tokens, padded = (
                 sum(getattr(one, of) for one in granules) for of in ("tokens", "padded_tokens")

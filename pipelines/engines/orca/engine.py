@@ -8,6 +8,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pipelines.engines.base import Mode
+from pipelines.engines.bigdl.jars import SPARK_MAJORS
 from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import InputError
@@ -43,6 +44,7 @@ class OrcaEngine(SparkJobEngine):
     libraries = ("torch", "bigdl", "bigdl.orca")
     rules = (*LASTING_WORKERS, NO_GPUS)
     job_name = "Orca's fit"
+    spark_majors = SPARK_MAJORS
 
     @override
     def check_settings(self, config: Config) -> None:

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 import pipelines.lean_tensorflow  # noqa: F401 - before the library imports TensorFlow, and Keras
 from pipelines.errors import PipelineError
-from pipelines.lanes.files import SCHEMA, LaneReader, decode
+from pipelines.lanes.files import SCHEMA, decode
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.feed import StepWork
@@ -53,9 +53,9 @@ def feed_partition(
         raise PipelineError(f"the task that fed worker {index} was lost")
     manager = TFSparkNode._get_manager(nodes, util.get_ip_address(), util.read_executor_id())
     queue = manager.get_queue("input")
-    reader = LaneReader(run.lanes_folder, run.manifest)
+    reader = run.lane_reader()
     yield PARTITION, 0, index, b""
-    for step, addresses in run.shares(index, workers):
+    for step, addresses in reader.ahead(run.shares(index, workers)):
         for address in addresses:
             while queue.qsize() >= QUEUE_BOUND:
                 time.sleep(0.01)

@@ -1,0 +1,161 @@
+"""What each command does once its settings are known, and what it prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pipelines.outcome import Results
+
+# Imported by the command that uses it, so that help and refusals come at once.
+if TYPE_CHECKING:
+    from pipelines.settings import Config
+
+
+def prepare(config: Config) -> Results:
+    """Prepares a corpus."""
+    from pipelines import workflow
+    from pipelines.files.prepared_folder import PreparedFolder
+
+    manifest = workflow.prepare(config, trains=False)
+    print(f"report  {PreparedFolder.of(config).report}")
+    return {"examples": manifest.examples, "tokens": manifest.tokens, "lanes": manifest.digest}
+
+
+def delete(config: Config, given: Sequence[str], file: str | None) -> Results:
+    """Removes the rows of keys from what was prepared."""
+    from pipelines import workflow
+    from pipelines.deletion import read_keys
+
+    deletion = workflow.delete(config, read_keys(given, file))
+    print(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
+    for line in deletion.not_covered:
+        print(f"not covered  {line}")
+    return {"rows": deletion.rows, "keys": deletion.keys}
+
+
+def train(config: Config) -> Results:
+    """Trains an encoder."""
+    from pipelines import workflow
+    from pipelines.files.run_folder import RunFolder
+    from pipelines.files.storage import read_json
+
+    model = workflow.train(config)
+    drawn = workflow.report(config)
+    print(f"report  {drawn}")
+    print(f"model   {model}")
+    metrics = read_json(RunFolder.of(config).metrics)
+    return {"model": str(model), **metrics.get("training", {})}
+
+
+def embed(config: Config) -> Results:
+    """Embeds a table."""
+    from pipelines import workflow
+
+    made = workflow.embed(config)
+    print(f"table   {made.folder}")
+    return asdict(made)
+
+
+def clean(config: Config) -> Results:
+    """Removes old runs."""
+    from pipelines import workflow
+
+    cleaned = workflow.clean(config)
+    for name in cleaned.removed:
+        print(f"removed  {name}")
+    for name in cleaned.kept:
+        print(f"kept     {name}")
+    return asdict(cleaned)
+
+
+def search(config: Config, asked: Sequence[str], k: int, index: bool) -> None:
+    """Shows what is nearest to queries."""
+    from rich.console import Console
+
+    from pipelines import workflow
+    from pipelines.report.tables import hits_table
+
+    hits = workflow.search(config, asked, k, indexed=index)
+    Console().print(hits_table(asked, hits))
+
+
+def run(config: Config) -> None:
+    """Prepares, trains and evaluates."""
+    from pipelines import workflow
+
+    show_figures(config, workflow.run(config))
+
+
+def evaluate(config: Config) -> Results:
+    """Evaluates start and model."""
+    from pipelines import workflow
+
+    figures = workflow.evaluate(config)
+    show_figures(config, figures)
+    return figures
+
+
+def report(config: Config) -> None:
+    """Draws the report."""
+    from pipelines import workflow
+
+    print(f"report  {workflow.report(config)}")
+
+
+def promote(config: Config) -> Results:
+    """Puts a model in service."""
+    from pipelines import workflow
+
+    promotion = workflow.promote(config)
+    for found in promotion.judgements:
+        before = "nothing" if found.served is None else f"{found.served:.2f}"
+        print(f"{found.metric}  {found.value:.2f}, in service before: {before}")
+    print(f"in service  {promotion.version}")
+    figures = {found.metric: found.value for found in promotion.judgements}
+    return {"version": promotion.version.name, "figures": figures}
+
+
+def roll_back(config: Config, to: str | None) -> None:
+    """Puts an older model in service again."""
+    from pipelines import workflow
+
+    print(f"in service  {workflow.roll_back(config, to)}")
+
+
+def show_engines(names: Iterable[str]) -> None:
+    """Shows what engines need."""
+    from rich.console import Console
+
+    from pipelines.engines.overview import engines_overview
+
+    Console().print(engines_overview(names))
+
+
+def show_conf(config: Config, *, as_file: bool) -> None:
+    """Shows the Spark conf of a run."""
+    from pipelines.engines.base import check_fit
+    from pipelines.engines.loading import load_engine
+    from pipelines.engines.submission import conf_lines, submit_conf
+
+    chosen = load_engine(config.training.engine)
+    check_fit(chosen, config)
+    for line in conf_lines(submit_conf(chosen, config), as_file=as_file):
+        print(line)
+    if not chosen.needs_spark:
+        print(f"engine {chosen.name} needs no Spark", file=sys.stderr)
+
+
+def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Shows what a run came to."""
+    from rich.console import Console
+
+    from pipelines.files.run_folder import RunFolder
+    from pipelines.report.tables import metrics_table
+
+    folder = RunFolder.of(config)
+    Console().print(metrics_table(figures["before"], figures["after"], figures["margin"]))
+    print(f"report  {folder.report}")
+    print(f"model   {folder.model}")

@@ -1,0 +1,91 @@
+"""The keys whose rows are to be in no corpus: a list in the prepared folder that only grows.
+
+It holds hashes of the keys, so that it does not say who has asked for it. A preparation leaves
+their rows out before anything is written, whatever the inputs still hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.corpus.unit_schema import hash_of
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
+
+DELETED = "deleted by its key"
+
+
+def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...]:
+    """The hashes of all keys that were deleted, sorted.
+
+    Args:
+        prepared: Has the list, if anything was deleted.
+        column: `corpus.key_column` as it is now.
+
+    Raises:
+        InputError: The keys are those of another column: their rows would come back.
+    """
+    if not prepared.deleted_keys.is_file():
+        return ()
+    listed = storage.read_json(prepared.deleted_keys)
+    if column != listed["column"]:
+        raise InputError(
+            "corpus.key_column",
+            f"rows were deleted by `{listed['column']}` from {prepared.path} and would come back",
+            "set it to that column, or name another prepared.folder",
+        )
+    return tuple(listed["keys"])
+
+
+def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str]) -> int:
+    """Adds keys to the list, for good.
+
+    Returns:
+        How many are in it now.
+
+    Raises:
+        InputError: Those that are in it are keys of another column.
+    """
+    found = sorted({*deleted_keys(prepared, column), *map(hash_of, keys)})
+    listed = {"column": column, "keys": found}
+    storage.write_json(prepared.deleted_keys, listed, durable=True)
+    return len(found)
+
+
+def hashed_keys(keys: pa.Array) -> pa.Array:
+    """Hashes of the keys of rows, as they stand in units. Runs on executors."""
+    hashes = [None if key is None else hash_of(key) for key in keys.to_pylist()]
+    return pa.array(hashes, pa.int64())
+
+
+def without_deleted(
+    batch: pa.RecordBatch, deleted: Collection[int]
+) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Parts rows from those whose keys were deleted, of which nothing but counts is left.
+
+    Runs on executors.
+
+    Args:
+        batch: Raw rows; their column `key` holds hashes.
+        deleted: Hashes.
+
+    Returns:
+        The other rows, and those that are deleted; None where there are none.
+    """
+    if not deleted:
+        return batch, None
+    wanted = pa.array(list(deleted), pa.int64())
+    is_deleted = pc.is_in(batch["key"], wanted)
+    if not pc.any(is_deleted).as_py():
+        return batch, None
+    gone = batch.filter(is_deleted)
+    nothing = pa.nulls(gone.num_rows, pa.string())
+    for name in ("title", "text_0", "text_1", "text_2", "group", "score"):
+        gone = gone.set_column(gone.schema.get_field_index(name), name, nothing)
+    reason = pa.array([DELETED] * gone.num_rows, pa.string())
+    gone = gone.set_column(gone.schema.get_field_index("reason"), "reason", reason)
+    return batch.filter(pc.invert(is_deleted)), gone

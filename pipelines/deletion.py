@@ -1,0 +1,103 @@
+"""The job `delete`: rows of given keys leave the prepared folder, and do not come back.
+
+The keys are listed in the folder, and it is prepared again without their rows: what one text
+decides of another (duplicates, pairs, what is held out, places in the lanes) is decided anew, and
+each stage takes the place of the one before as a whole. Files without such rows are not read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.preparation import prepare_stages
+from pipelines.settings import Config
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """What became of the rows of some keys.
+
+    Attributes:
+        keys: How many keys are listed now, those of before among them.
+        rows: Rows of the inputs that were left out because of their keys.
+        not_covered: Where such texts, or what was learnt of them, may still be; a line each.
+    """
+
+    keys: int
+    rows: int
+    not_covered: tuple[str, ...]
+
+
+def read_keys(given: Sequence[str], file: str | None) -> list[str]:
+    """The keys of a command line.
+
+    Args:
+        given: One by one.
+        file: A text file with a key a line; blank lines count for nothing.
+
+    Raises:
+        InputError: There is no key, or the file cannot be read.
+    """
+    keys = list(given)
+    if file is not None:
+        try:
+            keys += Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = f"{file} cannot be read ({error})"
+            raise InputError("--keys", problem, "name a text file with a key a line") from None
+    keys = [key for key in keys if key.strip()]
+    if not keys:
+        raise InputError("--key", "no key is given", "name keys by --key or a file by --keys")
+    return keys
+
+
+def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
+    """Prepares again without the rows of some keys.
+
+    Raises:
+        InputError: No column has keys, nothing has been prepared, or a stage refuses.
+    """
+    column = config.corpus.key_column
+    if column is None:
+        raise InputError(
+            "corpus.key_column", "`delete` needs it", "name the column that says whose a row is"
+        )
+    folder = PreparedFolder.of(config)
+    if not folder.corpus.pairs.is_dir():
+        problem = f"there is no corpus in {folder.path}"
+        raise InputError("prepared.folder", problem, "name the folder of a preparation")
+    listed = add_deleted_keys(folder, column, keys)
+    try:
+        prepare_stages(config, trains=False)
+    except Exception:
+        still = "the keys are listed, and their rows stay in %s until a preparation ends well"
+        logger.warning(still, folder.path)
+        raise
+    # In a store a folder keeps the version before; on NFS a file that was open may be left.
+    for stage in (folder.corpus, folder.tokens, folder.lanes):
+        storage.forget_earlier(stage.path)
+    storage.sweep(folder.path)
+    lines = storage.read_json(folder.corpus.funnel)
+    rows = sum(line["rows"] for line in lines if line.get("reason") == DELETED)
+    if not rows:
+        logger.warning("no row of corpus.inputs has one of these keys")
+    return Deletion(listed, rows, _not_covered(config))
+
+
+def _not_covered(config: Config) -> tuple[str, ...]:
+    return (
+        "corpus.inputs, corpus.exclude and evaluation files: they are yours, and were not changed",
+        "models that were trained before, in run folders and in promotion.target: train again",
+        "samples.json, report.html and evaluation/ of earlier runs, and what trackers have of them",
+        f"embeddings ({config.embedding.output}): take the rows out of embedding.inputs, and run"
+        " `embed` again",
+    )

@@ -1,0 +1,179 @@
+"""Merges the rows of a table of vectors into a Delta or Iceberg table, by their keys.
+
+The statement is SQL's MERGE, which the connector of such a table carries out: rows whose key is not
+there are added, rows that differ are replaced, and rows whose key is gone are deleted. Where there
+is no such table, it is made of the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.embedding import MERGE_FORMATS
+from pipelines.embedding.plan import MANIFEST_FILE, MERGED_FILE
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.settings import EmbeddingSettings
+from pipelines.spark.errors import spark_cause
+from pipelines.spark.frames import read_path
+from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.session import running_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+logger = logging.getLogger(__name__)
+
+KEY = "embedding.merge_into"
+SOURCE = "sentence_pipelines_vectors"
+"""The view of the rows that are merged."""
+
+
+@dataclass(frozen=True)
+class MergeFormat:
+    """A kind of table that rows can be merged into.
+
+    Attributes:
+        provider: What Spark calls it.
+        connector: What the cluster needs for it.
+    """
+
+    provider: str
+    connector: str
+
+
+DELTA = MergeFormat(
+    "delta",
+    "Delta needs the package io.delta:delta-spark_2.12 in spark.jars.packages, "
+    "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+    "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
+)
+ICEBERG = MergeFormat(
+    "iceberg",
+    "Iceberg needs the package org.apache.iceberg:iceberg-spark-runtime-3.5_2.12 in "
+    "spark.jars.packages, "
+    "spark.sql.extensions=org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions "
+    "and spark.sql.catalog.<catalog>=org.apache.iceberg.spark.SparkCatalog",
+)
+
+
+def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
+    """Makes sure that the cluster can merge, before anything is embedded.
+
+    Raises:
+        InputError: It has no connector of the table's kind.
+    """
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    if settings.merge_into is None:
+        return
+    merged = MERGE_FORMATS.load(settings.merge_format)
+    try:
+        # Nothing is there to read: with a connector, Spark says so in other words.
+        session.read.format(merged.provider).load("file:///sentence-pipelines/no-table")
+    except (PySparkException, Py4JJavaError) as error:
+        if "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error):
+            problem = f"{settings.merge_format} is not on the cluster"
+            raise InputError(KEY, problem, merged.connector) from None
+
+
+def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Path) -> None:
+    """Merges a table that is whole, unless it has been merged.
+
+    Args:
+        session: Has the connector.
+        settings: Name the target and the column of keys.
+        folder: Of the table.
+
+    Raises:
+        InputError: The target cannot be merged into.
+        PipelineError: The statement stood still.
+    """
+    target, key = settings.merge_into, settings.key_column
+    if target is None or key is None:
+        return
+    merged: dict[str, Any] = {
+        "table": target,
+        "build": storage.read_json(folder / MANIFEST_FILE)["build"],
+    }
+    done = folder / MERGED_FILE
+    if done.is_file() and storage.read_json(done) == merged:
+        logger.info("embedding: %s has these rows already", target)
+        return
+    # Input files may have columns that others have not.
+    frame = session.read.option("mergeSchema", "true").parquet(read_path(folder))
+    frame.createOrReplaceTempView(SOURCE)
+    try:
+        _carry_out(session, settings, target, key, frame.schema)
+    finally:
+        session.catalog.dropTempView(SOURCE)
+    storage.write_json(done, merged)
+    logger.info("embedding: merged into %s", target)
+
+
+def _carry_out(
+    session: SparkSession, settings: EmbeddingSettings, target: str, key: str, schema: StructType
+) -> None:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    merged = MERGE_FORMATS.load(settings.merge_format)
+    try:
+        if session.catalog.tableExists(target):
+            statement = merge_statement(target, key, schema)
+        else:
+            statement = create_statement(target, merged.provider)
+        name = f"embedding: merging into {target}"
+        run = partial(session.sql, statement)
+        run_with_timeout(session.sparkContext, name, run, running_tasks)
+    except (PySparkException, Py4JJavaError) as error:
+        problem = f"{target} cannot be merged into ({spark_cause(error)[:200]})"
+        raise InputError(KEY, problem, merged.connector) from None
+
+
+def create_statement(target: str, provider: str) -> str:
+    """What makes the table of the rows."""
+    return f"CREATE TABLE {target} USING {provider} AS SELECT * FROM {SOURCE}"
+
+
+def merge_statement(target: str, key: str, schema: StructType) -> str:
+    """What makes the rows of a table those of :data:`SOURCE`.
+
+    Args:
+        target: Name of the table, as SQL has it.
+        key: Column by which rows are told apart.
+        schema: Of the rows. Rows that are equal are not written again, unless a column holds a map,
+            which SQL does not compare.
+    """
+    others = [field for field in schema.fields if field.name != key]
+    differs = " OR ".join(
+        f"NOT (target.{_quoted(field.name)} <=> source.{_quoted(field.name)})" for field in others
+    )
+    condition = f" AND ({differs})" if all(_comparable(one.dataType) for one in others) else ""
+    return (
+        f"MERGE INTO {target} AS target USING {SOURCE} AS source "
+        f"ON target.{_quoted(key)} = source.{_quoted(key)} "
+        f"WHEN MATCHED{condition} THEN UPDATE SET * "
+        "WHEN NOT MATCHED THEN INSERT * "
+        "WHEN NOT MATCHED BY SOURCE THEN DELETE"
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _comparable(kind: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, ArrayType):
+        return _comparable(kind.elementType)
+    if isinstance(kind, StructType):
+        return all(_comparable(field.dataType) for field in kind.fields)
+    return not isinstance(kind, MapType)

@@ -1,0 +1,295 @@
+"""Begins a table: what its parts are, which of them an earlier table has, and which vectors.
+
+An input file that is as it was keeps its parts, which are linked from the earlier table. Rows of
+other files are compared with those of that table by key (:mod:`pipelines.embedding.keys`), and the
+vectors of equal texts are brought to the parts that want them
+(:mod:`pipelines.embedding.kept_vectors`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipelines.embedding.column import check_columns
+from pipelines.embedding.comparing import compare_rows
+from pipelines.embedding.executor import Columns
+from pipelines.embedding.footers import InputFile, in_threads, read_inputs
+from pipelines.embedding.inputs import parquet_inputs, stage_table
+from pipelines.embedding.keys import is_key
+from pipelines.embedding.options import EmbeddingOptions
+from pipelines.embedding.partitions import Constants, partition_columns
+from pipelines.embedding.parts import PartSize, RowRange, cut_file
+from pipelines.embedding.plan import (
+    INPUTS,
+    KEPT,
+    KEY_COLUMN,
+    STAGED,
+    Changes,
+    Plan,
+    Version,
+    columns_of,
+    identity_of,
+    next_folder,
+    options_of,
+    output_folder,
+    part_file,
+    write_plan,
+)
+from pipelines.embedding.running import run_job
+from pipelines.embedding.store import open_table
+from pipelines.embedding.versions import (
+    Work,
+    choose_work,
+    has_same_files,
+    other_vectors,
+)
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.settings import Config, EmbeddingSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a table is to follow from.
+
+    Attributes:
+        settings: The section ``embedding``.
+        identity: See :func:`~pipelines.embedding.plan.identity_of`.
+        options: With a backend and a precision that are not ``auto``.
+    """
+
+    settings: EmbeddingSettings
+    identity: Mapping[str, Any]
+    options: EmbeddingOptions
+
+    @property
+    def columns(self) -> Columns:
+        """Names of columns."""
+        return columns_of(self.settings)
+
+
+def check_job(config: Config) -> None:
+    """Checks all that can be checked without Spark.
+
+    Raises:
+        InputError: See :func:`pipelines.embedding.table.embed_table`.
+    """
+    settings, options = config.embedding, options_of(config)
+    identity = identity_of(settings, options)
+    choose_work(output_folder(settings), identity, overwrite=settings.overwrite)
+    if settings.format == "parquet":
+        constants = partition_columns(settings.inputs)
+        _check_files(parquet_inputs(settings), constants, settings, options)
+
+
+def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
+    """Begins a table: a folder with its plan, beside what is there.
+
+    Args:
+        session: Reads inputs that are not Parquet, and compares keys.
+        asked: What it is to follow from.
+        work: What it may take over.
+
+    Raises:
+        InputError: The input cannot be used, or a key is missing or there twice.
+        PipelineError: Spark could not compare keys.
+    """
+    home = output_folder(asked.settings)
+    folder = next_folder(home)
+    before = _usable(work.before, home, asked.identity)
+    with storage.built_folder(folder) as aside:
+        files, constants = _files(session, asked.settings, aside, home)
+        _check_files(files, constants, asked.settings, asked.options)
+        slots = session.sparkContext.defaultParallelism
+        parts = _parts(files, constants, asked, before, work.build, slots)
+        if not parts:
+            raise InputError(INPUTS, "they hold no rows", "name a table that has some")
+        parts, linked = _linked(parts, before, aside)
+        changes = None
+        if asked.identity[KEY_COLUMN] is not None:
+            parts, changes = _compared(session, asked, before, parts, aside)
+        final = tuple(replace(part, path=_final(part.path, aside, folder)) for part in parts)
+        options = asked.options
+        plan = Plan(
+            dict(asked.identity), options.backend, options.precision, final, work.build, changes
+        )
+        write_plan(aside, plan)
+    _tell(plan, linked)
+    return Version(folder, plan, is_whole=False)
+
+
+def _usable(
+    before: Sequence[Version], folder: Path, identity: Mapping[str, Any]
+) -> tuple[Version, ...]:
+    """The tables whose vectors are those that are wanted; says why where there are none."""
+    other = {key: None for version in before for key in other_vectors(version, identity)}
+    usable = tuple(version for version in before if not other_vectors(version, identity))
+    if before and not usable:
+        verb = "have" if len(other) > 1 else "has"
+        logger.info(
+            "embedding: %s %s changed since %s was made, so that all its rows are embedded again",
+            ", ".join(other),
+            verb,
+            folder,
+        )
+    return usable
+
+
+def _files(
+    session: SparkSession, settings: EmbeddingSettings, aside: Path, output: Path
+) -> tuple[list[InputFile], Mapping[Path, Constants]]:
+    """The input as Parquet files, with the columns in the names of their folders."""
+    if settings.format == "parquet":
+        return parquet_inputs(settings), partition_columns(settings.inputs)
+    stage = partial(stage_table, session, settings, aside / STAGED, output)
+    run_job(session, "embedding: reading the input", stage)
+    return read_inputs(sorted((aside / STAGED).glob("part-*.parquet"))), {}
+
+
+def _final(path: str, aside: Path, folder: Path) -> str:
+    """Where a file will be once the folder is renamed."""
+    file = Path(path)
+    return str(folder / file.relative_to(aside)) if file.is_relative_to(aside) else path
+
+
+def _check_files(
+    files: Sequence[InputFile],
+    constants: Mapping[Path, Constants],
+    settings: EmbeddingSettings,
+    options: EmbeddingOptions,
+) -> None:
+    for file in files:
+        named = {one.name: pa.type_for_alias(one.type) for one in constants.get(file.path, ())}
+        types = named | file.types
+        where = "the table" if file.path.parent.name == STAGED else str(file.path)
+        is_text = {name: _is_text(kind) for name, kind in types.items()}
+        check_columns(is_text, columns_of(settings), options, where)
+        _check_key(file.types, settings.key_column, where)
+
+
+def _check_key(types: Mapping[str, pa.DataType], key: str | None, where: str) -> None:
+    if key is None:
+        return
+    if key not in types:
+        raise InputError(KEY_COLUMN, f"{where} has no column `{key}`", f"it has {', '.join(types)}")
+    if not is_key(types[key]):
+        raise InputError(
+            KEY_COLUMN,
+            f"`{key}` of {where} holds {types[key]}",
+            "name a column of whole numbers or strings",
+        )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _parts(
+    files: Sequence[InputFile],
+    constants: Mapping[Path, Constants],
+    asked: Asked,
+    before: Sequence[Version],
+    build: int,
+    slots: int,
+) -> list[RowRange]:
+    """All rows in parts: those of before of files that are as they were, others cut anew."""
+    known: dict[str, list[RowRange]] = {}
+    for version in before:
+        known = _parts_of_same_files(version, asked.identity) | known
+    kept, others = [], []
+    for file in files:
+        parts = known.get(str(file.path), [])
+        same = [part for part in parts if part.constants == constants.get(file.path, ())]
+        if sum(part.rows for part in same) == file.rows:
+            kept += same
+        else:
+            others.append(file)
+    options, settings = asked.options, asked.settings
+    vector_bytes = options.dimensions * 4 if options.quantise == "none" else options.dimensions + 4
+    size = PartSize(settings.part_megabytes * 2**20, settings.part_rows, vector_bytes)
+    size = size.shared(others, slots)
+    for number, file in enumerate(others):
+        name = f"part-{build:05d}-{number:05d}"
+        kept += cut_file(file, size, name, constants.get(file.path, ()))
+    # A row's position counts those of files before, by their names.
+    return sorted(kept, key=lambda part: part.name)
+
+
+def _parts_of_same_files(
+    version: Version, identity: Mapping[str, Any]
+) -> dict[str, list[RowRange]]:
+    """The parts of input files that have not changed since, by file."""
+    known, stamps = (one[INPUTS][1] or {} for one in (version.plan.identity, identity))
+    if not has_same_files(version, identity) or identity["embedding.format"] != "parquet":
+        return {}
+    before = {stamp[0]: stamp for stamp in known.get("files", ())}
+    same = {stamp[0] for stamp in stamps["files"] if before.get(stamp[0]) == stamp}
+    parts: dict[str, list[RowRange]] = {path: [] for path in same}
+    for part in version.plan.parts:
+        if part.path in same:
+            file = part_file(version.folder, part)
+            parts[part.path].append(replace(part, reused=0, copied_from=str(file)))
+    return parts
+
+
+def _linked(
+    parts: Sequence[RowRange], before: Sequence[Version], aside: Path
+) -> tuple[list[RowRange], int]:
+    """Links the parts that an earlier table has; where links cannot be, executors copy them.
+
+    Returns:
+        The parts, and how many need not be made.
+    """
+    lasting = {version.folder for version in before if version.is_whole}
+
+    def link(part: RowRange) -> RowRange:
+        if part.copied_from is None:
+            return part
+        file = Path(part.copied_from)
+        try:
+            part_file(aside, part).hardlink_to(file)
+        except OSError:
+            # One that is not whole goes when this one is in its place.
+            if file.parent not in lasting or not file.is_file():
+                return replace(part, copied_from=None)
+        return replace(part, reused=part.rows)
+
+    found = in_threads(link, parts)
+    return found, sum(part.copied_from is not None for part in found)
+
+
+def _compared(
+    session: SparkSession,
+    asked: Asked,
+    before: Sequence[Version],
+    parts: Sequence[RowRange],
+    aside: Path,
+) -> tuple[list[RowRange], Changes | None]:
+    """The parts with the number of rows that keep their vectors; these are in a folder then."""
+    whole = next((version for version in before if version.is_whole), None)
+    table = None if whole is None else open_table(whole.folder)
+    compare = partial(compare_rows, session, parts, asked.settings, table, aside / KEPT)
+    kept, changes = run_job(session, "embedding: comparing keys", compare)
+    counted = [replace(part, reused=kept.get(part.name, part.reused)) for part in parts]
+    return counted, changes if before else None
+
+
+def _tell(plan: Plan, linked: int) -> None:
+    if plan.changes is not None:
+        logger.info(
+            "embedding: %s; %d of %d parts stay as they are", plan.changes, linked, len(plan.parts)
+        )

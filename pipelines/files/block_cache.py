@@ -1,0 +1,315 @@
+"""A folder of this machine for blocks of files in object stores, shared by its processes.
+
+Each block is a file. A process claims a block by locking the file that becomes it, fetches it, and
+gives it its name; others that want it wait for that, so that a block is fetched once. One more file
+says how many bytes are kept; a process that would go beyond the bound removes first what was used
+least recently. The locks are the system's (``flock``), which end with their process: the folder is
+on a local disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pipelines.files.stores import first_line
+
+logger = logging.getLogger(__name__)
+
+COUNT_FILE = "bytes"
+"""Holds the bytes of all blocks, those that are being written included."""
+CLAIM_SUFFIX = ".part"
+_ATTEMPTS = 3
+_POLL_SECONDS = 0.005
+# Of the bound, when blocks have to go: fewer at once would mean to look at all of them more often.
+_KEPT_SHARE = 0.9
+# Of what is there, when the disk is full of other things.
+_KEPT_SHARE_OF_FULL_DISK = 0.5
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OWN_ALONE = 0o600
+_COUNT_DIGITS = 20
+
+
+class _Claim(NamedTuple):
+    """The right to write a block.
+
+    Attributes:
+        part: The file that becomes it.
+        descriptor: Of that file, locked.
+    """
+
+    part: Path
+    descriptor: int
+
+
+@dataclass(frozen=True)
+class BlockCache:
+    """Blocks on a local disk.
+
+    Whatever happens to the disk, blocks are given: what cannot be kept is fetched all the same.
+
+    Attributes:
+        folder: Of this machine; need not be there.
+        most_bytes: What all blocks may have together, whichever process put them there.
+        wait_seconds: How long another process may take with a block, before this one fetches it.
+    """
+
+    folder: Path
+    most_bytes: int
+    wait_seconds: float = 600.0
+
+    def read(
+        self, name: str, fetch: Callable[[], bytes], start: int = 0, stop: int | None = None
+    ) -> bytes:
+        """Reads a part of a block, which is fetched unless it is there.
+
+        Args:
+            name: Of the block; may have folders.
+            fetch: Gives the whole block; what it raises is raised.
+            start: The first byte.
+            stop: One past the last; the end of the block unless given.
+
+        Returns:
+            Fewer bytes than asked for, if the block ends before.
+        """
+        path = self.folder / name
+        # What another process has written may be gone again at once, if there is little room.
+        for _ in range(_ATTEMPTS):
+            try:
+                found = _read(path, start, stop)
+                claim = self._claim(path) if found is None else None
+            except OSError as error:
+                _tell_unkept(self.folder, first_line(error))
+                break
+            if found is not None:
+                return found
+            if claim is not None:
+                return self._fetched(claim, path, fetch)[start:stop]
+        return fetch()[start:stop]
+
+    def discard(self, name: str) -> None:
+        """Removes a block, if it is there: it does not hold what it should."""
+        # The count is too large from now on, until blocks are removed next.
+        (self.folder / name).unlink(missing_ok=True)
+
+    def _claim(self, path: Path) -> _Claim | None:
+        """Waits for the right to write a block; None if another process has written it meanwhile.
+
+        Raises:
+            OSError: The folder cannot be written, or another process takes too long.
+        """
+        deadline = time.monotonic() + self.wait_seconds
+        part = path.with_name(path.name + CLAIM_SUFFIX)
+        while True:
+            descriptor = _opened(part)
+            try:
+                _lock(descriptor, part, deadline)
+                if not path.exists() and _is_file_of(descriptor, part):
+                    return _Claim(part, descriptor)
+                written = path.exists()
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            if written:
+                _remove_abandoned(part)
+                return None
+
+    def _fetched(self, claim: _Claim, path: Path, fetch: Callable[[], bytes]) -> bytes:
+        """Fetches a block, and keeps it if that can be."""
+        kept = False
+        try:
+            content = fetch()
+            try:
+                kept = self._keep(claim, path, content)
+            except OSError as error:
+                _tell_unkept(self.folder, first_line(error))
+            return content
+        finally:
+            if not kept:
+                with suppress(OSError):
+                    claim.part.unlink(missing_ok=True)
+            os.close(claim.descriptor)
+
+    def _keep(self, claim: _Claim, path: Path, content: bytes) -> bool:
+        """Writes a block; whether it was, which it is not if it is larger than the bound.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if len(content) > self.most_bytes:
+            return False
+        self._reserve(claim, len(content))
+        try:
+            _write(claim.descriptor, content)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            with self._count_locked() as count:
+                share = int(self._counted(count) * _KEPT_SHARE_OF_FULL_DISK)
+                _write_count(count, self._remove_oldest(share))
+            _write(claim.descriptor, content)
+        claim.part.rename(path)
+        return True
+
+    def _reserve(self, claim: _Claim, size: int) -> None:
+        """Counts a block that is about to be written; others go, if it were too much."""
+        with self._count_locked() as count:
+            before = self._counted(count)
+            if before + size > self.most_bytes:
+                share = int(self.most_bytes * _KEPT_SHARE)
+                before = self._remove_oldest(min(share, self.most_bytes - size))
+            _write_count(count, before + size)
+            # Whoever counts the files finds it in its full length, before it is written.
+            os.truncate(claim.descriptor, size)
+
+    @contextmanager
+    def _count_locked(self) -> Iterator[int]:
+        """Gives the file of the count while no other process has it."""
+        path = self.folder / COUNT_FILE
+        descriptor = _opened(path)
+        try:
+            _lock(descriptor, path, time.monotonic() + self.wait_seconds)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _counted(self, descriptor: int) -> int:
+        """The bytes of all blocks, as the file of the count says; if it does not, of the files."""
+        written = os.pread(descriptor, _COUNT_DIGITS, 0)
+        if len(written) == _COUNT_DIGITS and written.isdigit():
+            return int(written)
+        return self._remove_oldest(self.most_bytes)
+
+    def _remove_oldest(self, most_bytes: int) -> int:
+        """Removes blocks that were used least recently, until no more than some bytes are left.
+
+        Returns:
+            The bytes that are left. Blocks that are being written stay.
+        """
+        blocks, total = [], 0
+        for path in self._files():
+            # Other processes remove what they find damaged.
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                if path.suffix == CLAIM_SUFFIX and _remove_abandoned(path):
+                    continue
+                total += status.st_size
+                if path.suffix != CLAIM_SUFFIX:
+                    blocks.append((status.st_mtime_ns, status.st_size, path))
+        for _, size, path in sorted(blocks):
+            if total <= most_bytes:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+        return total
+
+    def _files(self) -> Iterator[Path]:
+        for folder, _, names in os.walk(self.folder, topdown=False):
+            if not names and Path(folder) != self.folder:
+                # Of lanes that nobody reads any more; not of those that were asked for just now.
+                with suppress(OSError):
+                    Path(folder).rmdir()
+            for name in names:
+                if name != COUNT_FILE:
+                    yield Path(folder, name)
+
+
+def _write_count(descriptor: int, number: int) -> None:
+    os.pwrite(descriptor, f"{number:0{_COUNT_DIGITS}d}".encode(), 0)
+
+
+def _read(path: Path, start: int, stop: int | None) -> bytes | None:
+    """A part of a block, which counts as used now; None if it is not there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        end = os.fstat(descriptor).st_size if stop is None else stop
+        # Not the time of access, which is not kept on every mount.
+        os.utime(descriptor)
+        return os.pread(descriptor, end - start, start)
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    rest, place = memoryview(content), 0
+    while rest:
+        written = os.pwrite(descriptor, rest, place)
+        rest, place = rest[written:], place + written
+
+
+def _opened(path: Path) -> int:
+    """A file to lock and to write; it and its folder are made where they are not there.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for _ in range(_ATTEMPTS):
+        # Another process may remove the folder while it is empty.
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CREAT, _OWN_ALONE)
+    return os.open(path, os.O_RDWR | os.O_CREAT, _OWN_ALONE)
+
+
+def _lock(descriptor: int, path: Path, deadline: float) -> None:
+    """Waits for a lock.
+
+    Raises:
+        TimeoutError: Another process does not give it up.
+        OSError: The file system has no locks.
+    """
+    while not _locked_at_once(descriptor):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"another process holds {path}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _locked_at_once(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_file_of(descriptor: int, path: Path) -> bool:
+    """Whether a file that was opened still has its name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_abandoned(part: Path) -> bool:
+    """Removes what becomes a block unless some process is at it; whether it is gone."""
+    try:
+        descriptor = os.open(part, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        if not _locked_at_once(descriptor):
+            return False
+        if _is_file_of(descriptor, part):
+            part.unlink()
+        return True
+    finally:
+        os.close(descriptor)
+
+
+@functools.lru_cache(maxsize=16)
+def _tell_unkept(folder: Path, why: str) -> None:
+    """Warns once of each reason."""
+    logger.warning("%s keeps no more blocks, which are fetched when needed (%s)", folder, why)

@@ -1,0 +1,66 @@
+"""Writes checkpoints while training goes on: to a store beside it, to a file system at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from tempfile import TemporaryDirectory
+
+from pipelines.files.locations import Location, RemotePath
+from pipelines.runs.checkpoint import Checkpoint, save_checkpoint, upload_checkpoint, write_files
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run, one after the other. Runs on an executor.
+
+    A checkpoint for a store is written to the disk of this machine, which is when the next step may
+    begin, and copied by a thread. The copy before it has ended by then, so that the disk holds no
+    more than one.
+
+    Args:
+        run_folder: Where they go.
+        keep: How many stay.
+    """
+
+    def __init__(self, run_folder: Location, keep: int) -> None:
+        self._run_folder = run_folder
+        self._keep = keep
+        self._copying = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last: Future[None] | None = None
+
+    def save(self, checkpoint: Checkpoint, saved: Callable[[int], None]) -> None:
+        """Writes a checkpoint.
+
+        Args:
+            checkpoint: The state before a step.
+            saved: Called with the step once the checkpoint is whole, perhaps on another thread.
+
+        Raises:
+            FloatingPointError: It holds numbers that are none; nothing was written.
+            OSError: It, or the one before it, cannot be written.
+        """
+        if not isinstance(self._run_folder, RemotePath):
+            save_checkpoint(self._run_folder, checkpoint, self._keep)
+            saved(checkpoint.step)
+            return
+        self.wait()
+        written = TemporaryDirectory(prefix="sentence-pipelines-")
+        write_files(written.name, checkpoint)
+        self._last = self._copying.submit(self._copy, written, checkpoint.step, saved)
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is whole.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def _copy(
+        self, written: TemporaryDirectory[str], step: int, saved: Callable[[int], None]
+    ) -> None:
+        with written:
+            upload_checkpoint(written.name, self._run_folder, step, self._keep)
+        saved(step)

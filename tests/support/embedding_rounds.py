@@ -1,0 +1,125 @@
+"""An embedding job without Spark: its own functions one after the other, in this process.
+
+Where Spark would bring rows together that belong together, they are sorted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.embedding import kept_vectors, planning, table
+from pipelines.embedding.comparing import key_scans
+from pipelines.embedding.keys import ROWS, TWICE, UNCHANGED, match, scan_keys
+from pipelines.embedding.part_files import embed_parts
+from pipelines.embedding.partitions import partition_columns
+from pipelines.embedding.parts import RowRange
+from pipelines.embedding.plan import (
+    ATTEMPTS,
+    KEPT,
+    Plan,
+    Version,
+    columns_of,
+    identity_of,
+    missing_parts,
+    next_folder,
+    options_of,
+    output_folder,
+    write_plan,
+)
+from pipelines.embedding.planning import Asked
+from pipelines.embedding.store import VectorTable, open_table
+from pipelines.embedding.versions import choose_work, publish
+from pipelines.files import storage
+from pipelines.settings import Config
+
+Rows = Sequence[tuple[int, str | None]]
+SLOTS = 2
+
+
+def write_lake(folder: Path, files: Mapping[str, Rows]) -> None:
+    """Makes a folder of Parquet files hold these rows; files that are as they were stay."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.stem not in files:
+            path.unlink()
+    for name, rows in files.items():
+        path = folder / f"{name}.parquet"
+        keys, texts = [key for key, _ in rows], [text for _, text in rows]
+        columns = pa.table({"id": pa.array(keys, pa.int64()), "text": pa.array(texts, pa.string())})
+        if not path.is_file() or not pq.read_table(path).equals(columns):
+            # Another file, since a second change may come in the same tick of its clock.
+            path.unlink(missing_ok=True)
+            pq.write_table(columns, path)
+
+
+def embed_here(config: Config) -> int:
+    """Does what ``embed_table`` does; returns how many rows were embedded."""
+    settings, options = config.embedding, options_of(config)
+    folder, identity = output_folder(settings), identity_of(settings, options)
+    work = choose_work(folder, identity, overwrite=settings.overwrite)
+    version = work.goes_on
+    if version is None:
+        asked = Asked(settings, identity, options)
+        before = planning._usable(work.before, folder, identity)
+        files = planning.parquet_inputs(settings)
+        home = next_folder(folder)
+        with storage.new_folder(home) as aside:
+            parts = planning._parts(
+                files, partition_columns(settings.inputs), asked, before, work.build, SLOTS
+            )
+            parts, _ = planning._linked(parts, before, aside)
+            whole = next((one for one in before if one.is_whole), None)
+            earlier = None if whole is None else open_table(whole.folder)
+            kept = compare_here(parts, earlier, aside / KEPT)
+            parts = [replace(part, reused=kept.get(part.name, part.reused)) for part in parts]
+            plan = Plan(identity, options.backend, options.precision, tuple(parts), work.build)
+            write_plan(aside, plan)
+        version = Version(home, plan, is_whole=False)
+    (version.folder / ATTEMPTS).mkdir(exist_ok=True)
+    missing = missing_parts(version)
+    columns = columns_of(settings)
+    embedded = sum(
+        embed_parts(missing, folder=str(version.folder), options=options, columns=columns)
+    )
+    assert embedded == sum(part.embedded for part in missing)
+    table._finish(version, options, columns, embedded, time.monotonic())
+    publish(version, folder)
+    return embedded
+
+
+def compare_here(
+    parts: Sequence[RowRange], before: VectorTable | None, folder: Path
+) -> dict[str, int]:
+    """Does what ``compare_rows`` does, on keys that can be used."""
+    rows = pa.Table.from_batches(scan_keys(key_scans(parts, "id", "text", before)), ROWS)
+    matches = match(rows)
+    assert TWICE not in matches["kind"].to_pylist()
+    is_kept = pc.and_(pc.equal(matches["kind"], UNCHANGED), pc.is_valid(matches["first"]))
+    kept = matches.filter(is_kept)
+    if before is None or not len(kept):
+        return {}
+    folder.mkdir()
+    firsts = [0]
+    for part in parts:
+        firsts.append(firsts[-1] + part.rows)
+    old = [file.first for file in before.files]
+    located = kept_vectors._locate(kept.to_batches(), old=old, new=firsts[:-1])
+    fetched = kept_vectors._fetch(_sorted(located, "file", "old"), table=before)
+    written = kept_vectors._write(
+        _sorted(fetched, "part", "row"), folder=str(folder), names=[part.name for part in parts]
+    )
+    return {parts[row["part"]].name: row["rows"] for batch in written for row in batch.to_pylist()}
+
+
+def _sorted(batches: Iterable[pa.RecordBatch], *by: str) -> list[pa.RecordBatch]:
+    found = list(batches)
+    if not found:
+        return []
+    return pa.Table.from_batches(found).sort_by([(name, "ascending") for name in by]).to_batches()
