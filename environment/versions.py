@@ -5,7 +5,7 @@
 
 Each environment is requirements.lock with what a short lock of its own puts in the place of
 releases, and is made by the Makefile, like the main one. With `--make` that is all. What ran is
-kept in dist/versions, and becomes the table of docs/versions.md once all environments have run.
+kept in dist/versions, and becomes the table of docs/versions.md.
 
 Exit codes: 0 when all tests passed; 1 when some failed; 2 when an environment could not be made.
 """
@@ -42,6 +42,7 @@ CONTRACT = (
 MAKE_SECONDS = TEST_SECONDS = 2 * 3600.0
 # What the page tells of an environment, by the names of the registry.
 PACKAGES = ("pyspark", "numpy", "pandas", "pyarrow", "torch", "tensorflow")
+_ABSENT, _NOT_RUN = "not installed", "not run"
 _ASK = """
 import json, platform
 from importlib import metadata
@@ -49,8 +50,7 @@ from pipelines.spark.releases import java_version
 from pipelines.spark.session import provide_java
 provide_java()
 there = {one.name.lower().replace("_", "-"): one.version for one in metadata.distributions()}
-facts = {"python": platform.python_version(), "java": str(java_version()), "packages": there}
-print(json.dumps(facts))
+print(json.dumps(there | {"python": platform.python_version(), "java": java_version()}))
 """
 
 
@@ -195,7 +195,7 @@ def run_tests(environment: Environment, python: Path, parts: Sequence[Part]) -> 
     """Runs the tests of the parts that an environment has packages for.
 
     Returns:
-        Versions, and by part how many tests passed, failed and were skipped.
+        Versions, by part how many tests passed, failed and were skipped, and whether any failed.
 
     Raises:
         PackageError: The tests did not run.
@@ -203,8 +203,7 @@ def run_tests(environment: Environment, python: Path, parts: Sequence[Part]) -> 
     asked = ended([python, "-c", _ASK])
     if asked.returncode:
         raise PackageError(f"{environment.name}: {asked.stderr.strip().splitlines()[-1]}")
-    facts = json.loads(asked.stdout.splitlines()[-1])
-    installed = facts["packages"]
+    installed = json.loads(asked.stdout.splitlines()[-1])
     there = [part for part in parts if part.needs is None or part.needs in installed]
     report = environment.result.with_suffix(".xml")
     report.unlink(missing_ok=True)
@@ -215,10 +214,9 @@ def run_tests(environment: Environment, python: Path, parts: Sequence[Part]) -> 
     if done.returncode not in {0, 1} or not report.is_file():
         raise PackageError(f"{environment.name}: pytest ended with exit code {done.returncode}")
     return {
-        "python": facts["python"],
-        "java": facts["java"],
-        "packages": {name: installed[name] for name in PACKAGES},
-        "parts": {part.name: counts(report.read_text(), part) for part in there},
+        "packages": {name: installed[name] for name in ("python", "java", *PACKAGES)},
+        "parts": {part.name: cell(counts(report.read_text(), part)) for part in there},
+        "failed": done.returncode == 1,
     }
 
 
@@ -243,21 +241,18 @@ def page(results: Mapping[str, Mapping[str, Any]], parts: Sequence[Part]) -> str
     """The page of what ran where, as Markdown.
 
     Args:
-        results: By the name of the environment, what :func:`run_tests` found.
+        results: By the name of the environment, what :func:`run_tests` found; empty if it did not
+            run yet.
         parts: The rows.
     """
-    rows = [
-        ("Python", *(found["python"] for found in results.values())),
-        ("Java", *(found["java"] for found in results.values())),
-        *((name, *(found["packages"][name] for found in results.values())) for name in PACKAGES),
-        *(
-            (
-                f"**{part.name}**",
-                *(cell(found["parts"].get(part.name)) for found in results.values()),
-            )
-            for part in parts
-        ),
-    ]
+
+    def told(key: str, name: str) -> list[str]:
+        return [
+            str(found[key].get(name, _ABSENT) if found else _NOT_RUN) for found in results.values()
+        ]
+
+    versions = [(name, *told("packages", name)) for name in ("python", "java", *PACKAGES)]
+    tests = [(f"**{part.name}**", *told("parts", part.name)) for part in parts]
     lines = [
         "<!-- Written by `make matrix-versions`; edit environment/versions.py instead. -->\n",
         "# Releases of Python and of Spark\n",
@@ -267,7 +262,7 @@ def page(results: Mapping[str, Mapping[str, Any]], parts: Sequence[Part]) -> str
         " tests.\n",
         "| | " + " | ".join(results) + " |",
         "|---|" + "---|" * len(results),
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *("| " + " | ".join(row) + " |" for row in (*versions, *tests)),
         "",
         notes(),
     ]
@@ -277,8 +272,9 @@ def page(results: Mapping[str, Mapping[str, Any]], parts: Sequence[Part]) -> str
 def notes() -> str:
     """What stands below the table."""
     return """\
-`not there`: the engine is not for that release. BigDL's jars are compiled for Scala 2.12, so the
-engine `bigdl` (dllib and Orca) runs on Spark 3.5 alone, and says so on Spark 4 before it starts.
+`not installed`: the engine is not for that release. BigDL's jars are compiled for Scala 2.12, so
+the engine `bigdl` (dllib and Orca) runs on Spark 3.5 alone, and on Spark 4 it says so before it
+starts.
 
 ## Running it
 
@@ -306,10 +302,8 @@ make one without running tests, and to pack it for a cluster of that release:
 """
 
 
-def cell(found: Mapping[str, int] | None) -> str:
+def cell(found: Mapping[str, int]) -> str:
     """What happened to the tests of a part, in a few words."""
-    if found is None:
-        return "not there"
     words = [f"{number} {kind}" for kind, number in found.items() if number]
     return ", ".join(words) or "none"
 
@@ -330,11 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for environment in environments
         if not asked or environment.name in asked
     ]
-    kept = {one.name: one.result for one in environments if one.result.is_file()}
-    if len(kept) == len(environments) and not given.make:
-        results = {name: json.loads(path.read_text()) for name, path in kept.items()}
-        PAGE.write_text(page(results, parts))
-        print(f"written: {PAGE.relative_to(ROOT)}")
+    if not given.make:
+        write_page(environments, parts)
     return max(codes)
 
 
@@ -344,6 +335,16 @@ def parser(names: Sequence[str]) -> argparse.ArgumentParser:
     made.add_argument("names", nargs="?", default="", help=f"some of {'; '.join(names)}")
     made.add_argument("--make", action="store_true", help="make environments, and run no tests")
     return made
+
+
+def write_page(environments: Sequence[Environment], parts: Sequence[Part]) -> None:
+    """Writes the page from the results that are kept."""
+    results = {
+        one.name: json.loads(one.result.read_text()) if one.result.is_file() else {}
+        for one in environments
+    }
+    PAGE.write_text(page(results, parts))
+    print(f"written: {PAGE}")
 
 
 def done(environment: Environment, parts: Sequence[Part]) -> int:
@@ -358,9 +359,9 @@ def done(environment: Environment, parts: Sequence[Part]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     environment.result.write_text(json.dumps(found, indent=1) + "\n")
-    told = ", ".join(f"{part}: {cell(count)}" for part, count in found["parts"].items())
+    told = ", ".join(f"{part}: {counted}" for part, counted in found["parts"].items())
     print(f"{environment.name}: {told}")
-    return int(any(count["failed"] for count in found["parts"].values()))
+    return int(found["failed"])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import prepare_stages
 from pipelines.settings import Config
@@ -84,7 +84,7 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
         raise
     # In a store a folder keeps the version before; on NFS a file that was open may be left.
     for stage in (folder.corpus, folder.tokens, folder.lanes):
-        storage.forget_earlier(stage.path)
+        versions.forget_earlier(stage.path)
     storage.sweep(folder.path)
     lines = storage.read_json(folder.corpus.funnel)
     rows = sum(line["rows"] for line in lines if line.get("reason") == DELETED)

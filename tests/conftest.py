@@ -36,6 +36,10 @@ settings.load_profile("pipelines")
 BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join((BRIEF_JVM, *archive_options()))
 
+# Executors import functions of tests by name, as they do those that users name.
+SUPPORT = str(Path(__file__).parent / "support")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
+
 # Of every shuffle: more than one, and no more than there can be executors, since rows are few.
 PARTITIONS = "3"
 

@@ -114,7 +114,7 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, tmp_path, monkeypatch):
     assert "It says 7 times so." in told and "A broken secret" not in told
     read, read_files = [], cutting.read_files
     monkeypatch.setattr(
-        cutting, "read_files", lambda *args: read.append(args[-1]) or read_files(*args)
+        cutting, "read_files", lambda *args: read.append(args[3]) or read_files(*args)
     )
     before = (tmp_path / "prepared" / "lanes" / "manifest.json").read_text()
     deletion = workflow.delete(config, ["user 7", "user 8", "nobody"])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 BENCHMARKS: Mapping[str, str] = {
     "bigdl": "pipelines.benchmarks.bigdl",
+    "bucket": "pipelines.benchmarks.bucket",
     "duplicates": "pipelines.benchmarks.duplicates",
     "embed": "pipelines.benchmarks.embed",
     "feed": "pipelines.benchmarks.feed",

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
@@ -31,6 +32,7 @@ from pipelines.tokens.start import default_start, start_folder
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import lane_feed
 from pipelines.training.steppers import STEPPERS
+from pipelines.training.steppers.base import Stepper, StepperFactory
 
 ENDLESS = 10**6
 
@@ -69,31 +71,50 @@ class Orders:
 
 def train_here(config: Config, orders: Orders) -> None:
     """This package's step of a framework, on granules read from lane files."""
-    training = config.training
-    with quiet_import():
-        factory = STEPPERS.load(training.framework)
-    factory.prepare_process(training)
     lanes = PreparedFolder.of(config).lanes.path
-    manifest = LaneManifest.load(lanes)
+    task = _only_worker(config, LaneManifest.load(lanes), lanes)
+    stepper = _new_stepper(task)
+    if orders.next():
+        for work in lane_feed(task):
+            stepper.step(work, config.training.learning_rate)
+            if not orders.step_done():
+                return
+
+
+def new_stepper(config: Config, manifest: LaneManifest, lanes: Location) -> Stepper:
+    """This package's step of a framework, for steps of any granules.
+
+    Args:
+        config: Names the framework and the encoder.
+        manifest: What the lanes hold.
+        lanes: Their folder.
+    """
+    return _new_stepper(_only_worker(config, manifest, lanes))
+
+
+def _only_worker(config: Config, manifest: LaneManifest, lanes: Location) -> WorkerTask:
+    plan = BatchPlan(
+        lanes=manifest.lanes, rows=manifest.rows, granules_per_step=1, seed=config.training.seed
+    )
     run = TrainingRun(
         config=config,
-        plan=BatchPlan(
-            lanes=manifest.lanes, rows=manifest.rows, granules_per_step=1, seed=training.seed
-        ),
+        plan=plan,
         manifest=manifest,
         lanes_folder=lanes,
         run_folder=Path(),
         first_step=0,
         last_step=ENDLESS,
     )
-    task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
-    spec, weights = start_encoder(config, manifest.vocabulary)
-    stepper = factory(task, Checkpoint(0, spec, weights, {}), SingleProcess())
-    if orders.next():
-        for work in lane_feed(task):
-            stepper.step(work, training.learning_rate)
-            if not orders.step_done():
-                return
+    return WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
+
+
+def _new_stepper(task: WorkerTask) -> Stepper:
+    config = task.run.config
+    with quiet_import():
+        factory: StepperFactory[Stepper] = STEPPERS.load(config.training.framework)
+    factory.prepare_process(config.training)
+    spec, weights = start_encoder(config, task.run.manifest.vocabulary)
+    return factory(task, Checkpoint(0, spec, weights, {}), SingleProcess())
 
 
 def train_sentence_transformers(config: Config, orders: Orders) -> None:

@@ -21,7 +21,7 @@ PARTS_OF_SLOT = 4
 """Into which such a table is cut at least, so that slots end at about the same time."""
 TASK_ROWS = 16384
 """Of a task that makes many small parts."""
-ROWS_COPIED_FOR_ONE = 50
+ROWS_COPIED_FOR_ONE = 20
 """Rows whose vectors are copied in the time that embedding one takes."""
 
 

@@ -131,11 +131,11 @@ class Recovery:
         add_restart(self._run.run_folder, restart)
         self._step_metrics.go_back(restart)
         logger.warning(
-            "%s workers go on from step %s of %s that were made; %s restarts are left "
+            "the run goes on from step %s of %s that were made; workers: %s, restarts left: %s "
             "(training.restarts)",
-            workers,
             rest.first_step,
             made,
+            workers,
             self._left,
         )
 

@@ -116,7 +116,7 @@ def _left(path: Path) -> Iterator[Path]:
 class StoreLockFiles:
     """In an object store. Each request costs, so holders change their files less often."""
 
-    beat_seconds = 15.0
+    beat_seconds = 4.0
     poll_seconds = 1.0
 
     def make(self, path: RemotePath, content: bytes) -> bool:

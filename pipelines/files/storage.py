@@ -176,12 +176,6 @@ def _remove_for_good(path: Path, gone: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def forget_earlier(path: Location) -> None:
-    """Removes the versions of a folder that a store keeps for those who still read them."""
-    if isinstance(path, RemotePath):
-        versions.forget_earlier(path)
-
-
 def copy_folder(source: Location, target: Location) -> None:
     """Copies all files below a folder to another one, wherever both are."""
     if isinstance(source, Path) and isinstance(target, Path):

@@ -163,8 +163,10 @@ def remove(folder: RemotePath) -> None:
     clear(place)
 
 
-def forget_earlier(folder: RemotePath) -> None:
-    """Removes all versions of a folder but the current one, whoever may still read them."""
+def forget_earlier(folder: Location) -> None:
+    """Removes the versions of a folder that a store keeps for those who still read them."""
+    if isinstance(folder, Path):
+        return
     place = folder.place or folder
     known = _pointed(place)
     if known:

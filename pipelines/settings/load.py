@@ -8,7 +8,6 @@ One YAML file and dotted overrides on top (``training.workers=4``) give one froz
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,14 +20,14 @@ from pipelines.settings.objective import own_keys
 from pipelines.settings.paths import NOT_LOCAL
 from pipelines.settings.stages import conf_text
 from pipelines.settings.suggestions import remedy
-from pipelines.settings.yaml_file import UnusableYamlError, parse_yaml, read_text
+from pipelines.settings.yaml_file import Openable, UnusableYamlError, parse_yaml, read_text
 
 _SHOWN = 200
 """Characters of a value in an error."""
 
 
 def load(
-    path: str | Path | None = None, overrides: Sequence[str] = (), *, recorded: bool = False
+    path: str | Openable | None = None, overrides: Sequence[str] = (), *, recorded: bool = False
 ) -> Config:
     """Reads the YAML file and applies the overrides.
 
@@ -71,7 +70,7 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_yaml(path: str | Path) -> Mapping[str, Any]:
+def _read_yaml(path: str | Openable) -> Mapping[str, Any]:
     try:
         tree = parse_yaml(read_text(path))
     except FileNotFoundError:

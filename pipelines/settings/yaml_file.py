@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import yaml
 
@@ -42,7 +42,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def read_text(path: str | Path) -> str:
+class Openable(Protocol):
+    """A file that has a method to open it, wherever it is."""
+
+    def open(self, mode: str) -> IO:
+        """As of :meth:`pathlib.Path.open`."""
+
+
+def read_text(path: str | Openable) -> str:
     """The text of a file of settings.
 
     Raises:
@@ -50,11 +57,13 @@ def read_text(path: str | Path) -> str:
         OSError: It cannot be read.
         UnicodeDecodeError: It is not UTF-8.
     """
-    with Path(path).open("rb") as file:
+    file_at: Openable = Path(path) if isinstance(path, str) else path
+    with file_at.open("rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise UnusableYamlError(f"longer than {LARGEST >> 20} MB")
-    return data.decode()
+    text: str = data.decode()
+    return text
 
 
 def parse_yaml(text: str) -> Any:

@@ -39,7 +39,8 @@ def test_a_name_with_brackets_is_taken_literally(tmp_path):
         ("missing.txt", "there is no file or folder"),
         ("*.txt", "nothing matches"),
         (".", "holds no text file"),
-        ("hdfs://host/a.txt", "is on hdfs"),
+        ("dbfs:/a.txt", "is on dbfs"),
+        ("lake://host/a.txt", "is in no kind of store"),
     ],
 )
 def test_inputs_that_are_not_there(tmp_path, monkeypatch, given, problem):

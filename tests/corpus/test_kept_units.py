@@ -208,7 +208,7 @@ def test_a_corpus_that_grows_is_that_of_all_its_files(spark, tmp_path, monkeypat
     read, read_files = [], cutting.read_files
 
     def noted(*args):
-        read.append([file.name for file in args[-1]])
+        read.append([file.name for file in args[3]])
         return read_files(*args)
 
     monkeypatch.setattr(cutting, "read_files", noted)
@@ -258,7 +258,7 @@ def test_parquet_files_are_kept_one_by_one(spark, tmp_path, monkeypatch):
     write("c.parquet", range(20, 60))
     read, read_files = [], cutting.read_files
     monkeypatch.setattr(
-        cutting, "read_files", lambda *args: read.append(args[-1]) or read_files(*args)
+        cutting, "read_files", lambda *args: read.append(args[3]) or read_files(*args)
     )
     grown = prepared(spark, tmp_path, **corpus, max_quarantined=1)
     assert [[file.name for file in files] for files in read] == [["c.parquet"]]

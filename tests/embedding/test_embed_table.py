@@ -246,5 +246,5 @@ def test_small_parts_are_shared_among_tasks() -> None:
     assert [len(task) for task in tasks([part(100)] * 8, 1)] == [2, 2, 2, 2]
     assert [len(task) for task in tasks([part(100)] * 8, 4)] == [1] * 8
     # What keeps its vectors is hardly any work.
-    assert [len(task) for task in tasks([part(5000, 5000)] * 40 + [part(4000)], 1)] == [40, 1]
+    assert [len(task) for task in tasks([part(5000, 5000)] * 16 + [part(4000)], 1)] == [16, 1]
     assert tasks([], 4) == []

@@ -79,9 +79,28 @@ def test_tests_are_counted_by_part(tests, expected):
     assert versions.counts(REPORT, Part("one", tuple(tests))) == expected
 
 
+def test_the_page_tells_of_every_environment_and_part():
+    table = versions.PAGE.read_text()
+    assert [name for name in (one.name for one in ENVIRONMENTS) if name not in table] == []
+    assert [part.name for part in PARTS if f"| **{part.name}** |" not in table] == []
+    assert "failed" not in table
+    assert versions.notes() in table
+
+
 def test_a_cell_tells_what_happened_to_the_tests():
     assert versions.cell({"passed": 3, "failed": 0, "skipped": 1}) == "3 passed, 1 skipped"
-    assert versions.cell(None) == "not there"
+    assert versions.cell({"passed": 0, "failed": 2, "skipped": 0}) == "2 failed"
+
+
+def test_a_page_tells_what_is_not_there_and_what_did_not_run():
+    versions_of = dict.fromkeys(("python", "java", *versions.PACKAGES), "1")
+    ran = {"packages": versions_of, "parts": {"torch": "1 passed"}}
+    parts = [Part("torch", ()), Part("bigdl", (), "bigdl")]
+    lines = versions.page({"one": ran, "two": {}}, parts).splitlines()
+    assert {"| | one | two |", "| pyspark | 1 | not run |"} <= {*lines}
+    assert {"| **torch** | 1 passed | not run |", "| **bigdl** | not installed | not run |"} <= {
+        *lines
+    }
 
 
 def test_a_python_is_taken_that_is_of_the_release(tmp_path, monkeypatch):
@@ -114,13 +133,16 @@ def test_an_environment_that_cannot_be_made_does_not_hide_the_others(monkeypatch
             raise PackageError("no room")
         return Path(sys.executable)
 
-    found = {"parts": {"torch": {"passed": 1, "failed": 1, "skipped": 0}}}
+    known = dict.fromkeys(("python", "java", *versions.PACKAGES), "1")
+    found = {"packages": known, "parts": {"torch": "1 passed, 1 failed"}, "failed": True}
+    monkeypatch.setattr(versions, "PAGE", tmp_path / "versions.md")
     monkeypatch.setattr(versions, "make", make)
     monkeypatch.setattr(versions, "run_tests", lambda *_: found)
     assert versions.main([]) == 2
     told = capsys.readouterr()
     assert "good: torch: 1 passed, 1 failed" in told.out
     assert "error: no room" in told.err
+    assert "| **torch** | not run | 1 passed, 1 failed |" in versions.PAGE.read_text()
 
 
 def test_tests_that_do_not_run_are_no_result(monkeypatch, tmp_path):

@@ -57,13 +57,13 @@ def test_a_folder_of_a_bucket_is_whole_or_the_one_before(s3_bucket):
 
 def test_the_version_before_of_a_folder_can_be_forgotten(s3_bucket):
     folder = s3_bucket.root / "prepared" / "corpus"
-    storage.forget_earlier(folder)
+    versions.forget_earlier(folder)
     for content in ("deleted", "kept"):
         with storage.built_folder(folder) as made:
             (made / "texts").write_text(content)
     contents = [path.read_text() for path in folder.rglob("texts")]
     assert sorted(contents) == ["deleted", "kept"]
-    storage.forget_earlier(versions.current(folder))
+    versions.forget_earlier(versions.current(folder))
     assert [path.read_text() for path in folder.rglob("texts")] == ["kept"]
     assert (versions.current(folder) / "texts").read_text() == "kept"
 

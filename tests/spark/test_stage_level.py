@@ -14,6 +14,7 @@ from pipelines.settings.load import parse
 from pipelines.spark.stage_resources import check_stages, stage_settings
 
 PARTITIONS = "spark.sql.shuffle.partitions"
+UNSET = "spark.sql.parquet.mergeSchema"
 
 SESSIONS = """
 import json, os, sys
@@ -92,12 +93,13 @@ def test_a_training_gets_executors_of_its_own_with_dynamic_allocation(found):
 
 def test_what_spark_lets_change_is_set_while_a_stage_runs(spark):
     before = spark.conf.get(PARTITIONS)
-    config = parse({"stages": {"prepare": {PARTITIONS: 7, "spark.sql.never.set": True}}})
+    assert spark.conf.get(UNSET, None) is None
+    config = parse({"stages": {"prepare": {PARTITIONS: 7, UNSET: True}}})
     with pytest.raises(RuntimeError), stage_settings(spark, config, "prepare"):
-        assert spark.conf.get(PARTITIONS) == "7"
+        assert (spark.conf.get(PARTITIONS), spark.conf.get(UNSET)) == ("7", "true")
         raise RuntimeError
     assert spark.conf.get(PARTITIONS) == before
-    assert spark.conf.get("spark.sql.never.set", None) is None
+    assert spark.conf.get(UNSET, None) is None
 
 
 @pytest.mark.parametrize(
