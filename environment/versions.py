@@ -294,9 +294,10 @@ make one without running tests, and to pack it for a cluster of that release:
 ## What differs
 
 - **Spark 4** needs Java 17 or later. Its jars, and those of Delta and Iceberg, are of Scala 2.13.
-  SQL follows ANSI there unless `spark.sql.ansi.enabled` is false; results are the same with either.
-- **NumPy before 2** is wanted by Elephas and BigDL, whose extras say so. Spark 3.5.9 itself runs
-  with NumPy 2 and pandas 3.
+  SQL follows ANSI there unless `spark.sql.ansi.enabled` is false. Each release ran with its
+  default.
+- **NumPy before 2** is wanted by Elephas and BigDL, whose extras say so. What ran with which
+  NumPy stands in the table.
 - **Python 3.12** has no `distutils`, which Spark 3.5 imports. setuptools brings one, and comes
   with this package there.
 """

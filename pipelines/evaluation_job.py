@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BEFORE, AFTER = "before", "after"
+_SHOWN = {BEFORE: "start", AFTER: "model"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Mea
     retrieved: dict[str, dict[str, Retrieved]] = {BEFORE: {}, AFTER: {}}
     figures = {}
     for name, model in _models(run).items():
-        with activity(f"evaluating the {model.name}", detail=running_tasks):
+        with activity(f"evaluating the {_SHOWN[name]}", detail=running_tasks):
             figures[name] = evaluate(session, config, model, retrieved[name].__setitem__)
     figures["margin"] = retrieval_margins(**retrieved)
     return Measured(figures, retrieved)

@@ -122,10 +122,6 @@ def take_place(new: Path, path: Path) -> None:
     """Renames a folder that is whole, so that it takes the place of another, if there is one.
 
     A process that is killed meanwhile leaves both, and :func:`settle` puts the other one back.
-
-    Args:
-        new: Beside ``path``.
-        path: The place.
     """
     if not path.exists():
         new.rename(path)
