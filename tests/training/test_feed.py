@@ -7,8 +7,11 @@ import pytest
 from lanes_factory import write_small_lanes
 from planned_runs import make_run, make_task
 
+from pipelines.files import storage, versions
+from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
-from pipelines.training.feed import lane_feed, memory_feed
+from pipelines.settings.storage import StorageSettings
+from pipelines.training.feed import FILE_FEEDS, lane_feed, memory_feed
 
 EPOCHS = 4
 
@@ -37,3 +40,18 @@ def test_memory_keeps_each_granule_once(task):
     granules = task.run.manifest.lanes * task.run.manifest.rows
     assert len(kept) == EPOCHS * granules
     assert len({id(granule) for granule in kept}) == granules
+
+
+@pytest.mark.parametrize("feed", FILE_FEEDS.values(), ids=FILE_FEEDS)
+def test_lanes_of_a_store_bring_the_same_steps(task, tmp_path, feed):
+    options = StorageSettings(cache_folder=str(tmp_path / "cache"))
+    folder = RemotePath.parse(f"memory://{tmp_path.name}-{feed.__name__}/lanes", options)
+    with storage.built_folder(folder) as made:
+        storage.copy_folder(tmp_path, made)
+    far = replace(task, run=replace(task.run, lanes_folder=versions.current(folder)))
+    for ours, read in zip(feed(far), lane_feed(task), strict=True):
+        assert (ours.index, ours.epoch) == (read.index, read.epoch)
+        assert [one.number for one in ours.granules] == [one.number for one in read.granules]
+        for one, other in zip(ours.granules, read.granules, strict=True):
+            np.testing.assert_array_equal(one.anchor.token_ids, other.anchor.token_ids)
+    assert list((tmp_path / "cache" / "lanes").rglob("*.arrow.*"))
