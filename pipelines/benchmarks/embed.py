@@ -101,7 +101,7 @@ def _one_core(config: Config, folder: Path, options: EmbeddingOptions) -> Config
     """A local cluster of one core, and an embedding job without quantising or shortening."""
     embedding = config.embedding.model_copy(
         update={
-            "model": options.model,
+            "model": str(options.model),
             "inputs": (str(folder / "texts.parquet"),),
             "format": "parquet",
             "text_column": "text",

@@ -120,10 +120,11 @@ def check_columns(
 
 def backend_for(session: SparkSession, name: str) -> str:
     """The backend that is named; for ``auto``, the one for GPUs where tasks are given some."""
-    gpus = session.sparkContext.getConf().get("spark.task.resource.gpu.amount")
+    # Not by the context, which a session of Spark Connect does not have.
+    gpus = session.conf.get("spark.task.resource.gpu.amount", None)
     return GPU_BACKEND if name == "auto" and gpus else name
 
 
 def task_threads(session: SparkSession) -> int:
     """CPU threads of a task."""
-    return int(session.sparkContext.getConf().get("spark.task.cpus", "1") or 1)
+    return int(session.conf.get("spark.task.cpus", "1") or 1)

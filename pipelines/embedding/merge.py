@@ -8,6 +8,7 @@ is no such table, it is made of the rows.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipelines.settings import EmbeddingSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
 from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.releases import delta_connector, iceberg_connector
 from pipelines.spark.session import running_tasks
 
 if TYPE_CHECKING:
@@ -40,26 +42,15 @@ class MergeFormat:
 
     Attributes:
         provider: What Spark calls it.
-        connector: What the cluster needs for it.
+        connector: What a cluster of a version of Spark needs for it.
     """
 
     provider: str
-    connector: str
+    connector: Callable[[str], str]
 
 
-DELTA = MergeFormat(
-    "delta",
-    "Delta needs the package io.delta:delta-spark_2.12 in spark.jars.packages, "
-    "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
-    "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
-)
-ICEBERG = MergeFormat(
-    "iceberg",
-    "Iceberg needs the package org.apache.iceberg:iceberg-spark-runtime-3.5_2.12 in "
-    "spark.jars.packages, "
-    "spark.sql.extensions=org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions "
-    "and spark.sql.catalog.<catalog>=org.apache.iceberg.spark.SparkCatalog",
-)
+DELTA = MergeFormat("delta", delta_connector)
+ICEBERG = MergeFormat("iceberg", iceberg_connector)
 
 
 def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
@@ -80,7 +71,7 @@ def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
     except (PySparkException, Py4JJavaError) as error:
         if "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error):
             problem = f"{settings.merge_format} is not on the cluster"
-            raise InputError(KEY, problem, merged.connector) from None
+            raise InputError(KEY, problem, merged.connector(session.version)) from None
 
 
 def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Path) -> None:
@@ -134,7 +125,7 @@ def _carry_out(
         run_with_timeout(session.sparkContext, name, run, running_tasks)
     except (PySparkException, Py4JJavaError) as error:
         problem = f"{target} cannot be merged into ({spark_cause(error)[:200]})"
-        raise InputError(KEY, problem, merged.connector) from None
+        raise InputError(KEY, problem, merged.connector(session.version)) from None
 
 
 def create_statement(target: str, provider: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import get_args
 
 from pipelines.errors import InputError
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, location
 from pipelines.models.folder import read_encoder
 from pipelines.models.inference.embedder import Precision, choose_backend
 
@@ -23,7 +25,7 @@ class EmbeddingOptions:
     """Plain values that a vector follows from, and how it is computed.
 
     Attributes:
-        model: The model's folder, which every executor can reach.
+        model: The model's folder, which every executor can reach; a version of it, in a store.
         model_sha256: Of its files, so that a folder that was replaced is loaded anew.
         hidden: Width of the model's embeddings.
         normalise: Whether the model scales them to length 1.
@@ -38,7 +40,7 @@ class EmbeddingOptions:
         quantise: ``none``: float32; ``int8``: see :mod:`pipelines.embedding.vectors`.
     """
 
-    model: str
+    model: Location
     model_sha256: str
     hidden: int
     normalise: bool
@@ -52,7 +54,7 @@ class EmbeddingOptions:
 
 
 def embedding_options(
-    model: str | Path,
+    model: str | Location,
     *,
     backend: str = "auto",
     precision: str = "auto",
@@ -79,7 +81,7 @@ def embedding_options(
         InputError: There is no such model, backend, precision, prompt or quantisation, or the model
             is narrower.
     """
-    folder = Path(model).expanduser().absolute()
+    folder = location(model).expanduser().absolute()
     if not folder.is_dir():
         raise InputError(KEY, f"there is no folder {folder}", "name a sentence-transformers folder")
     _check_known("embedding.quantise", quantise, QUANTISATIONS)
@@ -98,8 +100,8 @@ def embedding_options(
             f"1 to {spec.hidden}",
         )
     return EmbeddingOptions(
-        model=str(folder),
-        model_sha256=_sha256(folder),
+        model=folder,
+        model_sha256=_sha256(local_folder(folder)),
         hidden=spec.hidden,
         normalise=spec.normalise,
         backend=choose_backend(backend, spec.kind),

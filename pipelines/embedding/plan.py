@@ -20,8 +20,9 @@ from pipelines.embedding.partitions import constants_from
 from pipelines.embedding.parts import RowRange
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location, location
 from pipelines.files.run_folder import RunFolder
+from pipelines.files.versions import current
 from pipelines.settings import Config, EmbeddingSettings
 
 PLAN_FILE = "_plan.json"
@@ -144,10 +145,12 @@ def columns_of(settings: EmbeddingSettings) -> Columns:
     return Columns(text=settings.text_column, vector=settings.output_column)
 
 
-def model_folder(config: Config) -> Path:
+def model_folder(config: Config) -> Location:
     """The model that the settings name: ``embedding.model``, or that of the run."""
     named = config.embedding.model
-    return Path(named) if named is not None else local_folder(RunFolder.of(config).model)
+    if named is None:
+        return RunFolder.of(config).model
+    return current(location(named, config.storage))
 
 
 def options_of(config: Config, threads: int = 1, backend: str | None = None) -> EmbeddingOptions:

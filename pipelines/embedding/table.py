@@ -50,6 +50,7 @@ from pipelines.embedding.vectors import SCALE_SUFFIX
 from pipelines.embedding.versions import Work, choose_work, other_vectors, publish
 from pipelines.errors import PipelineError
 from pipelines.files import locks, storage
+from pipelines.files.copies import local_folder
 from pipelines.files.folders import work_folder
 from pipelines.models.inference.embedder import choose_backend, choose_precision
 from pipelines.progress import activity
@@ -151,7 +152,7 @@ def _as_before(
 
 def _tell_of_prompts(options: EmbeddingOptions) -> None:
     """Logs a hint if the model has a prompt for documents, and these texts get another one."""
-    prompts = read_prompts(Path(options.model))
+    prompts = read_prompts(local_folder(options.model))
     document = prompts.before(DOCUMENT)
     if options.prompt_name is None and document and document != prompts.before():
         logger.info(
@@ -269,7 +270,7 @@ def _finish(
                 "dimensions": options.dimensions,
                 "type": "int8" if quantised else "float32",
                 "normalised": options.normalise,
-                "model": options.model,
+                "model": str(options.model),
                 "backend": plan.backend,
                 "precision": plan.precision,
                 "build": plan.build,

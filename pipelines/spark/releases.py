@@ -137,3 +137,24 @@ def java_version() -> int | None:
     # Java 8 tells that it is 1.8.
     number = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
     return int(number[1]) if number else None
+
+
+def delta_connector(version: str) -> str:
+    """What a cluster of a version of Spark needs for Delta tables."""
+    return (
+        f"Delta needs the package io.delta:delta-spark_{release_of(version).scala} in "
+        "spark.jars.packages, "
+        "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+        "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    )
+
+
+def iceberg_connector(version: str) -> str:
+    """What a cluster of a version of Spark needs for Iceberg tables."""
+    numbers = ".".join(version.split(".")[:2])
+    return (
+        "Iceberg needs the package org.apache.iceberg:iceberg-spark-runtime-"
+        f"{numbers}_{release_of(version).scala} in spark.jars.packages, "
+        "spark.sql.extensions=org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions "
+        "and spark.sql.catalog.<catalog>=org.apache.iceberg.spark.SparkCatalog"
+    )

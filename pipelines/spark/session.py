@@ -22,6 +22,7 @@ from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.redaction import HIDDEN
 from pipelines.spark import daemon
+from pipelines.spark.access_mode import check_context
 from pipelines.spark.jvm_options import brief_options, defaults_file, names_collector
 from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
 from pipelines.spark.releases import check_java, check_python
@@ -62,10 +63,11 @@ def spark_session(
 
     Raises:
         InputError: There is no Java, or Spark does not run on it or on this Python, or the cluster
-            cannot be reached.
+            cannot be reached, or the session that is there has no SparkContext.
     """
     from pyspark.sql import SparkSession
 
+    check_context()
     if _is_running():
         return SparkSession.builder.getOrCreate()
     check_python()

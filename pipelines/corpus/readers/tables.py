@@ -21,7 +21,7 @@ from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
-from pipelines.spark.releases import release_of
+from pipelines.spark.releases import delta_connector, iceberg_connector
 
 _VERSIONED = re.compile(r"(?P<table>.+)@v?(?P<version>\d+)")
 _DELTA_LOG = re.compile(r"(\d{20})\.(?:json|checkpoint\..*)")
@@ -101,11 +101,7 @@ def load_iceberg(session: SparkSession, name: str) -> DataFrame:
     return load_table(
         session,
         table,
-        "name it as `catalog.database.table`; the catalog needs the package "
-        f"org.apache.iceberg:iceberg-spark-runtime-{_spark(session)}_{_scala(session)} in "
-        "spark.jars.packages, "
-        "spark.sql.extensions=org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions "
-        "and spark.sql.catalog.<catalog>=org.apache.iceberg.spark.SparkCatalog",
+        f"name it as `catalog.database.table`; {iceberg_connector(session.version)}",
         snapshot,
     )
 
@@ -134,10 +130,7 @@ def load_delta(session: SparkSession, given: str) -> DataFrame:
         raise InputError(
             INPUTS,
             problem,
-            "name a folder or table; Delta needs the package io.delta:delta-spark_"
-            f"{_scala(session)} in spark.jars.packages, "
-            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
-            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            f"name a folder or table; {delta_connector(session.version)}",
         ) from None
 
 
@@ -146,14 +139,6 @@ def delta_folder(given: str) -> Path | None:
     given, _ = table_and_version(given)
     path = Path(given.removeprefix("file://")).expanduser()
     return path.absolute() if path.is_dir() else None
-
-
-def _spark(session: SparkSession) -> str:
-    return ".".join(session.version.split(".")[:2])
-
-
-def _scala(session: SparkSession) -> str:
-    return release_of(session.version).scala
 
 
 def _delta_fingerprint(inputs: Sequence[str]) -> dict[str, Any] | None:
