@@ -262,7 +262,7 @@ def _check_all_known(totals: pa.Table, kept: Mapping[str, KeptSource]) -> None:
 def _sources_with_passing_errors(totals: pa.Table) -> set[int]:
     """Those of which something could not be read that perhaps can be the next time."""
     reasons = totals["quarantined"].to_pylist()
-    passing = pa.array([reason is not None and may_pass(reason) for reason in reasons])
+    passing = pa.array([reason is not None and may_pass(reason) for reason in reasons], pa.bool_())
     return set(pc.filter(totals["source"], passing).to_pylist())
 
 
