@@ -218,6 +218,7 @@ def test_the_measuring_has_a_deadline_of_its_own(silent_checkpoint, tmp_path) ->
         "step": 3,
         "tokenizer": "",
         "snapshots": "",
+        "storage": {},
         "folder": str(tmp_path / "way"),
         "driver": os.getpid(),
         "seconds": 0.5,

@@ -229,7 +229,8 @@ def test_a_driver_that_is_killed_leaves_a_run_that_says_so(mlflow_server, client
         program="job.py",
         first_step=0,
     )
-    given = asdict(start) | {"settings": start.settings.model_dump()}
+    sections = {"settings": start.settings.model_dump(), "storage": start.storage.model_dump()}
+    given = asdict(start) | sections
     tracker.stdin.write(json.dumps({"call": "start", "with": given}).encode() + b"\n")
     # As when the system closes the pipes of a process that is gone.
     tracker.stdin.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -69,9 +70,15 @@ class MonitoredEstimator:
 
     def fit(self) -> None:
         """Starts the workers, and returns when all are gone."""
-        self._estimator.fit(
-            granules_of_worker, epochs=1, batch_size=self._examples, callbacks=[StepByStep()]
-        )
+        try:
+            self._estimator.fit(
+                granules_of_worker, epochs=1, batch_size=self._examples, callbacks=[StepByStep()]
+            )
+        except BaseException as error:
+            # The frames that it passed through hold the store, which would listen until somebody
+            # has forgotten the error.
+            traceback.clear_frames(error.__traceback__)
+            raise
 
     def _open_store(self) -> processes.TCPStore:
         """The store where the workers meet; it listens as long as ``fit`` refers to it."""
