@@ -23,7 +23,7 @@ def parameters(config: Config) -> dict[str, str]:
         for section, values in tree.items()
         for name, value in values.items()
     }
-    return flat | {f"spark.{key}": value for key, value in conf.items()}
+    return flat | {f"spark.{key}": _text(value) for key, value in conf.items()}
 
 
 def training_values(line: Mapping[str, Any]) -> dict[str, float]:

@@ -31,6 +31,7 @@ def test_secrets_of_spark_are_hidden_and_the_rest_is_told():
     assert flat["tracking.mlflow_uri"] == "postgresql://db:5432/runs"
     assert flat["evaluation.similarity"] == '["ä.csv"]'
     assert flat["training.max_steps"] == "null"
+    assert {type(value) for value in flat.values()} == {str}
     assert "sesame" not in str(flat) + configuration.dump(without_secrets(config))
     assert without_secrets(config).spark.conf["task.cpus"] == "1"
 
