@@ -221,7 +221,8 @@ def _embedder(
 ) -> Iterator[OrderedProcess]:
     """A process of :mod:`pipelines.benchmarks.embedders`."""
     (folder / name / "_attempts").mkdir(parents=True, exist_ok=True)
-    arguments = {"texts": str(texts), "folder": str(folder / name), "options": asdict(options)}
+    told = asdict(options) | {"model": str(options.model)}
+    arguments = {"texts": str(texts), "folder": str(folder / name), "options": told}
     module = "pipelines.benchmarks.embedders"
     with ordered_process(f"the embedder {name}", module, [name, json.dumps(arguments)]) as process:
         yield process

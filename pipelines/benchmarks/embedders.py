@@ -30,13 +30,15 @@ def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
     from pipelines.embedding.options import EmbeddingOptions
     from pipelines.embedding.part_files import embed_parts
     from pipelines.embedding.parts import RowRange
+    from pipelines.files.locations import location
 
     columns = Columns(text="text", vector="embedding")
+    embedding_options = EmbeddingOptions(**{**options, "model": location(options["model"])})
 
     def embed(start: int, stop: int) -> None:
         part = RowRange(f"part-{start:05d}", texts, start, stop)
         for _ in embed_parts(
-            [part], folder=folder, options=EmbeddingOptions(**options), columns=columns
+            [part], folder=folder, options=embedding_options, columns=columns
         ):
             pass
 

@@ -207,6 +207,6 @@ class SparkJobEngine(SparkEngine):
 
             def should_stop() -> EngineError | None:
                 leaving.look()
-                return job.failure()
+                return job.settled_failure()
 
             return monitor.wait(should_stop)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNPACK_SECONDS = 600.0
+# The connections of an executor that is lost are closed at once, those of a machine at its deadline.
+SETTLE_SECONDS = 5.0
 ROLE = "SENTENCE_PIPELINES_ROLE"
 
 
@@ -129,6 +131,7 @@ class SparkJob(JobThread[object]):
         super().__init__(context, engine, description, act)
         self._engine = engine
         self._what = name
+        self._failed: float | None = None
 
     def failure(self) -> EngineError | None:
         """The error that the job has ended with, if any; others than engines' in one line."""
@@ -137,6 +140,18 @@ class SparkJob(JobThread[object]):
         if isinstance(self.error, Exception):
             return EngineError(self._engine, f"{self._what} failed ({spark_cause(self.error)})")
         return None
+
+    def settled_failure(self) -> EngineError | None:
+        """The error that the job has ended with, once workers have had time to tell theirs.
+
+        A job whose executor is lost can end before the worker's connection is found closed,
+        which says more: which worker it was, and that a new attempt may go on without it.
+        """
+        failure = self.failure()
+        if failure is None or failure is self.error:
+            return failure
+        self._failed = self._failed or time.monotonic()
+        return failure if time.monotonic() - self._failed > SETTLE_SECONDS else None
 
     def __enter__(self) -> SparkJob:
         self.start()

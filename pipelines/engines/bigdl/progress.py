@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 # Where dllib keeps each worker's copy of the model.
 _MODELS = "Thread Model RDD"
 CHECK_SECONDS = 1.0
-# As Spark has it in the error of a stage.
+# Spark's words in the error of a stage; and what the class `AdamW` of `pipelines.jvm` says
+# where the worker's task is made again, on another executor, before Spark tells of the loss.
 _EXECUTOR_LOST = "ExecutorLostFailure"
+_STATE_LOST = re.compile(r"worker (\d+) was lost: its part of the optimiser")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ class WorkerLocations:
         place: dict[str, Any] = {}
         if lost := re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) exec", text):
             place = self.place(int(lost[1])) | {"host": lost[2]}
+        if gone := _STATE_LOST.search(text):
+            cause = f"its executor is gone: {cause}"
+            return WorkerLostError("bigdl", cause, began=True, **self.place(int(gone[1])))
         if _EXECUTOR_LOST in text:
             return WorkerLostError("bigdl", cause, began=bool(self.known), **place)
         return EngineError("bigdl", cause, **place)
