@@ -37,9 +37,7 @@ def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
 
     def embed(start: int, stop: int) -> None:
         part = RowRange(f"part-{start:05d}", texts, start, stop)
-        for _ in embed_parts(
-            [part], folder=folder, options=embedding_options, columns=columns
-        ):
+        for _ in embed_parts([part], folder=folder, options=embedding_options, columns=columns):
             pass
 
     return embed

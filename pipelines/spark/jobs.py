@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNPACK_SECONDS = 600.0
-# The connections of an executor that is lost are closed at once, those of a machine at its deadline.
+# The connections of an executor that is lost are closed at once.
 SETTLE_SECONDS = 5.0
 ROLE = "SENTENCE_PIPELINES_ROLE"
 
