@@ -97,7 +97,7 @@ def delete(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Remove the rows of keys (corpus.key_column) from what was prepared, for good."""
+    """Remove the rows of keys (corpus.key_column) from corpus, lanes and vectors, for good."""
     _configured(lambda found: jobs.delete(found, key or (), keys), config, set_)
 
 

@@ -31,9 +31,11 @@ def delete(config: Config, given: Sequence[str], file: str | None) -> Results:
 
     deletion = workflow.delete(config, read_keys(given, file))
     print(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
+    if deletion.vectors is not None:
+        print(f"deleted  {deletion.vectors} rows of {config.embedding.output}")
     for line in deletion.not_covered:
         print(f"not covered  {line}")
-    return {"rows": deletion.rows, "keys": deletion.keys}
+    return {"rows": deletion.rows, "keys": deletion.keys, "vectors": deletion.vectors}
 
 
 def train(config: Config) -> Results:

@@ -1,4 +1,6 @@
-"""The job `delete`: rows of given keys leave the prepared folder, and do not come back.
+"""The job `delete`: rows of given keys leave the prepared folder and the table of vectors.
+
+They do not come back.
 
 The keys are listed in the folder, and it is prepared again without their rows: what one text
 decides of another (duplicates, pairs, what is held out, places in the lanes) is decided anew, and
@@ -12,12 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys
+from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys, deleted_keys
+from pipelines.embedding.deleted_rows import DeletedRows
+from pipelines.embedding.row_deletion import delete_from_table, has_rows_by
 from pipelines.errors import InputError
 from pipelines.files import storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import prepare_stages
 from pipelines.settings import Config
+from pipelines.settings.stages import for_stage
+from pipelines.spark.session import spark_session
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +35,14 @@ class Deletion:
     Attributes:
         keys: How many keys are listed now, those of before among them.
         rows: Rows of the inputs that were left out because of their keys.
+        vectors: Rows that were taken out of the table in `embedding.output`; None where there is no
+            table with the column of keys.
         not_covered: Where such texts, or what was learnt of them, may still be; a line each.
     """
 
     keys: int
     rows: int
+    vectors: int | None
     not_covered: tuple[str, ...]
 
 
@@ -61,7 +70,7 @@ def read_keys(given: Sequence[str], file: str | None) -> list[str]:
 
 
 def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
-    """Prepares again without the rows of some keys.
+    """Prepares again without the rows of some keys, and takes them out of a table of vectors.
 
     Raises:
         InputError: No column has keys, nothing has been prepared, or a stage refuses.
@@ -90,14 +99,26 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
     rows = sum(line["rows"] for line in lines if line.get("reason") == DELETED)
     if not rows:
         logger.warning("no row of corpus.inputs has one of these keys")
-    return Deletion(listed, rows, _not_covered(config))
+    vectors = _delete_vectors(config, DeletedRows(column, deleted_keys(folder, column)))
+    return Deletion(listed, rows, vectors, _not_covered(config, vectors))
 
 
-def _not_covered(config: Config) -> tuple[str, ...]:
+def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:
+    if not has_rows_by(config, deleted.column):
+        return None
+    session = spark_session(for_stage(config, "embed"))
+    return delete_from_table(session, config, deleted)
+
+
+def _not_covered(config: Config, vectors: int | None) -> tuple[str, ...]:
+    table = f"embeddings ({config.embedding.output}): there is no table with the column"
+    merged = f"{config.embedding.merge_into}: the rows go when `embed` is run again"
     return (
         "corpus.inputs, corpus.exclude and evaluation files: they are yours, and were not changed",
         "models that were trained before, in run folders and in promotion.target: train again",
         "samples.json, report.html and evaluation/ of earlier runs, and what trackers have of them",
-        f"embeddings ({config.embedding.output}): take the rows out of embedding.inputs, and run"
-        " `embed` again",
+        *([table] if vectors is None else []),
+        *([merged] if config.embedding.merge_into else []),
+        "other tables of embeddings, and copies of tables in storage.cache_folder of machines that "
+        "searched them",
     )

@@ -3,9 +3,11 @@
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpus_factory import small_config
 from corpus_runs import everything_in, sentence
+from embedding_fixtures import small_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +22,12 @@ from pipelines.corpus.deleted_keys import (
 from pipelines.corpus.kept_units import cutting
 from pipelines.corpus.unit_schema import hash_of
 from pipelines.deletion import read_keys
+from pipelines.embedding.store import open_table
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings.load import parse
+
+__all__ = ["small_model"]
 
 KEYS = st.sampled_from(["a", "b", "c", "12", "", None])
 
@@ -91,7 +96,27 @@ def write_rows(path, numbers, owner):
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
 
 
-def test_rows_of_a_key_leave_the_prepared_folder(spark, tmp_path, monkeypatch):
+def replaced(config, **settings):
+    embedding = config.embedding.model_copy(update=settings)
+    return config.model_copy(update={"embedding": embedding})
+
+
+def with_vectors(config, model, folder):
+    """The same with a table of vectors of four users, which is made."""
+    rows = {"user": [f"user {number}" for number in range(6, 10)], "text": ["a", "b", "c", "d"]}
+    pq.write_table(pa.table(rows), folder / "users.parquet")
+    inputs, output = (str(folder / "users.parquet"),), str(folder / "vectors")
+    config = replaced(config, inputs=inputs, output=output, model=str(model))
+    assert workflow.embed(config).rows == 4
+    return config
+
+
+def without_users(config, folder):
+    pq.write_table(pa.table({"text": ["e"]}), folder / "nobody.parquet")
+    return replaced(config, inputs=(str(folder / "nobody.parquet"),), overwrite=True)
+
+
+def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, monkeypatch):
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     write_rows(inputs / "0.jsonl", range(300), lambda number: f"user {number % 50}")
@@ -117,8 +142,13 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, tmp_path, monkeypatch):
         cutting, "read_files", lambda *args: read.append(args[3]) or read_files(*args)
     )
     before = (tmp_path / "prepared" / "lanes" / "manifest.json").read_text()
+    config = with_vectors(config, small_model, tmp_path)
     deletion = workflow.delete(config, ["user 7", "user 8", "nobody"])
-    assert (deletion.keys, deletion.rows) == (3, 12)
+    assert (deletion.keys, deletion.rows, deletion.vectors) == (3, 12, 2)
+    table = open_table(tmp_path / "vectors")
+    assert pq.read_table(table.files[0].path)["user"].to_pylist() == ["user 6", "user 9"]
+    with pytest.raises(InputError, match=r"^embedding.inputs: rows were deleted .* by `user`"):
+        workflow.embed(without_users(config, tmp_path))
     assert any("models that were trained before" in line for line in deletion.not_covered)
     assert [[file.name for file in files] for files in read] == [["0.jsonl"]]
     told = everything_in(tmp_path / "prepared")

@@ -39,6 +39,32 @@ class InputFile:
     types: dict[str, pa.DataType]
 
 
+PART_ID = b"sentence_pipelines.part"
+"""Key of what the footer of a part calls it: copies have it too, and no other content has."""
+LEFT_OUT = b"sentence_pipelines.left_out"
+"""Key of the rows that a part has not, of those that it was made of."""
+
+
+@dataclass(frozen=True)
+class PartFooter:
+    """What the footer of a part of a table says.
+
+    Attributes:
+        rows: How many it has.
+        texts: Of those, rows with a text; 0 where that was not asked.
+        left_out: Rows of the input that it was made without; see
+            :mod:`pipelines.embedding.deleted_rows`.
+    """
+
+    rows: int
+    texts: int
+    left_out: int
+
+    def covers(self, rows: int) -> bool:
+        """Whether it was made of so many rows."""
+        return self.rows + self.left_out == rows
+
+
 def in_threads(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
     """Calls a function that waits for files on each item; results and errors in their order."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="footers") as pool:
@@ -74,3 +100,24 @@ def read_input(file: Location) -> InputFile:
     return InputFile(
         file, footer.num_rows, size, dict(zip(schema.names, schema.types, strict=True))
     )
+
+
+def read_part_footer(file: Location, text_column: str | None = None) -> PartFooter:
+    """The footer of a part.
+
+    Args:
+        file: The part.
+        text_column: Whose nulls are counted, if any.
+
+    Raises:
+        pyarrow.ArrowInvalid: It has none.
+    """
+    footer = pq.read_metadata(arrow_source(file))
+    left_out = int((footer.metadata or {}).get(LEFT_OUT, b"0"))
+    if text_column is None:
+        return PartFooter(footer.num_rows, 0, left_out)
+    names = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    place = names.index(text_column)
+    groups = (footer.row_group(number).column(place) for number in range(footer.num_row_groups))
+    nulls = sum(int(group.statistics.null_count) for group in groups)
+    return PartFooter(footer.num_rows, footer.num_rows - nulls, left_out)

@@ -7,15 +7,18 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.executor import Columns, embed_batches
+from pipelines.embedding.footers import LEFT_OUT, PART_ID
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.parts import RowRange, read_part
-from pipelines.embedding.plan import ATTEMPTS, KEPT, PART_ID, part_file
+from pipelines.embedding.plan import ATTEMPTS, KEPT, part_file
 from pipelines.embedding.vectors import SCALE_SUFFIX, KeptVectors
 from pipelines.errors import PipelineError
 from pipelines.files import storage, versions
@@ -32,6 +35,7 @@ def embed_parts(
     options: EmbeddingOptions,
     columns: Columns,
     attempts: str = ATTEMPTS,
+    deleted: DeletedRows | None = None,
 ) -> Iterator[int]:
     """Writes a file for each part; yields how many of its rows were embedded.
 
@@ -45,13 +49,16 @@ def embed_parts(
         options: The model and what is done with its embeddings.
         columns: Names.
         attempts: Folder in it, of this job alone: what is left of a job that was killed has none.
+        deleted: Rows that are left out.
     """
     # Arrow would start a thread for every core of the machine, and a task has only some.
     pa.set_cpu_count(options.threads)
     for part in parts:
         attempt = folder / attempts / f"{part.name}.{uuid.uuid4().hex}"
         yield (
-            0 if _copied(part, folder, attempt) else _made(part, folder, attempt, options, columns)
+            0
+            if _copied(part, folder, attempt)
+            else _made(part, folder, attempt, options, columns, deleted)
         )
 
 
@@ -74,6 +81,7 @@ def _made(
     attempt: Location,
     options: EmbeddingOptions,
     columns: Columns,
+    deleted: DeletedRows | None,
 ) -> int:
     """Writes the file of a part; returns how many rows were embedded."""
     known = folder / KEPT / f"{part.name}.parquet"
@@ -86,13 +94,18 @@ def _made(
     batches = embed_batches(read_part(part), options=options, columns=columns, kept=kept)
     if isinstance(attempt, RemotePath):
         batches = _with_signs(batches, attempt)
+    left_out = 0
+    if deleted is not None:
+        left_out = deleted.count(part)
+        # Behind the vectors, since those that are kept are known by the places of rows.
+        batches = map(deleted.without, batches)
     with _written(part_file(folder, part), attempt) as path:
-        rows = _write(path, batches, columns)
+        rows = write_part(path, batches, columns, left_out) + left_out
         if rows != part.rows:
             raise PipelineError(f"{part.path} has {rows} of the {part.rows} rows of {part.name}")
     if isinstance(attempt, RemotePath):
         attempt.unlink(missing_ok=True)
-    return part.rows if kept is None else part.embedded
+    return (part.rows if kept is None else part.embedded) - left_out
 
 
 @contextmanager
@@ -118,15 +131,25 @@ def _with_signs(batches: Iterator[pa.RecordBatch], sign: RemotePath) -> Iterator
         yield batch
 
 
-def _write(path: Path, batches: Iterator[pa.RecordBatch], columns: Columns) -> int:
+def write_part(
+    path: Path, batches: Iterator[pa.RecordBatch], columns: Columns, left_out: int = 0
+) -> int:
+    """Writes rows with vectors as the file of a part; returns how many. Runs on an executor.
+
+    Args:
+        path: The file.
+        batches: One at least, which may be empty.
+        columns: Names.
+        left_out: Rows that are not among them; stands in the footer.
+    """
     first = next(batches)
     # Values of vectors hardly repeat, so a dictionary would only cost space.
     vectors = (columns.vector, f"{columns.vector}{SCALE_SUFFIX}")
     others = [name for name in first.schema.names if name not in vectors]
-    rows = int(first.num_rows)
-    schema = first.schema.with_metadata(
-        {**(first.schema.metadata or {}), PART_ID: uuid.uuid4().hex}
-    )
+    rows = 0
+    own = {PART_ID: uuid.uuid4().hex, LEFT_OUT: str(left_out)}
+    metadata = {**(first.schema.metadata or {}), **own}
+    schema = first.schema.with_metadata(metadata)
     with pq.ParquetWriter(
         path,
         schema,
@@ -135,8 +158,8 @@ def _write(path: Path, batches: Iterator[pa.RecordBatch], columns: Columns) -> i
         write_statistics=others,
         write_page_checksum=True,
     ) as writer:
-        writer.write_batch(first)
-        for batch in batches:
-            writer.write_batch(batch)
-            rows += int(batch.num_rows)
+        for batch in chain([first], batches):
+            if batch.num_rows:
+                writer.write_batch(batch)
+                rows += int(batch.num_rows)
     return rows

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipelines.embedding.executor import Columns
-from pipelines.embedding.footers import in_threads
+from pipelines.embedding.footers import in_threads, read_part_footer
 from pipelines.embedding.inputs import input_stamps
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.overlap_check import check_no_overlap
@@ -24,7 +23,7 @@ from pipelines.embedding.partitions import constants_from
 from pipelines.embedding.parts import RowRange
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.locations import Location, RemotePath, arrow_source, location
+from pipelines.files.locations import Location, RemotePath, location
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
 from pipelines.settings import Config, EmbeddingSettings, StorageSettings
@@ -41,10 +40,10 @@ MERGED_FILE = "_merged.json"
 INDEX_FOLDER = "_index"
 """Of :mod:`pipelines.search.index`; its files are called as the parts that they are of."""
 
-PART_ID = b"sentence_pipelines.part"
-"""Key of what the footer of a part calls it: copies have it too, and no other content has."""
+DELETED_FILE = "_deleted.json"
+"""Which rows are kept out of the table."""
 
-OURS = (PLAN_FILE, MANIFEST_FILE, MERGED_FILE, STAGED, ATTEMPTS, KEPT, INDEX_FOLDER)
+OURS = (PLAN_FILE, MANIFEST_FILE, MERGED_FILE, DELETED_FILE, STAGED, ATTEMPTS, KEPT, INDEX_FOLDER)
 INPUTS = "embedding.inputs"
 OUTPUT = "embedding.output"
 KEY_COLUMN = "embedding.key_column"
@@ -256,7 +255,7 @@ def _is_whole(candidate: tuple[RowRange, bool], *, folder: Location) -> bool:
     if not is_there:
         return False
     try:
-        return bool(pq.read_metadata(arrow_source(part_file(folder, part))).num_rows == part.rows)
+        return read_part_footer(part_file(folder, part)).covers(part.rows)
     except pa.ArrowInvalid:
         return False
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from pipelines.embedding.column import check_columns
 from pipelines.embedding.comparing import compare_rows
+from pipelines.embedding.deleted_rows import DeletedRows, read_deleted, write_deleted
 from pipelines.embedding.executor import Columns
 from pipelines.embedding.footers import InputFile, in_threads, read_inputs
 from pipelines.embedding.inputs import parquet_inputs, stage_table
@@ -26,11 +27,12 @@ from pipelines.embedding.keys import is_key
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.partitions import Constants, partition_columns
 from pipelines.embedding.parts import PartSize, RowRange, cut_file
-from pipelines.embedding.places import beginning
+from pipelines.embedding.places import beginning, begun_folders
 from pipelines.embedding.plan import (
     INPUTS,
     KEPT,
     KEY_COLUMN,
+    PLAN_FILE,
     STAGED,
     Changes,
     Plan,
@@ -113,10 +115,15 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
     """
     home = output_folder(asked.settings, asked.stores)
     before = _usable(work.before, home, asked.identity)
+    _clear_unplanned(home)
     with beginning(home) as begun:
         aside = begun.aside
         files, constants = _files(session, asked, aside, home)
         _check_files(files, constants, asked.settings, asked.options)
+        deleted = read_deleted(versions.current(home))
+        if deleted is not None:
+            _check_deletable(files, constants, deleted, home)
+            write_deleted(aside, deleted)
         slots = session.sparkContext.defaultParallelism
         parts = _parts(files, constants, asked, before, work.build, slots)
         if not parts:
@@ -133,6 +140,13 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
         write_plan(aside, plan)
     _tell(plan, linked)
     return Version(begun.folder, plan, is_whole=False)
+
+
+def _clear_unplanned(folder: Location) -> None:
+    """Removes what jobs have left in a store that were killed before they had a plan."""
+    for place in begun_folders(folder):
+        if isinstance(place, RemotePath) and not (place / PLAN_FILE).is_file():
+            versions.clear(place)
 
 
 def _usable(
@@ -177,6 +191,23 @@ def _check_files(
         is_text = {name: _is_text(kind) for name, kind in types.items()}
         check_columns(is_text, columns_of(settings), options, where)
         _check_key(file.types, settings.key_column, where)
+
+
+def _check_deletable(
+    files: Sequence[InputFile],
+    constants: Mapping[Location, Constants],
+    deleted: DeletedRows,
+    output: Location,
+) -> None:
+    """Refuses files of which nobody could tell which rows were deleted."""
+    for file in files:
+        names = {*file.types, *(one.name for one in constants.get(file.path, ()))}
+        if deleted.column not in names:
+            raise InputError(
+                INPUTS,
+                f"rows were deleted from {output} by `{deleted.column}`, which {file.path} has not",
+                "name inputs that have it, or another embedding.output",
+            )
 
 
 def _check_key(types: Mapping[str, pa.DataType], key: str | None, where: str) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.embedding.footers import in_threads
+from pipelines.embedding.footers import PART_ID, in_threads
 from pipelines.embedding.parts import read_rows
 from pipelines.embedding.places import begun_folders
-from pipelines.embedding.plan import MANIFEST_FILE, PART_ID, PLAN_FILE
+from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE
 from pipelines.embedding.schemas import open_parquet
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError

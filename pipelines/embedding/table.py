@@ -18,11 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
 from pipelines.embedding.column import backend_for, task_threads
+from pipelines.embedding.deleted_rows import read_deleted
 from pipelines.embedding.executor import Columns, task_device
-from pipelines.embedding.footers import in_threads
+from pipelines.embedding.footers import PartFooter, in_threads, read_part_footer
 from pipelines.embedding.merge import check_connector, merge_table
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.part_files import embed_parts
@@ -51,7 +50,7 @@ from pipelines.errors import PipelineError
 from pipelines.files import locks, storage, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.folders import work_folder
-from pipelines.files.locations import Location, RemotePath, arrow_source
+from pipelines.files.locations import Location, RemotePath
 from pipelines.models.inference.embedder import choose_backend, choose_precision
 from pipelines.progress import activity
 from pipelines.settings import Config
@@ -212,6 +211,7 @@ def _make(
         options=options,
         columns=columns,
         attempts=attempts,
+        deleted=read_deleted(folder),
     )
     planned = tasks(missing, slots)
     listed = session.sparkContext.parallelize(planned, len(planned))
@@ -245,11 +245,11 @@ def _finish(
 ) -> EmbeddingSummary:
     """Checks every part, writes the manifest, and removes temporary files."""
     folder, plan = version.folder, version.plan
-    texts = sum(in_threads(partial(_texts, folder=folder, column=columns.text), plan.parts))
+    footers = in_threads(partial(_footer, folder=folder, column=columns.text), plan.parts)
     summary = EmbeddingSummary(
         folder=str(folder),
-        rows=sum(part.rows for part in plan.parts),
-        texts=texts,
+        rows=sum(footer.rows for footer in footers),
+        texts=sum(footer.texts for footer in footers),
         embedded=embedded,
         seconds=round(time.monotonic() - began, 2),
         dimensions=options.dimensions,
@@ -260,7 +260,8 @@ def _finish(
             folder / MANIFEST_FILE,
             {
                 "rows": summary.rows,
-                "texts": texts,
+                "texts": summary.texts,
+                "left_out": sum(footer.left_out for footer in footers),
                 "text_column": columns.text,
                 "key_column": plan.identity.get(KEY_COLUMN),
                 "vector_column": columns.vector,
@@ -273,7 +274,9 @@ def _finish(
                 "precision": plan.precision,
                 "build": plan.build,
                 "changes": plan.changes and asdict(plan.changes),
-                "parts": {part.name: part.rows for part in plan.parts},
+                "parts": {
+                    part.name: footer.rows for part, footer in zip(plan.parts, footers, strict=True)
+                },
                 "settings": dict(plan.identity),
                 "last_run": {"rows": summary.embedded, "seconds": summary.seconds},
             },
@@ -283,16 +286,14 @@ def _finish(
     return summary
 
 
-def _texts(part: RowRange, *, folder: Location, column: str) -> int:
-    """The rows of a part that have a text.
+def _footer(part: RowRange, *, folder: Location, column: str) -> PartFooter:
+    """The footer of a part.
 
     Raises:
-        PipelineError: Its file has not all of its rows.
+        PipelineError: Its file was not made of all of its rows.
     """
     file = part_file(folder, part)
-    footer = pq.read_metadata(arrow_source(file))
-    if footer.num_rows != part.rows:
-        raise PipelineError(f"{file} has {footer.num_rows} rows of {part.rows}")
-    place = next(n for n in range(footer.num_columns) if footer.schema.column(n).path == column)
-    groups = (footer.row_group(n).column(place) for n in range(footer.num_row_groups))
-    return part.rows - sum(int(group.statistics.null_count) for group in groups)
+    footer = read_part_footer(file, column)
+    if not footer.covers(part.rows):
+        raise PipelineError(f"{file} has {footer.rows} rows of {part.rows}")
+    return footer

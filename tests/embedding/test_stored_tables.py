@@ -11,9 +11,12 @@ import pytest
 from embedding_rounds import embed_here, write_lake
 
 from pipelines.cli import main
+from pipelines.corpus.unit_schema import hash_of
+from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.merge import read_all_columns
 from pipelines.embedding.plan import MANIFEST_FILE, is_up_to_date, part_file, read_version
 from pipelines.embedding.planning import check_job
+from pipelines.embedding.row_deletion import delete_from_table, has_rows_by
 from pipelines.embedding.store import open_table, rows_at
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
@@ -240,6 +243,26 @@ def test_a_table_that_grows_keeps_vectors_and_indexes(
     queries = vectors_of(rows_of(table)["embedding"])[::20]
     for session in (None, spark):
         assert (search_index(table, queries, 1, session).scores > 0.99).all()
+
+
+def test_deleted_rows_are_in_no_version(spark, place, stored, write, s3_bucket) -> None:
+    embed_here(stored(part_rows=2))
+    deleted = DeletedRows("text", (hash_of("two"), hash_of("new")))
+    assert not has_rows_by(stored(), "owner")
+    assert has_rows_by(stored(), deleted.column)
+    embed_here(stored(part_rows=2, dimensions=8))
+    assert delete_from_table(spark, stored(), deleted) == 1
+    assert rows_of(open_table(place))["text"].to_pylist() == ["one", "three", None]
+    (whole,) = (path for path in place.iterdir() if versions.is_version(path.name))
+    manifest = storage.read_json(whole / MANIFEST_FILE)
+    assert [manifest[name] for name in ("rows", "texts", "left_out")] == [3, 2, 1]
+    assert is_up_to_date(stored(part_rows=2, dimensions=8))
+    # The input still has them, and more of them.
+    write(LATER)
+    assert embed_here(stored(part_rows=2, dimensions=8)) == 1
+    assert rows_of(open_table(place))["text"].to_pylist() == ["one", "3", None]
+    assert embed_here(stored(overwrite=True)) == 3
+    assert rows_of(open_table(place))["text"].to_pylist() == ["one", "3", None]
 
 
 def test_a_merge_has_the_columns_of_all_files(spark, s3_bucket) -> None:

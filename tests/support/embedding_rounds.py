@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pipelines.embedding import kept_vectors, planning, table
 from pipelines.embedding.comparing import key_scans
+from pipelines.embedding.deleted_rows import read_deleted, write_deleted
 from pipelines.embedding.keys import ROWS, TWICE, UNCHANGED, match, scan_keys
 from pipelines.embedding.part_files import embed_parts
 from pipelines.embedding.partitions import partition_columns
@@ -37,6 +39,7 @@ from pipelines.embedding.planning import Asked
 from pipelines.embedding.store import VectorTable, open_table
 from pipelines.embedding.versions import choose_work, publish
 from pipelines.files.locations import Location
+from pipelines.files.versions import current
 from pipelines.settings import Config
 
 Rows = Sequence[tuple[int, str | None]]
@@ -71,6 +74,9 @@ def embed_here(config: Config) -> int:
         files = planning.parquet_inputs(settings, stores)
         with beginning(folder) as begun:
             aside = begun.aside
+            deleted = read_deleted(current(folder))
+            if deleted is not None:
+                write_deleted(aside, deleted)
             parts = planning._parts(
                 files, partition_columns(settings.inputs, stores), asked, before, work.build, SLOTS
             )
@@ -85,8 +91,10 @@ def embed_here(config: Config) -> int:
     (version.folder / ATTEMPTS).mkdir(exist_ok=True)
     missing = missing_parts(version)
     columns = columns_of(settings)
-    embedded = sum(embed_parts(missing, folder=version.folder, options=options, columns=columns))
-    assert embedded == sum(part.embedded for part in missing)
+    deleted = read_deleted(version.folder)
+    make = partial(embed_parts, folder=version.folder, options=options, columns=columns)
+    embedded = sum(make(missing, deleted=deleted))
+    assert deleted or embedded == sum(part.embedded for part in missing)
     table._finish(version, options, columns, embedded, time.monotonic())
     publish(version, folder)
     return embedded
