@@ -151,11 +151,15 @@ def _check_store(key: str, folder: RemotePath) -> None:
     try:
         _write_and_read(probe)
     except OSError as error:
-        raise InputError(
-            key,
-            f"{folder} cannot be written, read and listed ({first_line(error)})",
-            "name a bucket that there is, with credentials that may do so; see docs/storage.md",
-        ) from None
+        raise _unreachable(key, folder, error) from None
+
+
+def _unreachable(key: str, folder: RemotePath, error: OSError) -> InputError:
+    return InputError(
+        key,
+        f"{folder} cannot be written, read and listed ({first_line(error)})",
+        "name a bucket that there is, with credentials that may do so; see docs/storage.md",
+    )
 
 
 def _write_and_read(probe: RemotePath) -> None:
@@ -233,6 +237,8 @@ def _make(key: str, folder: Location) -> None:
 
 
 def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError:
+    if isinstance(folder, RemotePath):
+        return _unreachable(key, folder, error)
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return InputError(key, f"{folder} is full ({reason})", "make room, or name another folder")

@@ -154,7 +154,7 @@ class RemotePath:
         """Whether it is a folder or below it."""
         return (
             isinstance(folder, RemotePath)
-            and str(self.store) == str(folder.store)
+            and self.store.identity == folder.store.identity
             and self.key.is_relative_to(folder.key)
         )
 

@@ -33,6 +33,8 @@ _CONNECT_SECONDS = 10.0
 # The SDK's own attempts are for a request that is lost; ours are for a store that is away.
 _SDK_ATTEMPTS = 4
 
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
+
 _DEFINITE = re.compile(
     r"ACCESS_DENIED|AccessDenied|NO_SUCH_BUCKET|NoSuchBucket|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN"
     r"|SIGNATURE|EXPIRED|ExpiredToken|UNRECOGNIZED_CLIENT|INVALID_TOKEN|InvalidToken"
@@ -59,6 +61,11 @@ class Store:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}"
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The same for all addresses of one store, such as `s3://b` and `s3a://b`."""
+        return _ALIASES.get(self.scheme, self.scheme), self.authority
 
     def open(self) -> OpenStore:
         """The file system; one for all of a process."""

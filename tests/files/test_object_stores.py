@@ -178,6 +178,11 @@ class TestFolders:
             InputError, match=r"^run\.folder: s3://no-such-bucket-at-all/run cannot"
         ):
             folders.check_place("run.folder", missing)
+        with (
+            pytest.raises(InputError, match=r"^run\.folder: s3://no-such-bucket-at-all/run cannot"),
+            folders.work_folder("run.folder", missing, "train"),
+        ):
+            pass
         assert time.monotonic() - began < s3_bucket.options.retry_seconds
 
     def test_a_server_that_is_not_there_is_asked_for_a_while(self, s3_server):
