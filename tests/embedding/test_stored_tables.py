@@ -189,29 +189,43 @@ def test_embed_and_search_as_on_a_file_system(
     spark, place, stored, lines, s3_bucket, small_model, tmp_path, capsys, monkeypatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
+    rows = list(enumerate(lines[:60]))
     with (tmp_path / "lines.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("id", "text"), *enumerate(lines[:60])])
+        csv.writer(file).writerows([("id", "text"), *rows])
     versions.put_file(tmp_path / "lines.csv", s3_bucket.root / "lines.csv")
-    known = {"model": small_model, "format": "csv", "key_column": "id", "part_rows": 20}
-    common = [f"embedding.{key}={value}" for key, value in known.items()]
-    common.append("embedding.precision=fp32")
-    common.append(f"storage.s3_endpoint={s3_bucket.options.s3_endpoint}")
-    common.append(f"storage.cache_folder={tmp_path / 'cache'}")
-    said, tables = {}, {}
-    for where in (str(tmp_path), s3_bucket.address):
-        own = [f"embedding.inputs=[{where}/lines.csv]", f"embedding.output={where}/vectors"]
-        settings = [word for pair in [*common, *own] for word in ("--set", pair)]
-        assert main(["embed", *settings]) == 0
-        capsys.readouterr()
-        for extra in ([], ["--index"]):
-            asked = ["--query", lines[17], "--query", lines[40], "-k", "3"]
-            assert main(["search", *asked, *extra, *settings]) == 0
-        said[where] = capsys.readouterr().out
-        stores = s3_bucket.options
-        tables[where] = rows_of(open_table(f"{where}/vectors", stores=stores))
-    assert said[str(tmp_path)] == said[s3_bucket.address]
-    assert lines[17][:20] in said[s3_bucket.address]
-    assert tables[str(tmp_path)].equals(tables[s3_bucket.address])
+    write_lake(tmp_path / "same", {"lines": rows})
+    here = {"inputs": [str(tmp_path / "same")], "output": str(tmp_path / "vectors")}
+    assert embed_here(stored(**here, part_rows=20)) == 60
+
+    def told(command: str, output: object, *more: str) -> str:
+        keys = {
+            "embedding.model": small_model,
+            "embedding.output": output,
+            "storage.s3_endpoint": s3_bucket.options.s3_endpoint,
+            "storage.cache_folder": tmp_path / "cache",
+        }
+        settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+        assert main([command, *settings, *more]) == 0
+        return capsys.readouterr().out
+
+    input_ = {"inputs": f"[{s3_bucket.address}/lines.csv]", "format": "csv", "key_column": "id"}
+    asked = {**input_, "part_rows": 20, "precision": "fp32"}
+    more = [word for key, value in asked.items() for word in ("--set", f"embedding.{key}={value}")]
+    said = told("embed", place, *more)
+    assert said.splitlines()[-1] == f"table   {versions.current(place)}"
+    queries = ["--query", lines[17], "--query", lines[40], "-k", "3"]
+    found = told("search", place, *queries)
+    assert lines[17][:20] in found
+    assert found == told("search", tmp_path / "vectors", *queries)
+    indexed = told("search", place, *queries, "--index")
+    assert indexed.count(lines[17][:20]) == found.count(lines[17][:20])
+    ours, theirs = (
+        vectors_of(rows_of(open_table(where, stores=s3_bucket.options))["embedding"])
+        for where in (str(place), tmp_path / "vectors")
+    )
+    # CSV holds strings, by which its rows are sorted here.
+    order = sorted(range(60), key=str)
+    np.testing.assert_allclose(ours, theirs[order], atol=1e-5)
     # What a search has read is on this machine, the index too.
     copies = {path.suffix for path in (tmp_path / "cache").rglob("part-*")}
     assert copies == {".parquet", ".usearch"}
@@ -228,7 +242,7 @@ def test_a_table_that_grows_keeps_vectors_and_indexes(
     caplog.set_level(logging.INFO, "pipelines")
     write({"a": list(enumerate(lines[:40])), "b": list(enumerate(lines[40:80], 40))})
     config = stored(part_rows=20)
-    embed_table(spark, config)
+    embed_here(config)
     build_index(spark, open_table(place))
     rows = list(reversed([*enumerate(lines[40:80], 40)]))
     write({"a": list(enumerate(lines[:40])), "b": [*rows[1:], (777, "A new one.")]})
