@@ -26,7 +26,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.files import storage
 from pipelines.files.copies import local_file
-from pipelines.files.locations import Location, arrow_source, location
+from pipelines.files.locations import Location, RemotePath, arrow_source, location
 from pipelines.files.versions import current
 from pipelines.settings import StorageSettings
 from pipelines.settings.storage import DEFAULT_STORES
@@ -45,7 +45,7 @@ class VectorFile:
         path: Where it is.
         first: Position of its first row.
         rows: How many it has.
-        part: What its footer calls its content, if an embedding job has written it.
+        part: What its footer calls its content, in a version of a store, which never changes.
     """
 
     path: Location
@@ -128,7 +128,7 @@ def open_table(
     known = storage.read_json(home / MANIFEST_FILE) if (home / MANIFEST_FILE).is_file() else {}
     vector = vector_column or known.get("vector_column") or "embedding"
     own = vector == known.get("vector_column")
-    files = list(_vector_files(data_files(home)))
+    files = list(_vector_files(home))
     if not any(file.rows for file in files):
         raise InputError(KEY, f"{home} holds no rows", "name a table of vectors")
     scale = known.get("scale_column") if own else None
@@ -159,11 +159,14 @@ def _check_finished(home: Location) -> None:
         raise InputError(KEY, f"there is no folder {home}", "run `sentence-pipelines embed` first")
 
 
-def _vector_files(paths: Sequence[Location]) -> Iterator[VectorFile]:
+def _vector_files(home: Location) -> Iterator[VectorFile]:
+    paths = data_files(home)
     footers = read_footers(paths)
+    # Elsewhere others may have written a file again, with what its footer said before.
+    is_ours = isinstance(home, RemotePath) and home.place is not None
     firsts = accumulate((footer.num_rows for footer in footers), initial=0)
     for path, footer, first in zip(paths, footers, firsts, strict=False):
-        part = (footer.metadata or {}).get(PART_ID)
+        part = (footer.metadata or {}).get(PART_ID) if is_ours else None
         yield VectorFile(path, first, footer.num_rows, part and part.decode())
 
 

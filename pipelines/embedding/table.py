@@ -203,7 +203,7 @@ def _make(
     def state() -> object:
         for lock in held:
             lock.check()
-        return _states(folder / attempts)
+        return running_tasks(), _states(folder / attempts)
 
     make = partial(
         embed_parts,
