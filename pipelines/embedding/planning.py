@@ -53,6 +53,7 @@ from pipelines.embedding.versions import (
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.settings import Config, EmbeddingSettings
+from pipelines.spark.capacity import default_parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,7 +113,7 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
     with storage.built_folder(folder) as aside:
         files, constants = _files(session, asked.settings, aside, home)
         _check_files(files, constants, asked.settings, asked.options)
-        slots = session.sparkContext.defaultParallelism
+        slots = default_parallelism(session)
         parts = _parts(files, constants, asked, before, work.build, slots)
         if not parts:
             raise InputError(INPUTS, "they hold no rows", "name a table that has some")

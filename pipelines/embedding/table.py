@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from pipelines.embedding.column import backend_for, task_threads
+from pipelines.embedding.column import backend_for
 from pipelines.embedding.executor import Columns, task_device
 from pipelines.embedding.footers import in_threads
 from pipelines.embedding.merge import check_connector, merge_table
@@ -55,7 +55,9 @@ from pipelines.files.folders import work_folder
 from pipelines.models.inference.embedder import choose_backend, choose_precision
 from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.spark.capacity import default_parallelism, task_threads
 from pipelines.spark.session import running_tasks
+from pipelines.spark.tasks import collect_from_tasks
 from pipelines.tokens.prompts import DOCUMENT, read_prompts
 
 if TYPE_CHECKING:
@@ -173,8 +175,8 @@ def _precision(session: SparkSession, options: EmbeddingOptions) -> str:
     if options.precision != "auto":
         return options.precision
     ask = partial(_precision_here, options=options)
-    found = session.sparkContext.parallelize([0], 1).mapPartitions(ask)
-    return str(run_job(session, "embedding: which precision", found.collect)[0])
+    act = partial(collect_from_tasks, session, [0], ask)
+    return str(run_job(session, "embedding: which precision", act)[0])
 
 
 def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[str]:
@@ -197,7 +199,7 @@ def _make(
     """
     if not missing:
         return 0
-    folder, slots = version.folder, session.sparkContext.defaultParallelism
+    folder, slots = version.folder, default_parallelism(session)
     # Of attempts that were killed.
     shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
     attempts = folder / ATTEMPTS / uuid.uuid4().hex
@@ -217,12 +219,10 @@ def _make(
         columns=columns,
         attempts=str(attempts.relative_to(folder)),
     )
-    planned = tasks(missing, slots)
-    listed = session.sparkContext.parallelize(planned, len(planned))
-    work = listed.mapPartitions(partial(_work_on_tasks, work=make))
+    work = partial(_work_on_tasks, work=make)
+    act = partial(collect_from_tasks, session, tasks(missing, slots), work)
     with PartsProgress(folder, version.plan.parts):
-        embedded = run_job(session, "embedding", work.sum, state, KEPT_SO_FAR)
-    return int(embedded)
+        return sum(run_job(session, "embedding", act, state, KEPT_SO_FAR))
 
 
 def _sizes(folder: Path) -> dict[str, int]:
