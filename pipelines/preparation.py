@@ -84,7 +84,8 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
             logger.info("%s: not changed, kept", stage.name)
             seconds = known["seconds"]
         else:
-            session = spark_session(for_stage(config, "prepare"), trains=trains)
+            asked = for_stage(config, "prepare")
+            session = spark_session(asked, trains=trains, needs_context=False)
             with stage_settings(session, config, "prepare"):
                 seconds = _run(stage, session, config, folder, fingerprint)
         if fingerprint is not None:

@@ -151,7 +151,8 @@ def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequen
     if not config.evaluation.every_checkpoints:
         return ()
     with executor_failures("reading what checkpoints are measured on"):
-        return read_snapshots(session or spark_session(for_stage(config, "train")), config)
+        asked = for_stage(config, "train")
+        return read_snapshots(session or spark_session(asked, needs_context=False), config)
 
 
 def open_run(

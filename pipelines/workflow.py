@@ -163,7 +163,7 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     """
     folder = RunFolder.of(config)
     evaluation_job.check_settings(config, folder)
-    session = spark_session(for_stage(config, "evaluate"))
+    session = spark_session(for_stage(config, "evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         digests = evaluation_job.digests(session, config, folder)
         with RunTracking(config, folder.path) as tracking:
@@ -237,7 +237,9 @@ def _run(config: Config) -> dict[str, Metrics]:
     input_fingerprint(config.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
-    session = session_for(chosen, config, "prepare") or spark_session(for_stage(config, "prepare"))
+    session = session_for(chosen, config, "prepare") or spark_session(
+        for_stage(config, "prepare"), needs_context=False
+    )
     check_stages(session, config, ("prepare", "train", "evaluate"))
     chosen.check_session(session, config)
     check_tables(session, config)
@@ -269,7 +271,7 @@ def embed(config: Config) -> EmbeddingSummary:
     check_job(config)
     folder = output_folder(config.embedding, config.storage)
     with work_folder("embedding.output", folder, "embed", lock_file(folder)):
-        session = spark_session(for_stage(config, "embed"))
+        session = spark_session(for_stage(config, "embed"), needs_context=False)
         with stage_settings(session, config, "embed"):
             return embed_table(session, config)
 

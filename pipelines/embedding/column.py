@@ -11,6 +11,7 @@ from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.vectors import SCALE_SUFFIX
 from pipelines.errors import InputError
 from pipelines.models.inference.embedder import GPU_BACKEND
+from pipelines.spark.capacity import conf_value, task_threads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,11 +121,5 @@ def check_columns(
 
 def backend_for(session: SparkSession, name: str) -> str:
     """The backend that is named; for ``auto``, the one for GPUs where tasks are given some."""
-    # Not by the context, which a session of Spark Connect does not have.
-    gpus = session.conf.get("spark.task.resource.gpu.amount", None)
+    gpus = conf_value(session, "spark.task.resource.gpu.amount")
     return GPU_BACKEND if name == "auto" and gpus else name
-
-
-def task_threads(session: SparkSession) -> int:
-    """CPU threads of a task."""
-    return int(session.conf.get("spark.task.cpus", "1") or 1)

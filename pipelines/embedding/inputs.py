@@ -22,13 +22,14 @@ from pipelines.corpus.readers.sources import input_fingerprint, planned_splits
 from pipelines.corpus.readers.streams import UnreadableError
 from pipelines.embedding.footers import InputFile, read_inputs
 from pipelines.embedding.overlap_check import check_files_outside
-from pipelines.embedding.records import rows_as_json
+from pipelines.embedding.records import tasks_as_json
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, EmbeddingSettings, StorageSettings
 from pipelines.settings.storage import DEFAULT_STORES
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import write_parquet
+from pipelines.spark.json_rows import frame_from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,9 +121,12 @@ def _read_files(
     schema = None
     if names is not None:
         schema = StructType([StructField(name, StringType()) for name in names])
-    splits = planned_splits(session, files, settings.format)
-    rows = splits.mapPartitions(partial(rows_as_json, wanted=wanted))
-    frame = session.read.json(rows, schema=schema, mode="FAILFAST")
+    frame = frame_from_json(
+        session,
+        planned_splits(session, files, settings.format),
+        partial(tasks_as_json, wanted=wanted),
+        schema,
+    )
     # A key of JSON may be empty, which no column of Parquet files may.
     return frame.toDF(*(name or f"_c{place}" for place, name in enumerate(frame.columns)))
 

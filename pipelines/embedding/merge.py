@@ -34,7 +34,6 @@ from pipelines.spark.parquet_parts import (
     read_part,
 )
 from pipelines.spark.releases import delta_connector, iceberg_connector
-from pipelines.spark.session import running_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,8 +76,9 @@ def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
         return
     merged = MERGE_FORMATS.load(settings.merge_format)
     try:
-        # Nothing is there to read: with a connector, Spark says so in other words.
-        session.read.format(merged.provider).load("file:///sentence-pipelines/no-table")
+        # Nothing is there to read: with a connector, Spark says so in other words. A session of
+        # Spark Connect says it when it is asked for the columns.
+        _ = session.read.format(merged.provider).load("file:///sentence-pipelines/no-table").schema
     except (PySparkException, Py4JJavaError) as error:
         if "DATA_SOURCE_NOT_FOUND" in str(error) or "ClassNotFound" in str(error):
             problem = f"{settings.merge_format} is not on the cluster"
@@ -166,7 +166,7 @@ def _carry_out(
             statement = create_statement(target, merged.provider)
         name = f"embedding: merging into {target}"
         run = partial(session.sql, statement)
-        run_with_timeout(session.sparkContext, name, run, running_tasks)
+        run_with_timeout(session, name, run)
     except (PySparkException, Py4JJavaError) as error:
         problem = f"{target} cannot be merged into ({spark_cause(error)[:200]})"
         raise InputError(KEY, problem, merged.connector(session.version)) from None

@@ -57,6 +57,7 @@ from pipelines.files import versions
 from pipelines.files.locations import Location, RemotePath, listed
 from pipelines.settings import Config, EmbeddingSettings, StorageSettings
 from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.spark.capacity import default_parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,7 +125,7 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
         if deleted is not None:
             _check_deletable(files, constants, deleted, home)
             write_deleted(aside, deleted)
-        slots = session.sparkContext.defaultParallelism
+        slots = default_parallelism(session)
         parts = _parts(files, constants, asked, before, work.build, slots)
         if not parts:
             raise InputError(INPUTS, "they hold no rows", "name a table that has some")

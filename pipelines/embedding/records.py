@@ -7,15 +7,21 @@ read ends the job: a table has all rows of its input, in its order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from pipelines.corpus.readers.formats import Wanted
-from pipelines.corpus.readers.ranges import records_of
+from pipelines.corpus.readers.ranges import FileRange, records_of
 from pipelines.corpus.readers.rows import Record
 from pipelines.corpus.readers.streams import UnreadableError
 from pipelines.files.locations import location
 
 
-def rows_as_json(splits: Iterable[tuple[str, int, int | None]], *, wanted: Wanted) -> Iterator[str]:
+def tasks_as_json(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> Iterator[str]:
+    """The rows of the splits of tasks. Runs on an executor; see :func:`rows_as_json`."""
+    return rows_as_json(chain.from_iterable(tasks), wanted=wanted)
+
+
+def rows_as_json(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[str]:
     """The rows of splits in their order, each as a JSON object. Runs on an executor.
 
     Raises:

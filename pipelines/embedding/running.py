@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.job_timeout import run_with_timeout
-from pipelines.spark.session import running_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +18,7 @@ def run_job(
     session: SparkSession,
     name: str,
     act: Callable[[], Value],
-    state: Callable[[], object] = running_tasks,
+    state: Callable[[], object] | None = None,
     ending: str = "",
 ) -> Value:
     """Has Spark do a job.
@@ -28,11 +27,11 @@ def run_job(
         session: Does it.
         name: What it is.
         act: Starts it, and returns when it has ended.
-        state: Changes as it makes progress.
+        state: Changes as it makes progress; by default what Spark says of its tasks.
         ending: Of the line of an error: what has been kept.
 
     Raises:
         PipelineError: A task failed as often as Spark tries, or nothing moved any more.
     """
     with executor_failures(name, ending):
-        return run_with_timeout(session.sparkContext, name, act, state)
+        return run_with_timeout(session, name, act, state)

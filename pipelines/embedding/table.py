@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipelines.embedding.column import backend_for, task_threads
+from pipelines.embedding.column import backend_for
 from pipelines.embedding.deleted_rows import read_deleted
 from pipelines.embedding.executor import Columns, task_device
 from pipelines.embedding.footers import PartFooter, in_threads, read_part_footer
@@ -54,7 +54,9 @@ from pipelines.files.locations import Location, RemotePath
 from pipelines.models.inference.embedder import choose_backend, choose_precision
 from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.spark.capacity import default_parallelism, task_threads
 from pipelines.spark.session import running_tasks
+from pipelines.spark.tasks import collect_from_tasks
 from pipelines.tokens.prompts import DOCUMENT, read_prompts
 
 if TYPE_CHECKING:
@@ -168,8 +170,8 @@ def _precision(session: SparkSession, options: EmbeddingOptions) -> str:
     if options.precision != "auto":
         return options.precision
     ask = partial(_precision_here, options=options)
-    found = session.sparkContext.parallelize([0], 1).mapPartitions(ask)
-    return str(run_job(session, "embedding: which precision", found.collect)[0])
+    act = partial(collect_from_tasks, session, [0], ask)
+    return str(run_job(session, "embedding: which precision", act)[0])
 
 
 def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[str]:
@@ -192,7 +194,7 @@ def _make(
     """
     if not missing:
         return 0
-    folder, slots = version.folder, session.sparkContext.defaultParallelism
+    folder, slots = version.folder, default_parallelism(session)
     # Of attempts that were killed.
     storage.discard_folder(folder / ATTEMPTS)
     attempts = f"{ATTEMPTS}/{uuid.uuid4().hex}"
@@ -213,12 +215,10 @@ def _make(
         attempts=attempts,
         deleted=read_deleted(folder),
     )
-    planned = tasks(missing, slots)
-    listed = session.sparkContext.parallelize(planned, len(planned))
-    work = listed.mapPartitions(partial(_work_on_tasks, work=make))
+    work = partial(_work_on_tasks, work=make)
+    act = partial(collect_from_tasks, session, tasks(missing, slots), work)
     with PartsProgress(folder, version.plan.parts):
-        embedded = run_job(session, "embedding", work.sum, state, KEPT_SO_FAR)
-    return int(embedded)
+        return sum(run_job(session, "embedding", act, state, KEPT_SO_FAR))
 
 
 def _states(folder: Location) -> dict[str, object]:

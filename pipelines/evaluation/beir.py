@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,11 @@ from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.settings import Config
 from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 from pipelines.spark.frames import read_path
+from pipelines.spark.json_rows import frame_from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 SETS = "evaluation.retrieval_sets"
 SPLITS = ("test", "dev", "train")
@@ -32,6 +35,8 @@ SPLITS = ("test", "dev", "train")
 
 _JUDGED = ("query-id", "corpus-id", "score")
 _COMPRESSED = ("", ".gz")
+_BROKEN = "_broken"
+_TAB = "\t"
 
 
 def set_name(given: str) -> str:
@@ -127,16 +132,15 @@ def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFram
     """The lines of a file: ``id``, ``text`` and others, all strings."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    schema = ", ".join(f"`{name}` string" for name in ("_id", "text", *others, "_broken"))
-    lines = session.read.json(
-        _lines(session, file),
-        schema=schema,
-        columnNameOfCorruptRecord="_broken",
-        encoding="UTF-8",
-    )
+    schema = _strings(["_id", "text", *others, _BROKEN])
+    if isinstance(file, Path):
+        reader = session.read.schema(schema).option("encoding", "UTF-8")
+        lines = reader.json(read_path(file), columnNameOfCorruptRecord=_BROKEN)
+    else:
+        lines = frame_from_json(session, [file], _lines_of, schema, _BROKEN)
     found = lines.agg(
         F.count("*").alias("rows"),
-        F.count("_broken").alias("broken"),
+        F.count(_BROKEN).alias("broken"),
         F.count(F.when(F.col("_id").isNull(), 1)).alias("nameless"),
         F.count(F.when(F.col("text").isNull(), 1)).alias("textless"),
         F.countDistinct(F.xxhash64("_id")).alias("distinct"),
@@ -156,29 +160,46 @@ def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFram
     return lines.select(F.col("_id").alias("id"), "text", *others)
 
 
-def _lines(session: SparkSession, file: Location) -> Any:
-    """What Spark reads a text file from: its path; of a store the lines, which one task reads."""
+def _strings(names: Sequence[str]) -> StructType:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    return StructType([StructField(name, StringType()) for name in names])
+
+
+def _lines_of(files: Iterable[RemotePath]) -> Iterator[str]:
+    """The lines of text files of a store, but for blank ones. Runs on an executor."""
+    for file in files:
+        with file.open("rb") as packed:
+            plain: Any = gzip.GzipFile(fileobj=packed) if is_compressed(file) else packed
+            with io.TextIOWrapper(plain, "utf-8", errors="replace", newline="\n") as lines:
+                yield from (line.rstrip("\r\n") for line in lines if line.strip())
+
+
+def _rows_of(files: Iterable[RemotePath]) -> Iterator[str]:
+    """The rows of files of a store with a header and tabs, as JSON. Runs on an executor."""
+    for file in files:
+        lines = _lines_of([file])
+        names = next(lines).split(_TAB)
+        for line in lines:
+            # A line may be short, as in files that Spark reads.
+            values = zip(names, line.split(_TAB), strict=False)
+            yield json.dumps({name: value or None for name, value in values})
+
+
+def _read_rows(session: SparkSession, file: Location) -> DataFrame:
+    """The rows of a file with a header and tabs, all columns strings."""
     if isinstance(file, Path):
-        return read_path(file)
-    return session.sparkContext.parallelize([file], 1).flatMap(_lines_of)
-
-
-def _lines_of(file: RemotePath) -> Iterator[str]:
-    """The lines of a text file of a store. Runs on an executor."""
-    with file.open("rb") as packed:
-        plain: Any = gzip.GzipFile(fileobj=packed) if is_compressed(file) else packed
-        with io.TextIOWrapper(plain, "utf-8", errors="replace", newline="\n") as lines:
-            for line in lines:
-                yield line.rstrip("\r\n")
+        reader = session.read.option("encoding", "UTF-8")
+        return reader.csv(read_path(file), sep=_TAB, header=True, quote="")
+    header = next(_lines_of([file]), "")
+    return frame_from_json(session, [file], _rows_of, _strings(header.split(_TAB)))
 
 
 def _read_judgements(session: SparkSession, file: Location) -> DataFrame:
     """The judgements of a file: ``query``, ``document`` (strings) and ``gain`` (double)."""
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    rows = session.read.csv(
-        _lines(session, file), sep="\t", header=True, quote="", encoding="UTF-8"
-    )
+    rows = _read_rows(session, file)
     for name in _JUDGED:
         if name not in rows.columns:
             there = ", ".join(rows.columns) or "none"

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, location
+from pipelines.spark.capacity import default_parallelism, has_partitions, task_threads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +42,7 @@ def embedder_loader(session: SparkSession, model_folder: Location | str) -> Embe
         raise InputError(
             "run.folder", f"{folder} holds no model", "name a folder that training wrote"
         )
-    threads = int(session.sparkContext.getConf().get("spark.task.cpus", "1") or 1)
+    threads = task_threads(session)
 
     def load() -> TextEmbedder:
         """Runs on an executor."""
@@ -60,13 +61,12 @@ def spread(table: DataFrame) -> DataFrame:
             would compute it.
     """
     cores = cores_for(table)
-    return table if table.rdd.getNumPartitions() >= cores else table.repartition(cores)
+    return table if has_partitions(table, cores) else table.repartition(cores)
 
 
 def cores_for(frame: DataFrame) -> int:
     """Of the session of a frame."""
-    cores: int = frame.sparkSession.sparkContext.defaultParallelism
-    return cores
+    return default_parallelism(frame.sparkSession)
 
 
 def unit_length(embeddings: np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, sp
 from pipelines.evaluation.held_out import held_out_sets, read_held_out
 from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
+from pipelines.spark.sharing import Shared, shared_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -128,7 +128,7 @@ def measure_snapshot(
             documents += batch.num_rows
             yield batch
 
-    shared = SimpleNamespace(value=queries.embeddings)
+    shared = Shared(queries.embeddings)
     ranked: dict[int, list[int]] = {}
     # Already sorted by score, since one task has seen all documents.
     for row in _rows(neighbour_batches(load, shared, DEPTH + skip_themselves)(counted())):
@@ -231,8 +231,7 @@ def rank_documents(
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    shared = documents.sparkSession.sparkContext.broadcast(queries.embeddings)
-    try:
+    with shared_value(documents.sparkSession, queries.embeddings) as shared:
         best_first = Window.partitionBy("query").orderBy(F.desc("score"), F.asc("document_id"))
         best = (
             spread(documents)
@@ -243,8 +242,6 @@ def rank_documents(
             .where(F.col("rank") <= depth)
             .collect()
         )
-    finally:
-        shared.destroy()
     ranked: dict[int, list[int]] = {}
     for row in sorted(best, key=lambda row: (row["query"], row["rank"])):
         ranked.setdefault(int(queries.ids[row["query"]]), []).append(row["document_id"])
@@ -269,12 +266,12 @@ def query_batches(load: EmbedderLoader, *, as_documents: bool = False) -> Batche
     return embed
 
 
-def neighbour_batches(load: EmbedderLoader, shared: Any, depth: int) -> Batches:
+def neighbour_batches(load: EmbedderLoader, shared: Shared[np.ndarray], depth: int) -> Batches:
     """Of ``document_id``, ``text`` the best for each query: ``query``, ``document_id``, ``score``.
 
     Args:
         load: Loads the model on an executor.
-        shared: Its ``value`` is the queries' embeddings, as a broadcast has it.
+        shared: The queries' embeddings.
         depth: Documents of a query.
     """
 

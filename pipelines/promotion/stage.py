@@ -283,7 +283,7 @@ def _served_figures(
     from pipelines.evaluation.stage import evaluate
     from pipelines.spark.session import running_tasks, spark_session
 
-    session = spark_session(config)
+    session = spark_session(config, needs_context=False)
     found = digest_sets(session, config)
     for name in names:
         if found.get(name) != wanted[name]:

@@ -12,6 +12,7 @@ from pipelines.errors import PipelineError
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
 _JAVA_ERROR = re.compile(r"\w(?:Error|Exception)\b")
+_SERVER_STACK = "\n\nJVM stacktrace:"
 _ROOM = "; make room on the disk, and run it again"
 _RIGHT = "; let this user write there"
 _REMEDIES = {
@@ -111,7 +112,8 @@ def _texts(error: BaseException | str) -> list[str]:
     """The message of an error, and then those of its causes in Java, the outermost first."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    texts = [str(getattr(error, "desc", None) or error)]
+    # Spark Connect writes the stack of the server behind the message.
+    texts = [str(getattr(error, "desc", None) or error).partition(_SERVER_STACK)[0]]
     java = getattr(error, "java_exception", None)
     with suppress(Py4JError, OSError):  # The JVM, which is asked, may be gone.
         while java is not None:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
+from pipelines.spark.access_mode import is_connected
 from pipelines.spark.parquet_parts import (
     Part,
     data_files,
@@ -37,16 +38,20 @@ BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _WRITTEN = "written"
+_VOLUMES = "/Volumes"
 
 
 def read_path(path: Path) -> str:
     """The path as Spark's readers want it: with a scheme, and not taken for a glob."""
-    return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", write_path(path))
 
 
 def write_path(path: Path) -> str:
-    """The path as Spark's writers want it: with a scheme, whatever the default file system."""
-    return f"file://{path}"
+    """The path as Spark's writers want it: with a scheme, whatever the default file system.
+
+    In Databricks' sessions of Spark Connect a volume is no file system but the default one.
+    """
+    return str(path) if is_connected() and path.is_relative_to(_VOLUMES) else f"file://{path}"
 
 
 def read_parquet(
@@ -84,7 +89,11 @@ def read_files(
     if not local:
         return _by_executors(session, paths, schema, origin)
     frame = (session.read if schema is None else session.read.schema(schema)).parquet(*local)
-    return frame if origin is None else frame.withColumn(origin, F.input_file_name())
+    if origin is None:
+        return frame
+    # Databricks has the function in sessions with a SparkContext alone.
+    address = F.col("_metadata.file_path") if is_connected() else F.input_file_name()
+    return frame.select("*", address.alias(origin))
 
 
 def _by_executors(

@@ -7,33 +7,38 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipelines.errors import PipelineError
-from pipelines.spark.job_thread import END_SECONDS, JobThread, Value
+from pipelines.spark.access_mode import is_connected, tells_tasks
+from pipelines.spark.job_thread import END_SECONDS, JobThread, Value, groups_of
+from pipelines.spark.session import running_tasks
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 STALL_SECONDS = 3600.0
 """A task writes to its file every few thousand rows. The longest texts of the largest models take
 minutes for these on one core; an executor that hangs takes for ever."""
+BLIND_SECONDS = 86400.0
+"""The same of a job whose progress cannot be seen: as long as any of them should take."""
 POLL_SECONDS = 1.0
 
 
 def run_with_timeout(
-    context: SparkContext,
+    session: SparkSession,
     name: str,
     act: Callable[[], Value],
-    state: Callable[[], object],
-    stall_seconds: float = STALL_SECONDS,
+    state: Callable[[], object] | None = None,
+    stall_seconds: float | None = None,
 ) -> Value:
     """Runs a Spark job, and cancels it when it makes no progress.
 
     Args:
-        context: Where the job runs.
+        session: Where the job runs.
         name: What it is, on Spark's pages and in the error.
         act: Starts it, and returns when it has ended.
         state: Called every second; its value changes as the job makes progress, and an error of it
-            ends the job.
-        stall_seconds: How long the value may stay the same.
+            ends the job. By default what Spark says of its tasks.
+        stall_seconds: How long the value may stay the same; by default :data:`STALL_SECONDS`, and
+            :data:`BLIND_SECONDS` where Spark says nothing of its tasks.
 
     Returns:
         What ``act`` returned; its errors pass.
@@ -41,7 +46,11 @@ def run_with_timeout(
     Raises:
         PipelineError: No progress was made for so long.
     """
-    job = JobThread(context, name, name, act)
+    if stall_seconds is None:
+        sees = state is not None or not is_connected() or tells_tasks(session)
+        stall_seconds = STALL_SECONDS if sees else BLIND_SECONDS
+    state = state or running_tasks
+    job = JobThread(groups_of(session), name, name, act)
     job.start()
     try:
         seen, since = state(), time.monotonic()

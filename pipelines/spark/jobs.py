@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pipelines.errors import EngineError, EngineUnavailable
 from pipelines.spark.daemon import PRELOAD
 from pipelines.spark.errors import spark_cause
-from pipelines.spark.job_thread import END_SECONDS, JobThread
+from pipelines.spark.job_thread import END_SECONDS, ContextGroups, JobThread
 from pipelines.spark.room import ranks_of, task_slots
 from pipelines.spark.session import in_one_process
 
@@ -128,7 +128,7 @@ class SparkJob(JobThread[object]):
         description: str,
         act: Callable[[], object],
     ) -> None:
-        super().__init__(context, engine, description, act)
+        super().__init__(ContextGroups(context), engine, description, act)
         self._engine = engine
         self._what = name
         self._failed: float | None = None

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.files.locations import Location, arrow_source, listed
+from pipelines.spark.tasks import collect_from_tasks, frame_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,16 +139,11 @@ def collect_from_parts(
 ) -> list[T]:
     """Has tasks work on parts, small ones together, and collects their results.
 
-    An RDD job: in a fresh session one of Spark SQL costs several CPU seconds more, for the Java
-    classes and the pandas that it loads.
-
     Args:
         parts: What is handed out; its files are seen by every executor under the same path.
         work: Runs on an executor; gets the parts of a task and yields little.
     """
-    tasks = _tasks(parts)
-    tasks_rdd = session.sparkContext.parallelize(tasks, len(tasks))
-    return tasks_rdd.mapPartitions(partial(_work_on_tasks, work=work)).collect()
+    return collect_from_tasks(session, _tasks(parts), partial(_work_on_tasks, work=work))
 
 
 def frame_from_parts(
@@ -163,9 +159,7 @@ def frame_from_parts(
         work: Runs on an executor; gets the parts of a task and yields rows.
         schema: Of the rows.
     """
-    tasks = _tasks(parts)
-    numbers = session.range(0, len(tasks), 1, len(tasks))
-    return numbers.mapInArrow(partial(_work_on_numbers, tasks=tasks, work=work), schema)
+    return frame_from_tasks(session, _tasks(parts), partial(_work_on_tasks, work=work), schema)
 
 
 def _tasks(parts: Sequence[Part]) -> list[list[Part]]:
@@ -180,14 +174,3 @@ def _work_on_tasks(
     # One task has one core; Arrow would start a thread for every core of the machine.
     pa.set_cpu_count(1)
     return work(part for parts in tasks for part in parts)
-
-
-def _work_on_numbers(
-    batches: Iterator[pa.RecordBatch],
-    *,
-    tasks: Sequence[Sequence[Part]],
-    work: Callable[[Iterator[Part]], Iterator[T]],
-) -> Iterator[T]:
-    """Does the tasks whose numbers are in the column `id`. Runs on an executor."""
-    numbers = (number for batch in batches for number in batch.column("id").to_pylist())
-    return _work_on_tasks((tasks[number] for number in numbers), work=work)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.errors import EngineUnavailable
 from pipelines.progress import activity
-from pipelines.spark.job_thread import END_SECONDS, JobThread
+from pipelines.spark.job_thread import END_SECONDS, ContextGroups, JobThread
 from pipelines.spark.session import executor_count, in_one_process
 from pipelines.spark.stage_resources import StageResources, resource_profile
 
@@ -150,7 +150,8 @@ class _WaitingTasks:
             time.sleep(seconds)
 
         name = "executors for a training"
-        self._job = JobThread(self.context, name, name, lambda: numbers.foreachPartition(sleep))
+        groups = ContextGroups(self.context)
+        self._job = JobThread(groups, name, name, lambda: numbers.foreachPartition(sleep))
         self._job.start()
 
     def running(self) -> int:

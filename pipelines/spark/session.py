@@ -22,7 +22,13 @@ from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.redaction import HIDDEN
 from pipelines.spark import daemon
-from pipelines.spark.access_mode import check_context
+from pipelines.spark.access_mode import (
+    TASKS,
+    check_context,
+    connected_session,
+    is_connected,
+    server_is_here,
+)
 from pipelines.spark.jvm_options import brief_options, defaults_file, names_collector
 from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
 from pipelines.spark.releases import check_java, check_python
@@ -46,6 +52,7 @@ def spark_session(
     conf: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda own: {},
     *,
     trains: bool = True,
+    needs_context: bool = True,
 ) -> SparkSession:
     """Gives the running session, or starts one.
 
@@ -60,20 +67,25 @@ def spark_session(
             whose own conf has started the driver already.
         trains: Whether something is trained in it. Otherwise one executor of a local cluster has
             the cores and the memory of all: every one more takes seconds to start.
+        needs_context: Whether a session of Spark Connect, which has no SparkContext, is of no use.
 
     Raises:
         InputError: There is no Java, or Spark does not run on it or on this Python, or the cluster
-            cannot be reached, or the session that is there has no SparkContext.
+            cannot be reached, or the session that is there has no SparkContext and one is needed.
     """
     from pyspark.sql import SparkSession
 
-    check_context()
-    if _is_running():
+    if needs_context:
+        check_context()
+    if _is_running() and not is_connected():
         return SparkSession.builder.getOrCreate()
-    check_python()
-    provide_java()
+    if not is_connected() or server_is_here():
+        check_python()
+        provide_java()
     # Executors must run the Python of the driver, where `pipelines` is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if is_connected():
+        return connected_session()
     builder = SparkSession.builder.appName(app_name)
     submitted = under_spark_submit()
     own = session_conf(config, submitted=submitted, executors=executors, trains=trains)
@@ -266,8 +278,9 @@ def executor_count(session: SparkSession) -> int:
 
 def running_tasks() -> str:
     """Progress of the stages that Spark runs now, for people; empty where it runs none."""
-    if not _is_running():
-        return ""
+    done, tasks = TASKS.counts()
+    if tasks or not _is_running():
+        return _tasks_done(done, tasks)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkContext
 
@@ -279,7 +292,10 @@ def running_tasks() -> str:
     except (Py4JError, OSError, AttributeError):
         return ""  # The session is stopped at this moment.
     tasks = sum(stage.numTasks for stage in found)
-    done = sum(stage.numCompletedTasks for stage in found)
+    return _tasks_done(sum(stage.numCompletedTasks for stage in found), tasks)
+
+
+def _tasks_done(done: int, tasks: int) -> str:
     return f"{done} of {tasks} tasks" if tasks else ""
 
 

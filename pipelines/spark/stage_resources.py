@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.stages import StageName
+from pipelines.spark.access_mode import is_connected
+from pipelines.spark.capacity import conf_value
 from pipelines.spark.session import in_one_process, memory_mb
 
 if TYPE_CHECKING:
@@ -161,8 +163,11 @@ def stage_settings(session: SparkSession, config: Config, stage: StageName) -> I
 
 def resources_in(session: SparkSession, config: Config, stage: StageName) -> StageResources:
     """What a stage is to have that a running session has not."""
-    conf = dict(session.sparkContext.getConf().getAll())
-    return resources_of(conf, getattr(config.stages, stage))
+    asked = getattr(config.stages, stage)
+    if is_connected():
+        told = {key: conf_value(session, key) for key in asked}
+        return resources_of({key: value for key, value in told.items() if value}, asked)
+    return resources_of(dict(session.sparkContext.getConf().getAll()), asked)
 
 
 def resource_profile(found: StageResources) -> ResourceProfile | None:

@@ -243,12 +243,9 @@ def test_an_open_record_takes_little_more_than_its_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "CHUNK", 1 << 16)
     path = tmp_path / "a.csv"
     path.write_bytes(b'text\n"' + b"ab\n" * (1 << 18))
-    batch = pa.RecordBatch.from_pydict(
-        {"file": [str(path)], "start": [0], "stop": pa.array([None], pa.int64())}
-    )
     wanted = Wanted("csv", Columns(("text",)), Limits(record=8 << 20))
     tracemalloc.start()
-    next(read_splits([batch], wanted=wanted))
+    next(read_splits([(str(path), 0, None)], wanted=wanted))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # An object for each line that is held would be 25 MB.

@@ -1,8 +1,11 @@
 """Inputs are found, and wrong ones refused in one line, without Spark."""
 
+from pathlib import Path
+
 import pytest
 
 from pipelines.corpus.readers.inputs import find_files
+from pipelines.corpus.readers.rows import file_of
 from pipelines.errors import InputError
 from pipelines.spark.frames import read_path
 
@@ -31,6 +34,17 @@ def test_a_name_with_brackets_is_taken_literally(tmp_path):
     (found,) = find_files([str(tmp_path / "a[1].txt")], "text")
     assert found.name == "a[1].txt"
     assert read_path(found).endswith(r"a\[1\].txt")
+
+
+def test_a_volume_has_no_scheme_in_spark_connect(monkeypatch):
+    in_volume, elsewhere = Path("/Volumes/main/a b"), Path("/data/a b")
+    assert read_path(in_volume) == "file:///Volumes/main/a b"
+    monkeypatch.setenv("SPARK_REMOTE", "sc://nowhere")
+    assert read_path(in_volume) == "/Volumes/main/a b"
+    assert read_path(elsewhere) == "file:///data/a b"
+    assert file_of("dbfs:/Volumes/main/a%20b") == str(in_volume)
+    assert file_of("file:///data/a%20b") == str(elsewhere)
+    assert file_of("s3://data/a%20b") == "s3://data/a%20b"
 
 
 @pytest.mark.parametrize(

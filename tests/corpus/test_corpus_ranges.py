@@ -9,7 +9,6 @@ import random
 import tracemalloc
 from functools import partial
 
-import pyarrow as pa
 import pytest
 import zstandard
 from hypothesis import HealthCheck, assume, given, settings
@@ -173,14 +172,9 @@ def test_lines_of_csv_are_the_same_however_it_is_cut(tmp_path, lines, split):
 def test_small_files_and_big_ones_give_batches_of_bounded_size(tmp_path):
     lines = [json.dumps({"text": f"{number} " + "x" * 3000}) for number in range(4000)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "file": [str(tmp_path / "a.jsonl")] * 2,
-            "start": [0, 6_000_000],
-            "stop": pa.array([6_000_000, None], pa.int64()),
-        }
-    )
-    batches = list(read_splits([batch], wanted=Wanted("jsonl", Columns(("text",)))))
+    path = str(tmp_path / "a.jsonl")
+    splits = [(path, 0, 6_000_000), (path, 6_000_000, None)]
+    batches = list(read_splits(splits, wanted=Wanted("jsonl", Columns(("text",)))))
     assert sum(found.num_rows for found in batches) == 4000
     assert all(found.nbytes < 6 << 20 for found in batches)
 
@@ -199,13 +193,7 @@ def test_a_file_that_goes_away_while_it_is_read(tmp_path):
 
     def splits():
         for start, stop in ((0, 70), (70, None)):
-            yield pa.RecordBatch.from_pydict(
-                {
-                    "file": [str(path)],
-                    "start": pa.array([start], pa.int64()),
-                    "stop": pa.array([stop], pa.int64()),
-                }
-            )
+            yield str(path), start, stop
             path.unlink(missing_ok=True)
 
     found = read_splits(splits(), wanted=Wanted("jsonl", Columns(("text",))))

@@ -96,14 +96,8 @@ def test_each_source_is_claimed_once_where_it_is_as_it_was(generations, now):
 
 def cut(files, naming):
     """The units of files as executors make them, in one task."""
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "file": [str(file) for file in files],
-            "start": [0] * len(files),
-            "stop": pa.nulls(len(files), pa.int64()),
-        }
-    )
-    raw = read_splits([batch], wanted=Wanted("text", Columns(("text",))))
+    splits = [(str(file), 0, None) for file in files]
+    raw = read_splits(splits, wanted=Wanted("text", Columns(("text",))))
     found = unit_batches(raw, CorpusSettings(format="text", pairs="adjacent"), naming)
     return pa.Table.from_batches(found, SCHEMA)
 

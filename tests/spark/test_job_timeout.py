@@ -18,7 +18,7 @@ def test_a_job_that_stands_still_is_called_off(spark) -> None:
     act = context.parallelize([0], 1).mapPartitions(hangs).count
     began = time.monotonic()
     with pytest.raises(PipelineError, match=r"^embedding was called off: nothing was written for"):
-        run_with_timeout(context, "embedding", act, lambda: None, stall_seconds=2.0)
+        run_with_timeout(spark, "embedding", act, lambda: None, stall_seconds=2.0)
     assert time.monotonic() - began < 200
     deadline = time.monotonic() + 60
     while context.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
@@ -29,9 +29,7 @@ def test_a_job_that_stands_still_is_called_off(spark) -> None:
 def test_a_job_that_moves_goes_on(spark) -> None:
     beats = iter(range(100))
     act = spark.sparkContext.parallelize([4], 1).map(time.sleep).count
-    found = run_with_timeout(
-        spark.sparkContext, "slow", act, lambda: next(beats), stall_seconds=1.5
-    )
+    found = run_with_timeout(spark, "slow", act, lambda: next(beats), stall_seconds=1.5)
     assert found == 1
 
 
@@ -44,4 +42,4 @@ def test_errors_pass(spark) -> None:
         pytest.raises(PipelineError, match=r"^adding failed on an executor: ValueError: no 7$"),
         executor_failures("adding"),
     ):
-        run_with_timeout(spark.sparkContext, "adding", act, lambda: None)
+        run_with_timeout(spark, "adding", act, lambda: None)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-
 from pipelines.corpus.readers.formats import Columns, Limits, Wanted
 from pipelines.corpus.readers.ranges import read_splits
 from pipelines.corpus.readers.rows import ROW_SCHEMA
@@ -24,14 +22,8 @@ def read(path: Path, kind: str, *, split: int | None = None, columns=("text",), 
     size = path.stat().st_size if path.is_file() else 0
     starts = list(range(0, max(size, 1), split)) if split else [0]
     stops = [*starts[1:], None]
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "file": pa.array([str(path)] * len(starts)),
-            "start": pa.array(starts, pa.int64()),
-            "stop": pa.array(stops, pa.int64()),
-        }
-    )
-    found = list(read_splits([batch], wanted=wanted))
+    splits = [(str(path), start, stop) for start, stop in zip(starts, stops, strict=True)]
+    found = list(read_splits(splits, wanted=wanted))
     assert all(batch.schema == ROW_SCHEMA for batch in found)
     return [row for batch in found for row in batch.to_pylist()]
 

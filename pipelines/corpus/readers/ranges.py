@@ -6,6 +6,8 @@ Runs on executors, but for :func:`probe`, which the driver asks too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -24,9 +26,9 @@ from pipelines.corpus.readers.streams import (
 from pipelines.files.compression import is_compressed
 from pipelines.files.locations import Location, location
 
-SPLIT_DDL = "file string, start bigint, stop bigint"
-"""A split: the records of a file that begin at byte `start` or after, and before `stop` (null:
-to its end)."""
+FileRange: TypeAlias = tuple[str, int, int | None]
+"""A split: the address of a file, whose records that begin at the first byte or after and before
+the last one (None: to its end) are meant."""
 
 _SAMPLE_BYTES = 1 << 20
 _SAMPLES = 16
@@ -79,27 +81,30 @@ def _form_of(file: Location, head: bytes, wanted: Wanted) -> Form:
     return form_of(file, head)
 
 
-def read_splits(batches: Iterable[pa.RecordBatch], *, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def read_tasks(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """The raw rows of the splits of tasks. Runs on an executor; see :func:`read_splits`."""
+    return read_splits(chain.from_iterable(tasks), wanted=wanted)
+
+
+def read_splits(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Splits in, raw rows out. Runs on an executor.
 
     Args:
-        batches: Columns as in :data:`SPLIT_DDL`.
+        splits: In the order of their rows.
         wanted: The same for all.
 
     Returns:
         Batches of :data:`~pipelines.corpus.readers.rows.ROW_SCHEMA`. What cannot be read is a row
         too.
     """
-    return row_batches(_rows(batches, wanted))
+    return row_batches(_rows(splits, wanted))
 
 
-def _rows(batches: Iterable[pa.RecordBatch], wanted: Wanted) -> Iterator[tuple[str, Record, int]]:
-    for batch in batches:
-        columns = (batch[name].to_pylist() for name in ("file", "start", "stop"))
-        for file, start, stop in zip(*columns, strict=True):
-            yield from _with_sizes(
-                file, records_of(location(file, wanted.stores), start, stop, wanted), start
-            )
+def _rows(splits: Iterable[FileRange], wanted: Wanted) -> Iterator[tuple[str, Record, int]]:
+    for file, start, stop in splits:
+        yield from _with_sizes(
+            file, records_of(location(file, wanted.stores), start, stop, wanted), start
+        )
 
 
 def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> Iterator[Found]:

@@ -11,6 +11,9 @@ import pyarrow as pa
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.streams import EXCERPT
 
+# As Spark writes a file of a volume in Databricks' sessions of Spark Connect.
+_VOLUMES = "dbfs:/Volumes/"
+
 ROW_SCHEMA = pa.schema(
     [
         ("file", pa.string()),
@@ -157,4 +160,5 @@ def _clean(texts: list[str | None]) -> list[str | None]:
 def file_of(address: str) -> str:
     """The path that is meant by the address of a file, as Spark writes it."""
     found = urlsplit(address)
-    return unquote(found.path) if found.scheme == "file" else address
+    is_path = found.scheme == "file" or address.startswith(_VOLUMES)
+    return unquote(found.path) if is_path else address

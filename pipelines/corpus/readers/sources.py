@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
-from pyspark import RDD
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
@@ -27,7 +26,7 @@ from pipelines.corpus.readers.inputs import (
     stamp_of,
     suffixes_of,
 )
-from pipelines.corpus.readers.ranges import SPLIT_DDL, probe, read_splits
+from pipelines.corpus.readers.ranges import FileRange, probe, read_tasks
 from pipelines.corpus.readers.rows import ROW_DDL
 from pipelines.corpus.readers.spark_rows import (
     Names,
@@ -42,6 +41,8 @@ from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, StorageSettings
 from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.tasks import frame_from_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -125,21 +126,18 @@ def read_files(
 
 
 def _read(session: SparkSession, files: Sequence[Location], wanted: Wanted) -> DataFrame:
-    return session.createDataFrame(
-        planned_splits(session, files, wanted.format, multiline=wanted.multiline), SPLIT_DDL
-    ).mapInArrow(partial(read_splits, wanted=wanted), ROW_DDL)
+    tasks = planned_splits(session, files, wanted.format, multiline=wanted.multiline)
+    return frame_from_tasks(session, tasks, partial(read_tasks, wanted=wanted), ROW_DDL)
 
 
 def planned_splits(
     session: SparkSession, files: Sequence[Location], kind: str, *, multiline: bool = True
-) -> RDD[tuple[str, int, int | None]]:
-    """The splits of files of a format, in their order; a partition is what a task reads."""
+) -> list[list[FileRange]]:
+    """The splits of files of a format, in their order: those that each task reads."""
     splits = [split for file in files for split in split_file(file, kind, multiline=multiline)]
-    tasks = pack(splits, session.sparkContext.defaultParallelism)
+    tasks = pack(splits, default_parallelism(session))
     logger.info("reading %d files in %d tasks", len(files), len(tasks))
-    planned = [[(split.file, split.start, split.stop) for split in task] for task in tasks]
-    # Slices of a list of tasks, because a DataFrame has no say in what its partitions hold.
-    return session.sparkContext.parallelize(planned, len(planned)).flatMap(list)
+    return [[(split.file, split.start, split.stop) for split in task] for task in tasks]
 
 
 def _check_some_readable(

@@ -1,0 +1,168 @@
+"""The jobs in a session of Spark Connect give what they give in one with a SparkContext."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from connected import needs_connect, said_in_a_session
+from corpus_factory import small_config
+from embedding_fixtures import lines, small_model
+
+from pipelines import workflow
+from pipelines.settings import Config
+from pipelines.settings.load import dump, parse
+from pipelines.spark.json_rows import shape_of
+
+__all__ = ["lines", "small_model"]
+
+JOBS = """
+import json, sys
+from pipelines import workflow
+from pipelines.errors import PipelineError
+from pipelines.settings.load import load
+
+done = {}
+for given in sys.argv[1:]:
+    job, _, path = given.partition("=")
+    try:
+        done[path] = getattr(workflow, job)(load(path, []))
+    except PipelineError as error:
+        done[path] = str(error)
+print(json.dumps(done, default=str))
+"""
+STANDS_STILL = """
+import json, time
+from functools import partial
+from pipelines.errors import PipelineError
+from pipelines.settings import Config
+from pipelines.spark.access_mode import TASKS
+from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.session import running_tasks, spark_session
+from pipelines.spark.tasks import collect_from_tasks
+
+session = spark_session(Config(), needs_context=False)
+
+def hangs(tasks):
+    for seconds in tasks:
+        time.sleep(seconds)
+        yield seconds
+
+seen = []
+def state():
+    seen.append(running_tasks())
+
+said = {"parallelism": default_parallelism(session)}
+said["results"] = run_with_timeout(
+    session, "short", partial(collect_from_tasks, session, [0, 3, 0], hangs)
+)
+try:
+    act = partial(collect_from_tasks, session, [600, 600], hangs)
+    run_with_timeout(session, "embedding, again", act, state, stall_seconds=8)
+except PipelineError as error:
+    said["stood still"] = str(error)
+deadline = time.monotonic() + 60
+while TASKS.counts()[1] and time.monotonic() < deadline:
+    time.sleep(0.1)
+print(json.dumps({**said, "seen": seen, "left": TASKS.counts()}))
+"""
+
+
+def rows_of(path: Path) -> list[dict]:
+    """The rows of a table, in its order."""
+    files = sorted(path.rglob("part-*.parquet")) if path.is_dir() else [path]
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def write_texts(folder: Path, lines: list[str]) -> dict[str, Path]:
+    """The same texts as CSV and as JSON lines, of which not all have all keys."""
+    tables = {kind: folder / f"texts.{kind}" for kind in ("csv", "jsonl")}
+    with tables["csv"].open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(lines)])
+    with tables["jsonl"].open("w") as file:
+        for number, line in enumerate(lines):
+            more = {"more": {"a": [1, 2.5, None], "b": None, "c": "x"}} if number % 3 else {}
+            tags = {"tags": [str(number)]} if number % 5 else {"tags": None}
+            file.write(json.dumps({"id": number, "text": line, **tags, **more}) + "\n")
+    return tables
+
+
+def written(home: Path, name: str, config: Config) -> str:
+    """The path of a file of settings."""
+    path = home / f"{name}.yaml"
+    path.write_text(dump(config))
+    return str(path)
+
+
+@needs_connect
+def test_prepare_evaluate_and_embed(spark, prepared, tmp_path, small_model, lines):
+    home = tmp_path
+    config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=4)
+    config = config.model_copy(
+        update={"run": config.run.model_copy(update={"folder": str(home / "run")})}
+    )
+    workflow.train(config)
+    figures = workflow.evaluate(config)
+    tables = write_texts(home, lines[:100])
+    jobs: list[str] = []
+    for kind, path in tables.items():
+        embedding = {"model": str(small_model), "inputs": [str(path)], "format": kind}
+        embedding |= {"part_rows": 40, "precision": "auto", "key_column": "id"}
+        workflow.embed(parse({"embedding": embedding | {"output": str(home / kind)}}))
+        again = parse({"embedding": embedding | {"output": str(home / f"connected-{kind}")}})
+        jobs += [f"embed={written(home, kind, again)}"] * 2
+    anew = {
+        "prepared": config.prepared.model_copy(update={"folder": str(home / "prepared")}),
+        "run": config.run.model_copy(update={"folder": str(home / "connected-run")}),
+    }
+    jobs.append(f"run={written(home, 'run', config.model_copy(update=anew))}")
+    training = config.training.model_copy(update={"engine": "torch"})
+    refused = config.run.model_copy(update={"folder": str(home / "refused")})
+    refused_config = config.model_copy(update={"training": training, "run": refused})
+    jobs.append(f"train={written(home, 'train', refused_config)}")
+    said = said_in_a_session(JOBS, *jobs)
+
+    for kind in tables:
+        ours, theirs = rows_of(home / f"connected-{kind}"), rows_of(home / kind)
+        vectors = [np.array([row.pop("embedding") for row in rows]) for rows in (ours, theirs)]
+        assert ours == theirs
+        np.testing.assert_allclose(*vectors, atol=1e-5)
+    for name in ("corpus/pairs.parquet", "corpus/evaluation/queries.parquet"):
+        ours, theirs = rows_of(home / "prepared" / name), rows_of(prepared / name)
+        assert sorted(ours, key=str) == sorted(theirs, key=str)
+    manifests = [
+        json.loads((folder / "lanes" / "manifest.json").read_text())
+        for folder in (home / "prepared", prepared)
+    ]
+    assert manifests[0] == manifests[1]
+    found = said[str(home / "run.yaml")]
+    for when in ("before", "after"):
+        assert found[when].keys() == figures[when].keys()
+        for name, of_set in figures[when].items():
+            assert found[when][name] == pytest.approx(of_set, abs=1e-3)
+    assert said[str(home / "train.yaml")].startswith("spark.master: this session is of Spark")
+
+
+@needs_connect
+def test_tasks_are_counted_and_a_job_that_stands_still_is_called_off():
+    said = said_in_a_session(STANDS_STILL)
+    assert said["parallelism"] == 2
+    assert said["results"] == [0, 3, 0]
+    assert said["stood still"].startswith("embedding, again was called off: nothing was written")
+    assert "0 of 2 tasks" in said["seen"]
+    assert said["left"] == [0, 0]
+
+
+def test_values_of_the_same_types_have_one_shape():
+    rows = [
+        '{"a": 1, "b": [1, 2, null], "c": {"d": "x"}}',
+        '{"a": -7, "b": [3, null], "c": {"d": ""}}',
+    ]
+    shapes = {json.dumps(shape_of(json.loads(row))) for row in rows}
+    assert shapes == {'{"a": 0, "b": [0, null], "c": {"d": ""}}'}
+    assert shape_of([True, 2**70, 1.5e300, None]) == [True, 2**70, 0.5, None]
