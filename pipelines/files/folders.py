@@ -113,6 +113,8 @@ def _locked(
         except OSError as error:
             if shared:
                 raise
+            if isinstance(folder, RemotePath):
+                raise _unable_in_store(key, folder, error) from None
             raise _unable(key, folder, "lock files", error) from None
         yield
 
@@ -149,11 +151,15 @@ def _check_store(key: str, folder: RemotePath) -> None:
     try:
         _write_and_read(probe)
     except OSError as error:
-        raise InputError(
-            key,
-            f"{folder} cannot be written, read and listed ({first_line(error)})",
-            "name a bucket that there is, with credentials that may do so; see docs/storage.md",
-        ) from None
+        raise _unable_in_store(key, folder, error) from None
+
+
+def _unable_in_store(key: str, folder: RemotePath, error: OSError) -> InputError:
+    return InputError(
+        key,
+        f"{folder} cannot be written, read and listed ({first_line(error)})",
+        "name a bucket that there is, with credentials that may do so; see docs/storage.md",
+    )
 
 
 def _write_and_read(probe: RemotePath) -> None:
