@@ -256,6 +256,9 @@ class _Listener:
         self._check_locks()
         self._log.step_done(step)
 
+    def checkpoint_saved(self) -> None:
+        self._log.checkpoint_saved()
+
     def _check_locks(self) -> None:
         """Looks at the locks, but not at each of a thousand steps a second."""
         now = time.monotonic()

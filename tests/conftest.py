@@ -47,6 +47,7 @@ os.environ["SPARK_SUBMIT_OPTS"] = " ".join((BRIEF_JVM, *archive_options()))
 SUPPORT = str(Path(__file__).parent / "support")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
 
+# Of the object stores: executors inherit them.
 os.environ.update(CREDENTIALS)
 
 # Of every shuffle: more than one, and no more than there can be executors, since rows are few.

@@ -7,12 +7,12 @@ read ends the job: a table has all rows of its input, in its order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from pipelines.corpus.readers.formats import Wanted
 from pipelines.corpus.readers.ranges import records_of
 from pipelines.corpus.readers.rows import Record
 from pipelines.corpus.readers.streams import UnreadableError
+from pipelines.files.locations import location
 
 
 def rows_as_json(splits: Iterable[tuple[str, int, int | None]], *, wanted: Wanted) -> Iterator[str]:
@@ -22,7 +22,7 @@ def rows_as_json(splits: Iterable[tuple[str, int, int | None]], *, wanted: Wante
         UnreadableError: A file or a row cannot be read.
     """
     for file, start, stop in splits:
-        for found in records_of(Path(file), start, stop, wanted):
+        for found in records_of(location(file, wanted.stores), start, stop, wanted):
             if not isinstance(found, Record):
                 continue
             if found.quarantined is not None:

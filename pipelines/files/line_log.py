@@ -46,7 +46,8 @@ class LineLog:
 
     def flush(self) -> None:
         """Writes what a store does not have yet."""
-        if self._held is not None and isinstance(self._path, RemotePath):
+        is_behind = self._held is not None and len(self._held) != self._flushed_lines
+        if is_behind and isinstance(self._path, RemotePath):
             self._write()
 
     @property
@@ -54,6 +55,7 @@ class LineLog:
         if self._held is None or not isinstance(self._path, RemotePath):
             exists = self._path.exists()
             self._held = self._path.read_text(encoding="utf-8").splitlines() if exists else []
+            self._flushed_lines = len(self._held)
         return self._held
 
     def _write(self) -> None:

@@ -35,8 +35,10 @@ class MetricsLog:
     """
 
     def __init__(self, run: TrainingRun) -> None:
+        self._run = run
         self._lines = LineLog(RunFolder(run.run_folder).step_metrics)
         self._keep_lines_to(run.first_step)
+        self._warn_of_gap()
         self._logged = run.first_step
         self._precision = _last_precision(run.run_folder)
         self._progress = WorkProgress(
@@ -72,6 +74,25 @@ class MetricsLog:
     def step_done(self, step: int) -> None:
         """Shows that so many steps are done."""
         self._progress.move(step)
+        if self._run.is_checkpointed(step):
+            # A run that goes on from the checkpoint, which is written now, makes no lines before.
+            self._lines.flush()
+
+    def checkpoint_saved(self) -> None:
+        """Writes the lines before a checkpoint, which need not be one of a known step."""
+        self._lines.flush()
+
+    def _warn_of_gap(self) -> None:
+        """Warns if a job was killed before a store had the lines of its last checkpoint."""
+        first, every = self._run.first_step, self._run.config.training.log_every
+        last = max((line["step"] for line in read_metrics_lines(self._run.run_folder)), default=0)
+        if last < first // every * every:
+            logger.warning(
+                "metrics.jsonl lacks steps %d to %d: the run before was killed before it wrote"
+                " their lines",
+                last + 1,
+                first,
+            )
 
     def _warn_of_precision(self, precision: str | None) -> None:
         """Warns if steps are not rounded as those before, which ``auto`` may bring about."""

@@ -67,6 +67,10 @@ class StepListener(Protocol):
         """So many steps of the run are done."""
         ...
 
+    def checkpoint_saved(self) -> None:
+        """A checkpoint is whole, the steps before which were all made known."""
+        ...
+
 
 class StepMetrics:
     """Collects the records of a run; not safe for threads, its caller is.
@@ -100,6 +104,11 @@ class StepMetrics:
     def next_step(self) -> int:
         """The first step that is not complete."""
         return self._next
+
+    def checkpoint_saved(self) -> None:
+        """Passes on that a worker has saved a checkpoint, whose steps it reported before."""
+        if self._on_step is not None:
+            self._on_step.checkpoint_saved()
 
     def begin(self, now: float) -> float:
         """When the first worker was ready, on the driver's clock: now, unless one was before."""

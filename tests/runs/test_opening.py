@@ -13,6 +13,7 @@ import pytest
 from planned_runs import make_run
 
 from pipelines.errors import InputError
+from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.runs.metrics_log import MetricsLog
@@ -52,6 +53,31 @@ def test_steps_that_are_rounded_otherwise_than_those_before_are_told_of(tmp_path
             log.add(LINE | {"step": 6, "precision": precision})
         assert len(caplog.messages) == told
     assert "computed in fp32, and those from here on are in bf16" in caplog.text
+
+
+def test_a_store_has_the_lines_before_a_checkpoint(tmp_path, caplog):
+    folder = RemotePath.parse(f"memory://{tmp_path.name}/run")
+    path = folder / "metrics.jsonl"
+
+    def add(log, step):
+        log.add(LINE | {"step": step})
+        log.step_done(step)
+
+    run = make_run(9, folder=folder, checkpoint_every=3, log_every=1)
+    with MetricsLog(run) as log:
+        add(log, 1)
+        assert not path.exists(), "each request costs"
+        for step in (2, 3, 4):
+            add(log, step)
+        assert len(path.read_text().splitlines()) == 3
+        log.checkpoint_saved()
+        assert len(path.read_text().splitlines()) == 4
+    for first, told in ((4, 0), (6, 1)):
+        MetricsLog(make_run(9, first_step=first, folder=folder, log_every=1))
+        assert [line.getMessage() for line in caplog.records] == told * [
+            "metrics.jsonl lacks steps 5 to 6: the run before was killed before it wrote"
+            " their lines"
+        ]
 
 
 def config_of(folder: Path, **run) -> Config:

@@ -66,13 +66,17 @@ class Listener:
     def step_done(self, step) -> None:
         self.heard.append(step)
 
+    def checkpoint_saved(self) -> None:
+        self.heard.append("saved")
+
 
 def test_who_follows_steps_hears_of_each_in_order():
     listener = Listener()
     step_metrics = StepMetrics(make_run(5, log_every=2), 2, listener)
     for step in (1, 0, 3, 2, 4):
         step_metrics.add(record(step))
-    assert listener.heard == [1, "line of 2", 2, 3, "line of 4", 4, "line of 5", 5]
+    step_metrics.checkpoint_saved()
+    assert listener.heard == [1, "line of 2", 2, 3, "line of 4", 4, "line of 5", 5, "saved"]
 
 
 def test_workers_that_round_unlike_end_the_run():

@@ -11,8 +11,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pipelines.errors import EngineError, WorkerLostError
@@ -292,6 +292,9 @@ class Monitor:
         worker.last_message = time.monotonic()
         if message["kind"] == "steps":
             self._add_records(worker, message["records"])
+        if message["kind"] == "saved":
+            with self._telling_listener():
+                self._step_metrics.checkpoint_saved()
         with self._shared.changed:
             worker.last_message = time.monotonic()
             if message["kind"] == "ready" and worker.rank < self._workers:
@@ -305,19 +308,24 @@ class Monitor:
                 f"rank {worker.rank} on host {worker.host} was told to end (SIGTERM)"
             )
 
-    def _add_records(self, worker: MonitoredWorker, records: list[dict[str, Any]]) -> None:
-        """Adds records to the step metrics, whose listener may be slow or fail."""
+    @contextmanager
+    def _telling_listener(self) -> Iterator[None]:
+        """While the step metrics are told something; their listener may be slow or fail."""
         try:
             with self._adding:
-                for record in records:
-                    if self._closing:
-                        return  # Other workers may be making this step again.
-                    # A worker counts from its own beginning, the metrics from the first worker's.
-                    seconds = record["seconds"] + worker.behind
-                    known = {"seconds": seconds, "rank": worker.rank}
-                    self._step_metrics.add(StepRecord(**record | known))
+                yield
         except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             self._shared.broken = error
+
+    def _add_records(self, worker: MonitoredWorker, records: list[dict[str, Any]]) -> None:
+        with self._telling_listener():
+            for record in records:
+                if self._closing:
+                    return  # Other workers may be making this step again.
+                # A worker counts from its own beginning, the metrics from the first worker's.
+                seconds = record["seconds"] + worker.behind
+                known = {"seconds": seconds, "rank": worker.rank}
+                self._step_metrics.add(StepRecord(**record | known))
 
     def _send_heartbeats(self) -> None:
         """Sends the workers a heartbeat every few seconds, until the run ends."""
