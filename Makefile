@@ -2,7 +2,8 @@
 # ARGS=--matrix, those of two minutes with ARGS=--quick); both first make `.venv`, the tests with
 # Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0.
 # `make package` packs the environment for a cluster. `make matrix-versions` runs a part of the tests
-# in environments of other releases of Python and Spark.
+# in environments of other releases of Python and Spark. `make azurite` installs a server that speaks
+# Azure's Blob Storage for the tests of object stores, by npm.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 # Of another environment beside this one, made by another Python or from another lock.
@@ -24,6 +25,8 @@ AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cks
 AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
 AIRFLOW_2_KEY := $(shell { cat environment/airflow-2.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AIRFLOW_2_STAMP := .venv-airflow-2/.installed-$(AIRFLOW_2_KEY)
+AZURITE_KEY := $(shell { cat environment/azurite/*.json; echo "$(CURDIR)"; } | cksum | tr -d " ")
+AZURITE_STAMP := .azurite/.installed-$(AZURITE_KEY)
 IN_VENV := $(VENV)/bin/python
 # By uv, where there is one, or by pip; both show what they do.
 INSTALL := "$(PYTHON)" environment/install.py
@@ -44,7 +47,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 package package-check matrix-versions
+.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -65,6 +68,17 @@ airflow: $(AIRFLOW_STAMP)
 
 # The oldest release that the DAGs work in; their tests run in it too where it is installed.
 airflow-2: $(AIRFLOW_2_STAMP)
+
+# Without it, the tests of Azure's store are skipped; all others of object stores need nothing more.
+azurite: $(AZURITE_STAMP)
+
+$(AZURITE_STAMP):
+	@command -v npm > /dev/null || { echo "error: there is no npm: install it (on Debian npm)" >&2; exit 2; }
+	rm -rf $(@D)
+	mkdir $(@D)
+	cp environment/azurite/*.json $(@D)
+	npm ci --prefix $(@D) --omit=optional --no-audit --no-fund
+	touch $@
 
 # The stamp is written last, so an installation that was interrupted is gone through again.
 $(STAMP):

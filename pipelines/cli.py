@@ -20,7 +20,7 @@ from pipelines import command_jobs as jobs
 from pipelines.benchmarks import BENCHMARKS
 from pipelines.benchmarks import benchmark as find_benchmark
 from pipelines.engines import ENGINES
-from pipelines.errors import NothingNew, PipelineError
+from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
 from pipelines.outcome import Results, noted
 from pipelines.progress import MessageHandler
@@ -261,10 +261,17 @@ def _configured(
     overrides: list[str] | None,
     outcome: str | None = None,
 ) -> None:
-    with _ended_in_order(), noted(outcome) as note:
-        from pipelines.settings.load import load
+    from pipelines.settings.load import parse, read_tree, storage_of
 
-        note(command(load(path, overrides or ())) or {})
+    with _ended_in_order():
+        try:
+            given = read_tree(path, overrides or ())
+        except InputError:
+            # A scheduler wants to know of settings too that cannot be read.
+            with noted(outcome):
+                raise
+        with noted(outcome, storage_of(given)) as note:
+            note(command(parse(given)) or {})
 
 
 @contextmanager

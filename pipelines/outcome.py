@@ -15,6 +15,7 @@ from typing import Any
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, location
+from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
 Results = Mapping[str, Any]
 """Figures, versions and names, as JSON has them."""
@@ -25,12 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def noted(path: str | None) -> Iterator[Callable[[Results], None]]:
+def noted(
+    path: str | None, stores: StorageSettings = DEFAULT_STORES
+) -> Iterator[Callable[[Results], None]]:
     """Writes what comes of the block.
 
     Args:
-        path: The file; folders on its way are made. In a store it is reached as the environment
-            says. None: nothing is written.
+        path: The file; folders on its way are made. None: nothing is written.
+        stores: How object stores are reached.
 
     Yields:
         Takes the results.
@@ -41,7 +44,7 @@ def noted(path: str | None) -> Iterator[Callable[[Results], None]]:
     if path is None:
         yield lambda _results: None
         return
-    file, results = location(path), dict[str, Any]()
+    file, results = location(path, stores), dict[str, Any]()
     _clear(file)
     try:
         yield results.update

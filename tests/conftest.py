@@ -12,7 +12,14 @@ import pytest
 from corpus_factory import small_config, write_docstrings
 from hypothesis import settings
 from local_cluster import have_executors
-from object_stores import CREDENTIALS, s3_bucket, s3_server
+from object_stores import (
+    CREDENTIALS,
+    any_bucket,
+    azure_server,
+    google_server,
+    s3_bucket,
+    s3_server,
+)
 
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
@@ -23,7 +30,7 @@ from pipelines.spark.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["s3_bucket", "s3_server"]
+__all__ = ["any_bucket", "azure_server", "google_server", "s3_bucket", "s3_server"]
 
 # A machine that is busy with a cluster is slow now and then, which is no failure.
 settings.register_profile("pipelines", deadline=None)
@@ -39,6 +46,9 @@ os.environ["SPARK_SUBMIT_OPTS"] = " ".join((BRIEF_JVM, *archive_options()))
 # Executors import functions of tests by name, as they do those that users name.
 SUPPORT = str(Path(__file__).parent / "support")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
+
+# Of the object stores: executors inherit them.
+os.environ.update(CREDENTIALS)
 
 # Of every shuffle: more than one, and no more than there can be executors, since rows are few.
 PARTITIONS = "3"
@@ -59,7 +69,7 @@ CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 
 # What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
 STARTING = {
-    *("spark", "ask_airflow", "mlflow_server", "s3_server"),
+    *("spark", "ask_airflow", "mlflow_server", "s3_server", "any_bucket", "bucket", "lockable"),
     *("subprocess", "NotebookClient", "measure_command", "_embedder", "_trainer", "build_package"),
 }
 
@@ -114,7 +124,6 @@ def spark(pytestconfig) -> Iterator:
             "executor.extraJavaOptions": BRIEF_JVM,
             "sql.shuffle.partitions": PARTITIONS,
             **INTERPRETED,
-            **{f"executorEnv.{name}": value for name, value in CREDENTIALS.items()},
         }
     )
     with_bigdl = {"conf": class_paths} if find_spec("bigdl") else {}

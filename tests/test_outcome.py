@@ -68,3 +68,15 @@ def test_settings_that_are_refused_are_noted_too(tmp_path):
     noted = json.loads(file.read_text())
     assert noted["exit_code"] == 2
     assert noted["error"].startswith("training.sead: there is no such setting")
+
+
+@pytest.mark.parametrize("mistake", ["training.sead=3", "training.workers=["], ids=["key", "YAML"])
+def test_an_outcome_in_a_store_is_reached_as_the_job_reaches_it(s3_bucket, monkeypatch, mistake):
+    file = s3_bucket.root / "outcomes" / "train.json"
+    stores = [f"storage.s3_endpoint={s3_bucket.options.s3_endpoint}", "storage.retry_seconds=0"]
+    if mistake.endswith("["):
+        # Where the settings cannot be read at all, as the environment says.
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_bucket.options.s3_endpoint)
+    given = [part for setting in (mistake, *stores) for part in ("--set", setting)]
+    assert main(["train", *given, "--outcome", str(file)]) == 2
+    assert json.loads(file.read_text())["exit_code"] == 2

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.files.locations import RemotePath
-from pipelines.files.stores import Store, first_line
+from pipelines.files.stores import Store, first_line, s3_endpoint
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -164,9 +164,7 @@ def _common(store: Store, endpoint: str | None) -> dict[str, Any]:
 def _s3(store: Store) -> ObjectStore:
     from obstore.store import S3Store
 
-    named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    known = next((os.environ[name] for name in named if os.environ.get(name)), None)
-    endpoint = store.options.s3_endpoint or known
+    endpoint = s3_endpoint(store.options)
     regions = (store.options.s3_region, *map(os.environ.get, ("AWS_REGION", "AWS_DEFAULT_REGION")))
     given: dict[str, Any] = {"skip_signature": True} if store.options.anonymous else {}
     if endpoint:

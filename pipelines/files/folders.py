@@ -115,6 +115,8 @@ def _locked(
         except OSError as error:
             if shared:
                 raise
+            if isinstance(folder, RemotePath):
+                raise _unable_in_store(key, folder, error) from None
             raise _unable(key, folder, "lock files", error) from None
         yield
 
@@ -151,10 +153,10 @@ def _check_store(key: str, folder: RemotePath) -> None:
     try:
         _write_and_read(probe)
     except OSError as error:
-        raise _unreachable(key, folder, error) from None
+        raise _unable_in_store(key, folder, error) from None
 
 
-def _unreachable(key: str, folder: RemotePath, error: OSError) -> InputError:
+def _unable_in_store(key: str, folder: RemotePath, error: OSError) -> InputError:
     return InputError(
         key,
         f"{folder} cannot be written, read and listed ({first_line(error)})",
@@ -238,7 +240,7 @@ def _make(key: str, folder: Location) -> None:
 
 def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError:
     if isinstance(folder, RemotePath):
-        return _unreachable(key, folder, error)
+        return _unable_in_store(key, folder, error)
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return InputError(key, f"{folder} is full ({reason})", "make room, or name another folder")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -225,16 +225,21 @@ class RemotePath:
         """All that is in it, sorted: names below it; size and time, None of a folder."""
         from pyarrow.fs import FileSelector
 
-        selector = FileSelector(self.fs_path, allow_not_found=True, recursive=recursive)
+        lists_folders = self.store.open().lists_folders
+        selector = FileSelector(
+            self.fs_path, allow_not_found=True, recursive=recursive or not lists_folders
+        )
         found: list[FileInfo] = self.store.retried(
             f"listing {self}", lambda: self.files.get_file_info(selector)
         )
         below = len(self.fs_path.rstrip("/")) + 1 if self.fs_path else 0
-        named = [(info.path[below:].rstrip("/"), info) for info in found]
+        named = {
+            info.path[below:].rstrip("/"): _status(info) if info.is_file else None for info in found
+        }
+        if not lists_folders:
+            named = _with_folders(named, recursive=recursive)
         # Some stores list the folder itself.
-        return sorted(
-            (name, _status(info) if info.is_file else None) for name, info in named if name
-        )
+        return sorted((name, status) for name, status in named.items() if name)
 
     def open(self, mode: str = "r", buffering: int = READ_AHEAD, encoding: str = "") -> IO:
         """Opens a file to read it.
@@ -278,11 +283,19 @@ class RemotePath:
         Raises:
             FileNotFoundError: There is none, and there has to be one.
         """
-        try:
-            self.store.retried(f"deleting {self}", lambda: self.files.delete_file(self.fs_path))
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+        asked = False
+
+        def attempt() -> None:
+            nonlocal asked
+            again, asked = asked, True
+            try:
+                self.files.delete_file(self.fs_path)
+            except FileNotFoundError:
+                # The answer to a request that was carried out may be lost.
+                if not (missing_ok or again):
+                    raise
+
+        self.store.retried(f"deleting {self}", attempt)
 
     @property
     def files(self) -> FileSystem:
@@ -353,6 +366,15 @@ def _fits(names: list[str], wanted: list[str]) -> bool:
     if wanted[0] == "**":
         return any(_fits(names[skip:], wanted[1:]) for skip in range(len(names) + 1))
     return bool(names) and fnmatchcase(names[0], wanted[0]) and _fits(names[1:], wanted[1:])
+
+
+def _with_folders(
+    named: Mapping[str, Status | None], *, recursive: bool
+) -> dict[str, Status | None]:
+    """All that was found at any depth, with the folders that it is in; or what is at the top."""
+    folders = {str(way): None for name in named for way in PurePosixPath(name).parents[:-1]}
+    all_named = folders | dict(named)
+    return {name: found for name, found in all_named.items() if recursive or "/" not in name}
 
 
 def _status(info: FileInfo) -> Status:

@@ -49,6 +49,8 @@ By then the workers of a run whose driver is gone have ended too: they wait for 
 :data:`pipelines.training.control.authenticated_server.UNHEARD_SECONDS`."""
 _LOG_SECONDS = 5.0
 
+_keys_here: set[str] = set()
+"""Of all locks that this process holds or is about to."""
 _held: ContextVar[Mapping[Location, Lock]] = ContextVar("held", default=MappingProxyType({}))
 
 
@@ -137,11 +139,16 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Releases the lock."""
+        """Releases the lock; what cannot be removed is taken over by who wants it next."""
         self._ended.set()
         self._thread.join(timeout=SILENT_SECONDS)
-        if not self._lost:
+        if self._lost:
+            return
+        try:
             self._files.remove(self._path, _line(self._holder), _is_same)
+        except OSError as error:
+            # Of a job that fails as its store is away, that is what has to be seen.
+            logger.warning("the lock %s cannot be removed: %s", self._path, error)
 
     def _is_ours(self) -> bool:
         content = self._files.content(self._path)
@@ -198,14 +205,19 @@ def held(
         )
         yield None
         return
-    lock = _acquired(path, Holder.here(job), shared=shared, wait_seconds=wait_seconds)
-    token = _held.set({**_held.get(), path: lock})
+    holder = Holder.here(job)
+    _keys_here.add(holder.key)
     try:
-        yield lock
-        lock.check()
+        lock = _acquired(path, holder, shared=shared, wait_seconds=wait_seconds)
+        token = _held.set({**_held.get(), path: lock})
+        try:
+            yield lock
+            lock.check()
+        finally:
+            _held.reset(token)
+            lock.release()
     finally:
-        _held.reset(token)
-        lock.release()
+        _keys_here.discard(holder.key)
 
 
 @lru_cache(maxsize=64)
@@ -220,14 +232,17 @@ def _unable(folder: RemotePath) -> str | None:
         return problem
     probe = folder / f".probe-{uuid.uuid4().hex}"
     try:
-        create(probe, b"")
+        # Some servers fail at a file without content.
+        create(probe, b"0")
         found = read(probe)
-        able = found is not None and conditional_replace(found, b"1") and not create(probe, b"")
+        able = found is not None and conditional_replace(found, b"1") and not create(probe, b"2")
     except NoConditionalWritesError as error:
         return str(error)
     finally:
-        probe.unlink(missing_ok=True)
-    return None if able else "its server passes over conditions"
+        # What could not be written says more than that it cannot be removed.
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None if able else "its server does not follow conditions"
 
 
 def held_here() -> tuple[Lock, ...]:
@@ -283,8 +298,7 @@ def _refuse_if_alive(path: Location, file: Location) -> None:
     while (content := files.content(file)) is not None:
         found = _parsed(content)
         silent = time.monotonic() - began
-        process = found.process if found else None
-        is_gone = process.is_gone() if process else None
+        is_gone = _is_gone(found)
         # A file that changes has a live holder, whatever its content.
         if is_gone is False or (content != first and not is_gone):
             raise LockedError(path, found)
@@ -295,6 +309,16 @@ def _refuse_if_alive(path: Location, file: Location) -> None:
             logged = True
             logger.info("waiting for a sign of life of who holds %s: %s", file, found or "unknown")
         time.sleep(files.poll_seconds)
+
+
+def _is_gone(found: Holder | None) -> bool | None:
+    """Whether a holder is gone; None where that cannot be known."""
+    process = found.process if found else None
+    if found is None or process is None:
+        return None
+    # What this process could not remove, while a store was away, is nobody's any more.
+    is_left = process == Owner.here() and found.key not in _keys_here
+    return is_left or process.is_gone()
 
 
 def _is_same(content: bytes, known: bytes) -> bool:

@@ -39,10 +39,19 @@ _DEFINITE = re.compile(
     r"ACCESS_DENIED|AccessDenied|NO_SUCH_BUCKET|NoSuchBucket|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN"
     r"|SIGNATURE|EXPIRED|ExpiredToken|UNRECOGNIZED_CLIENT|INVALID_TOKEN|InvalidToken"
     r"|PERMISSION_DENIED|UNAUTHENTICATED|Authenti?cation|Authorization|ContainerNotFound"
-    r"|HTTP status 40[0134]",
+    # Too slow, in each other's way, too early, too often: all others of this kind are for good.
+    r"|HTTP status 4(?!08|09|25|29)\d\d",
     re.IGNORECASE,
 )
 """What stores say of requests that fail however often they are made."""
+
+_REFUSED = re.compile(
+    r"ACCESS_DENIED|AccessDenied|EXPIRED|INVALID_TOKEN|InvalidToken|INVALID_ACCESS_KEY"
+    r"|INVALID_CLIENT_TOKEN|SIGNATURE|UNRECOGNIZED_CLIENT|PERMISSION_DENIED|UNAUTHENTICATED"
+    r"|Authenti?cation|Authorization|HTTP status 40[13]",
+    re.IGNORECASE,
+)
+"""Those of them that other credentials would mend."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +108,12 @@ class OpenStore:
     Attributes:
         files: The file system.
         base: The path in it of the store's own root: the bucket, or nothing.
+        lists_folders: Whether it lists folders too that are there by what is in them alone.
     """
 
     files: FileSystem
     base: str
+    lists_folders: bool = True
 
 
 def is_transient(error: BaseException) -> bool:
@@ -110,6 +121,13 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | FileExistsError):
         return False
     return isinstance(error, OSError) and not _DEFINITE.search(str(error))
+
+
+def credentials_remedy(error: OSError) -> str:
+    """How a request goes through that was refused for its credentials; nothing of other errors."""
+    if error.errno is not None or not _REFUSED.search(str(error)):
+        return ""
+    return "; renew the store's credentials, or let them read and write there, and run it again"
 
 
 def _tell(what: str, state: tenacity.RetryCallState) -> None:
@@ -127,12 +145,27 @@ def _opened(store: Store, _process: int) -> OpenStore:
     return OPENERS.get(store.scheme, _by_fsspec)(store)
 
 
+def s3_endpoint(options: StorageSettings) -> str | None:
+    """Address of a server other than AWS's: by the settings, or by the variables of AWS's SDKs.
+
+    Arrow's file system reads none of these.
+    """
+    named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    known = next((os.environ[name] for name in named if os.environ.get(name)), None)
+    return options.s3_endpoint or known
+
+
 def _s3(store: Store) -> OpenStore:
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
     options = store.options
+    endpoint = s3_endpoint(options)
+    if endpoint:
+        # Servers other than AWS's know no checksum behind a body, such as Ceph's before 19 and
+        # MinIO's of 2024, and Arrow has no other way to turn it off.
+        os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
     files = S3FileSystem(
-        endpoint_override=options.s3_endpoint,
+        endpoint_override=endpoint,
         region=options.s3_region,
         anonymous=options.anonymous,
         connect_timeout=min(_CONNECT_SECONDS, options.timeout_seconds),
@@ -152,7 +185,7 @@ def _google(store: Store) -> OpenStore:
         endpoint_override=endpoint.netloc or None,
         retry_time_limit=timedelta(seconds=store.options.timeout_seconds),
     )
-    return OpenStore(files, store.authority)
+    return OpenStore(files, store.authority, lists_folders=False)
 
 
 def _azure(store: Store) -> OpenStore:

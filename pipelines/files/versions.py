@@ -226,8 +226,14 @@ def forget_earlier(folder: Location) -> None:
 
 def clear(folder: RemotePath) -> None:
     """Removes all that is below a folder."""
+
+    def attempt() -> None:
+        # Of a folder that is not there, each of Arrow's file systems raises another error.
+        if folder.files.get_file_info(folder.fs_path).type:
+            folder.files.delete_dir(folder.fs_path)
+
     with suppress(FileNotFoundError):
-        folder.store.retried(f"deleting {folder}", lambda: folder.files.delete_dir(folder.fs_path))
+        folder.store.retried(f"deleting {folder}", attempt)
 
 
 def sweep(folder: RemotePath) -> None:

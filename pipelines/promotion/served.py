@@ -309,9 +309,10 @@ def _formatted(time: datetime) -> str:
 
 
 def _remove_abandoned_copies(target: Location) -> None:
-    # A copy that is being made now holds the lock, and stays.
-    with suppress(locks.LockedError), locks.held(target / _COPYING, "promote"):
-        for folder in (target / VERSIONS).glob(".*.part"):
+    # A copy that is being made now holds the lock, and stays. In a store without locks nobody
+    # knows of it, so that all stay.
+    with suppress(locks.LockedError), locks.held(target / _COPYING, "promote") as lock:
+        for folder in (target / VERSIONS).glob(".*.part") if lock is not None else ():
             _remove(folder)
 
 

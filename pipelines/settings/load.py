@@ -19,6 +19,7 @@ from pipelines.settings.fields import fields, kinds
 from pipelines.settings.objective import own_keys
 from pipelines.settings.paths import NOT_LOCAL
 from pipelines.settings.stages import conf_text
+from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 from pipelines.settings.suggestions import remedy
 from pipelines.settings.yaml_file import Openable, UnusableYamlError, parse_yaml, read_text
 
@@ -41,6 +42,13 @@ def load(
     Raises:
         InputError: Naming the key, its value, and what would be right.
     """
+    return parse(read_tree(path, overrides, recorded=recorded))
+
+
+def read_tree(
+    path: str | Openable | None = None, overrides: Sequence[str] = (), *, recorded: bool = False
+) -> dict[str, Any]:
+    """Reads them as :func:`load` does, which checks them too; a nested mapping."""
     tree: dict[str, Any] = {}
     for key, value in _leaves(_read_yaml(path) if path is not None else {}):
         # A section all of whose settings are commented out.
@@ -54,7 +62,22 @@ def load(
         _put(tree, key.strip(), _parse_value(key.strip(), text))
     if recorded and isinstance(tree.get("objective"), dict):
         tree["objective"] = own_keys(tree["objective"])
-    return parse(tree)
+    return tree
+
+
+def storage_of(tree: Mapping[str, Any]) -> StorageSettings:
+    """The section `storage` of settings that may be wrong elsewhere.
+
+    Args:
+        tree: As :func:`read_tree` gives it.
+
+    Returns:
+        Its defaults where it is wrong itself, which :func:`parse` refuses.
+    """
+    try:
+        return StorageSettings.model_validate(tree.get("storage", {}))
+    except ValidationError:
+        return DEFAULT_STORES
 
 
 def parse(tree: Mapping[str, Any]) -> Config:

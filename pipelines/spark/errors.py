@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from pipelines.errors import PipelineError
+from pipelines.files.stores import credentials_remedy, first_line
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
@@ -75,7 +76,8 @@ def file_failure(error: BaseException) -> str | None:
 
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{where}{_remedy(error.errno)}"
+        remedy = _remedy(error.errno) or credentials_remedy(error)
+        return f"{error.strerror or first_line(error)}{where}{remedy}"
     if isinstance(error, SafetensorError):
         # It carries an error of the system only as the number at the end of its message.
         number = _SYSTEM_ERROR.search(str(error))
@@ -87,7 +89,7 @@ def complete_line(error: BaseException) -> str | None:
     """The line that is enough to report an executor's error; None if it needs its traceback."""
     if isinstance(error, PipelineError):
         return str(error)
-    if isinstance(error, OSError) and error.errno not in _REMEDIES:
+    if isinstance(error, OSError) and not (_remedy(error.errno) or credentials_remedy(error)):
         return None  # Such as a connection that broke.
     return file_failure(error)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from object_stores import Bucket, new_bucket
 
 from pipelines.corpus.kept_units.generations import (
     KeptSource,
@@ -30,12 +31,18 @@ with locks.held(RemotePath.parse(sys.argv[1], options) / ".lock", "train"):
 """
 
 
+@pytest.fixture(params=["s3", "azure"])
+def lockable(request) -> Bucket:
+    """A bucket on each server that has conditional puts; Google's emulator sends no ETag."""
+    return new_bucket(request.param, request.getfixturevalue(f"{request.param}_server"))
+
+
 @pytest.fixture
-def holder(s3_bucket):
+def holder(lockable):
     """Another process that holds the lock of the folder `run`."""
-    command = [sys.executable, "-c", HOLDS, f"{s3_bucket.address}/run"]
+    command = [sys.executable, "-c", HOLDS, f"{lockable.address}/run"]
     process = subprocess.Popen(
-        [*command, s3_bucket.options.model_dump_json()], stdout=subprocess.PIPE, text=True
+        [*command, lockable.options.model_dump_json()], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -44,8 +51,8 @@ def holder(s3_bucket):
     process.wait()
 
 
-def test_a_folder_of_a_bucket_is_whole_or_the_one_before(s3_bucket):
-    folder = s3_bucket.root / "run" / "model"
+def test_a_folder_of_a_bucket_is_whole_or_the_one_before(any_bucket):
+    folder = any_bucket.root / "run" / "model"
     for content in ("first", "second"):
         with storage.built_folder(folder) as made:
             (made / "weights").write_text(content)
@@ -55,8 +62,8 @@ def test_a_folder_of_a_bucket_is_whole_or_the_one_before(s3_bucket):
     assert not folder.exists()
 
 
-def test_the_version_before_of_a_folder_can_be_forgotten(s3_bucket):
-    folder = s3_bucket.root / "prepared" / "corpus"
+def test_the_version_before_of_a_folder_can_be_forgotten(any_bucket):
+    folder = any_bucket.root / "prepared" / "corpus"
     versions.forget_earlier(folder)
     for content in ("deleted", "kept"):
         with storage.built_folder(folder) as made:
@@ -68,8 +75,8 @@ def test_the_version_before_of_a_folder_can_be_forgotten(s3_bucket):
     assert (versions.current(folder) / "texts").read_text() == "kept"
 
 
-def test_generations_of_units_in_a_bucket(s3_bucket):
-    units = s3_bucket.root / "prepared" / "units"
+def test_generations_of_units_in_a_bucket(any_bucket):
+    units = any_bucket.root / "prepared" / "units"
     totals = pa.table({"source": [5, 6], "written": [1, 2]})
     kept = {"a": KeptSource("stamp", 5), "b": KeptSource(None, 6)}
     for number in ("1", "2"):
@@ -85,18 +92,18 @@ def test_generations_of_units_in_a_bucket(s3_bucket):
     assert [found.number for found in find_generations(units)] == [2]
 
 
-def test_a_large_file_comes_back_as_it_was(s3_bucket, tmp_path):
+def test_a_large_file_comes_back_as_it_was(any_bucket, tmp_path):
     # More than one part of an upload.
     content = b"0123456789abcdef" * (1 << 20)
-    with storage.built_file(s3_bucket.root / "large") as made:
+    with storage.built_file(any_bucket.root / "large") as made:
         made.write_bytes(content)
-    assert (s3_bucket.root / "large").stat().st_size == len(content)
-    versions.get_file(s3_bucket.root / "large", tmp_path / "large")
+    assert (any_bucket.root / "large").stat().st_size == len(content)
+    versions.get_file(any_bucket.root / "large", tmp_path / "large")
     assert (tmp_path / "large").read_bytes() == content
 
 
-def test_a_file_is_made_once_and_changed_by_who_has_read_it(s3_bucket):
-    path = s3_bucket.root / "lock"
+def test_a_file_is_made_once_and_changed_by_who_has_read_it(lockable):
+    path = lockable.root / "lock"
     assert conditional.read(path) is None
     assert conditional.create(path, b"first")
     assert not conditional.create(path, b"second")
@@ -110,8 +117,8 @@ def test_a_file_is_made_once_and_changed_by_who_has_read_it(s3_bucket):
 
 
 class TestLocks:
-    def test_one_process_holds_a_lock(self, s3_bucket, holder):
-        path = s3_bucket.root / "run" / ".lock"
+    def test_one_process_holds_a_lock(self, lockable, holder):
+        path = lockable.root / "run" / ".lock"
         with (
             pytest.raises(locks.LockedError, match=f"`train`, process {holder.pid} on"),
             locks.held(path, "evaluate"),
@@ -124,24 +131,24 @@ class TestLocks:
             lock.check()
         assert not path.exists()
 
-    def test_a_holder_elsewhere_is_known_by_its_changes(self, s3_bucket, monkeypatch):
-        path = s3_bucket.root / "run" / ".lock"
+    def test_a_holder_elsewhere_is_known_by_its_changes(self, lockable, monkeypatch):
+        path = lockable.root / "run" / ".lock"
         elsewhere = replace(locks.Holder.here("train"), owner="0123456789ab-1-1")
         assert conditional.create(path, locks._line(elsewhere))
         monkeypatch.setattr(locks, "SILENT_SECONDS", 2.0)
         with locks.held(path, "evaluate") as lock:
             lock.check()
 
-    def test_who_lost_the_lock_is_told(self, s3_bucket):
-        path = s3_bucket.root / "run" / ".lock"
+    def test_who_lost_the_lock_is_told(self, lockable):
+        path = lockable.root / "run" / ".lock"
         taker = locks.Holder.here("other")
         with pytest.raises(PipelineError, match="was taken over"), locks.held(path, "train"):
             versions.put_bytes(path, locks._line(taker))
         assert conditional.read(path).content == locks._line(taker)
 
-    def test_a_holder_shows_that_it_lives(self, s3_bucket, monkeypatch):
+    def test_a_holder_shows_that_it_lives(self, lockable, monkeypatch):
         monkeypatch.setattr(lock_files.StoreLockFiles, "beat_seconds", 0.1)
-        path = s3_bucket.root / "run" / ".lock"
+        path = lockable.root / "run" / ".lock"
         with locks.held(path, "train"):
             first = conditional.read(path).content
             deadline = time.monotonic() + 60
@@ -149,8 +156,8 @@ class TestLocks:
                 assert time.monotonic() < deadline
         assert not path.exists()
 
-    def test_readers_share_a_lock(self, s3_bucket):
-        path = s3_bucket.root / "prepared" / ".lock"
+    def test_readers_share_a_lock(self, lockable):
+        path = lockable.root / "prepared" / ".lock"
         with locks.held(path, "train", shared=True):
             files = lock_files.files_for(path)
             (own,) = files.beside(path)
@@ -165,10 +172,17 @@ class TestLocks:
 
 
 class TestFolders:
-    def test_a_job_works_in_a_bucket(self, s3_bucket):
-        folder = s3_bucket.root / "run"
+    def test_a_job_works_in_a_bucket(self, lockable):
+        folder = lockable.root / "run"
         with folders.work_folder("run.folder", folder, "train"):
             assert [path.name for path in folder.iterdir()] == [locks.LOCK_FILE]
+        assert [path.name for path in folder.iterdir()] == []
+
+    def test_without_locks_it_works_there_too_and_says_so(self, google_server, caplog):
+        folder = new_bucket("google", google_server).root / "run"
+        with folders.work_folder("run.folder", folder, "train"):
+            assert [path.name for path in folder.iterdir()] == []
+        assert f"{folder} is not locked (" in caplog.text
         assert [path.name for path in folder.iterdir()] == []
 
     def test_a_bucket_that_is_not_there_is_told_of_at_once(self, s3_bucket):

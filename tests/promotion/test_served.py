@@ -13,6 +13,7 @@ from run_factory import IN_ORDER, names, write_model
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.files.locations import RemotePath
 from pipelines.promotion import served
 
 
@@ -162,3 +163,11 @@ def test_what_is_named_is_on_the_disk_before(tmp_path, monkeypatch):
     promote(target, write_model(tmp_path / "model", "a"))
     assert missing == []
     assert len(flushed) >= 9
+
+
+def test_a_promotion_keeps_its_own_copy_in_a_store_without_locks(tmp_path):
+    target = RemotePath.parse(f"memory://{tmp_path.name}/served")
+    promote(target, write_model(tmp_path / "model", "a"))
+    assert served.versions(target) == ["00001"]
+    copy = served.current(target)
+    assert (copy / "config.json").read_text() == "a"
