@@ -256,9 +256,10 @@ def embed(config: Config) -> EmbeddingSummary:
         InputError: Model and input cannot be used, or the output is of something else.
         NothingNew: The table is there, and only a new one was asked for.
     """
+    from pipelines.embedding.places import lock_file
     from pipelines.embedding.plan import is_up_to_date, output_folder
     from pipelines.embedding.planning import check_job
-    from pipelines.embedding.table import embed_table, lock_file
+    from pipelines.embedding.table import embed_table
 
     if config.embedding.served:
         served = {"model": str(stage.model_in_service(config))}
@@ -268,13 +269,14 @@ def embed(config: Config) -> EmbeddingSummary:
         output = config.embedding.output
         raise NothingNew(f"run.only_new: {output} has been made of the same model and inputs")
     check_job(config)
-    folder = output_folder(config.embedding)
+    folder = output_folder(config.embedding, config.storage)
     with work_folder("embedding.output", folder, "embed", lock_file(folder)):
         session = spark_session(for_stage(config, "embed"), needs_context=False)
         with stage_settings(session, config, "embed"):
             return embed_table(session, config)
 
 
+@file_failures("the search")
 def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = False) -> list[Hit]:
     """The k rows of ``embedding.output`` that are nearest to each query, the best first.
 
@@ -295,7 +297,7 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
     from pipelines.search.index import has_index
     from pipelines.search.text_search import find_texts, fits_in_process
 
-    table = open_table(config.embedding.output)
+    table = open_table(config.embedding.output, stores=config.storage)
     here = fits_in_process(table) and not (indexed and not has_index(table))
     session = None if here else spark_session(for_stage(config, "embed"))
     return find_texts(

@@ -12,7 +12,7 @@ import pytest
 from corpus_factory import small_config, write_docstrings
 from hypothesis import settings
 from local_cluster import have_executors
-from object_stores import s3_bucket, s3_server
+from object_stores import CREDENTIALS, s3_bucket, s3_server
 
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
@@ -114,6 +114,7 @@ def spark(pytestconfig) -> Iterator:
             "executor.extraJavaOptions": BRIEF_JVM,
             "sql.shuffle.partitions": PARTITIONS,
             **INTERPRETED,
+            **{f"executorEnv.{name}": value for name, value in CREDENTIALS.items()},
         }
     )
     with_bigdl = {"conf": class_paths} if find_spec("bigdl") else {}

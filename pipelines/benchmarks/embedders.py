@@ -36,8 +36,10 @@ def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
     embedding_options = EmbeddingOptions(**{**options, "model": location(options["model"])})
 
     def embed(start: int, stop: int) -> None:
-        part = RowRange(f"part-{start:05d}", texts, start, stop)
-        for _ in embed_parts([part], folder=folder, options=embedding_options, columns=columns):
+        part = RowRange(f"part-{start:05d}", Path(texts), start, stop)
+        for _ in embed_parts(
+            [part], folder=Path(folder), options=embedding_options, columns=columns
+        ):
             pass
 
     return embed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +30,7 @@ from pipelines.embedding.parts import RowRange
 from pipelines.embedding.plan import KEY_COLUMN, STAGED, Changes
 from pipelines.embedding.store import VectorTable
 from pipelines.errors import InputError
+from pipelines.files.locations import Location
 from pipelines.settings import EmbeddingSettings
 from pipelines.spark.frames import Scratch, Totals
 
@@ -47,7 +47,7 @@ def compare_rows(
     parts: Sequence[RowRange],
     settings: EmbeddingSettings,
     before: VectorTable | None,
-    folder: Path,
+    folder: Location,
 ) -> tuple[dict[str, int], Changes]:
     """Compares keys and texts, and brings the vectors of equal ones to their parts.
 
@@ -109,7 +109,7 @@ def key_scans(
     scans += [
         KeyScan(OLD, file.path, 0, file.rows, file.first, key, before.text)
         for file in (before.files if before is not None else ())
-        if Path(file.path).stem not in kept and before is not None
+        if file.path.stem not in kept and before is not None
     ]
     return scans
 
@@ -139,6 +139,6 @@ def _place(position: int, parts: Sequence[RowRange]) -> str:
     firsts = list(accumulate((part.rows for part in parts), initial=0))
     number = int(np.searchsorted(firsts[:-1], position, side="right")) - 1
     part = parts[number]
-    if Path(part.path).parent.name == STAGED:
+    if part.path.parent.name == STAGED:
         return "a row of the table"
     return f"row {part.start + position - firsts[number]} of {part.path}"

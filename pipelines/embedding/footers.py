@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from pipelines.embedding.schemas import check_timestamps
 from pipelines.errors import InputError
+from pipelines.files.locations import Location, arrow_source
 
 KEY = "embedding.inputs"
 THREADS = 32
@@ -33,7 +33,7 @@ class InputFile:
         types: Of its columns, by name.
     """
 
-    path: Path
+    path: Location
     rows: int
     size: int
     types: dict[str, pa.DataType]
@@ -45,7 +45,7 @@ def in_threads(function: Callable[[Item], Value], items: Iterable[Item]) -> list
         return list(pool.map(function, items))
 
 
-def read_inputs(files: Iterable[Path]) -> list[InputFile]:
+def read_inputs(files: Iterable[Location]) -> list[InputFile]:
     """The footers of inputs.
 
     Raises:
@@ -54,10 +54,10 @@ def read_inputs(files: Iterable[Path]) -> list[InputFile]:
     return in_threads(read_input, files)
 
 
-def read_input(file: Path) -> InputFile:
+def read_input(file: Location) -> InputFile:
     """The footer of an input; see :func:`read_inputs`."""
     try:
-        with pq.ParquetFile(file) as opened:
+        with pq.ParquetFile(arrow_source(file)) as opened:
             footer, schema = opened.metadata, opened.schema_arrow
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]

@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.corpus.readers.formats import Columns, Wanted
-from pipelines.corpus.readers.inputs import local_files
+from pipelines.corpus.readers.inputs import find_files
 from pipelines.corpus.readers.ranges import probe
 from pipelines.corpus.readers.sources import input_fingerprint, planned_splits
 from pipelines.corpus.readers.streams import UnreadableError
@@ -24,9 +24,11 @@ from pipelines.embedding.footers import InputFile, read_inputs
 from pipelines.embedding.overlap_check import check_files_outside
 from pipelines.embedding.records import tasks_as_json
 from pipelines.errors import InputError
-from pipelines.settings import CorpusSettings, EmbeddingSettings
+from pipelines.files.locations import Location
+from pipelines.settings import CorpusSettings, EmbeddingSettings, StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 from pipelines.spark.errors import spark_cause
-from pipelines.spark.frames import write_path
+from pipelines.spark.frames import write_parquet
 from pipelines.spark.json_rows import frame_from_json
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 KEY = "embedding.inputs"
 
 
-def input_stamps(settings: EmbeddingSettings) -> dict[str, Any] | None:
+def input_stamps(
+    settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
+) -> dict[str, Any] | None:
     """What changes when the inputs do; None of tables that have no version.
 
     Raises:
@@ -45,26 +49,35 @@ def input_stamps(settings: EmbeddingSettings) -> dict[str, Any] | None:
         raise InputError(KEY, "it is empty", f"name the {settings.format} inputs to read")
     asked = CorpusSettings(inputs=settings.inputs, format=settings.format, pairs="single")
     try:
-        return input_fingerprint(asked)
+        return input_fingerprint(asked, stores)
     except InputError as error:
         raise _renamed(error) from None
 
 
-def parquet_inputs(settings: EmbeddingSettings) -> list[InputFile]:
+def parquet_inputs(
+    settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
+) -> list[InputFile]:
     """The footers of the files of `embedding.inputs`, by their names.
 
     Raises:
         InputError: One is not there, or is no Parquet file that can be used.
     """
-    return read_inputs(local_files(settings.inputs, "parquet", KEY))
+    return read_inputs(find_files(settings.inputs, "parquet", KEY, stores))
 
 
 def stage_table(
-    session: SparkSession, settings: EmbeddingSettings, folder: Path, output: Path
+    session: SparkSession,
+    settings: EmbeddingSettings,
+    stores: StorageSettings,
+    folder: Location,
+    output: Location,
 ) -> None:
     """Writes the rows of inputs that are no Parquet files as such.
 
     Args:
+        session: Has them read.
+        settings: Name them.
+        stores: How object stores are reached.
         folder: Is made.
         output: Of the job, where no table of the inputs may lie.
 
@@ -76,11 +89,11 @@ def stage_table(
 
     try:
         if TABLE_FORMATS.load(settings.format).load is None:
-            frame = _read_files(session, settings)
+            frame = _read_files(session, settings, stores)
         else:
             frame = _read_tables(session, settings)
             check_files_outside(_local_files(frame), output)
-        frame.write.parquet(write_path(folder), compression="zstd")
+        write_parquet(frame, folder)
     except InputError as error:
         raise _renamed(error) from None
     except (PySparkException, Py4JJavaError) as error:
@@ -98,10 +111,12 @@ def _local_files(frame: DataFrame) -> list[Path]:
     return [Path(unquote(urlsplit(name).path)) for name in files]
 
 
-def _read_files(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
+def _read_files(
+    session: SparkSession, settings: EmbeddingSettings, stores: StorageSettings
+) -> DataFrame:
     """Rows that tasks of ours read: JSON on its way to Spark, which finds the types."""
-    files = local_files(settings.inputs, settings.format, KEY)
-    wanted = Wanted(settings.format, Columns((settings.text_column,)), as_rows=True)
+    files = find_files(settings.inputs, settings.format, KEY, stores)
+    wanted = Wanted(settings.format, Columns((settings.text_column,)), as_rows=True, stores=stores)
     names = _known_columns(files, wanted)
     schema = None
     if names is not None:
@@ -116,7 +131,7 @@ def _read_files(session: SparkSession, settings: EmbeddingSettings) -> DataFrame
     return frame.toDF(*(name or f"_c{place}" for place, name in enumerate(frame.columns)))
 
 
-def _known_columns(files: Sequence[Path], wanted: Wanted) -> tuple[str, ...] | None:
+def _known_columns(files: Sequence[Location], wanted: Wanted) -> tuple[str, ...] | None:
     """All columns of files that say them in a header; None where only the rows can tell.
 
     Raises:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 from pipelines.embedding.keys import UNCHANGED
 from pipelines.embedding.parts import RowRange, read_rows
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.spark.frames import batches_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _VECTORS = pa.schema(
 
 
 def bring_vectors(
-    matches: DataFrame, before: VectorTable, parts: Sequence[RowRange], folder: Path
+    matches: DataFrame, before: VectorTable, parts: Sequence[RowRange], folder: Location
 ) -> dict[str, int]:
     """Writes the vectors that rows keep: a file for each part that has any.
 
@@ -66,7 +66,7 @@ def bring_vectors(
     firsts = list(accumulate((part.rows for part in parts), initial=0))
     locate = partial(_locate, old=[file.first for file in before.files], new=firsts[:-1])
     fetch = partial(_fetch, table=before)
-    write = partial(_write, folder=str(folder), names=[part.name for part in parts])
+    write = partial(_write, folder=folder, names=[part.name for part in parts])
     tasks = max(1, min(len(before.files), -(-firsts[-1] // ROWS_OF_TASK)))
     with batches_of(matches.sparkSession, max(64, BATCH_BYTES // (4 * before.dimensions))):
         places = matches.where(f"kind = '{UNCHANGED}' and first is not null")
@@ -145,15 +145,13 @@ def as_bytes(vectors: pa.ListArray) -> pa.BinaryArray:
 
 
 def _write(
-    batches: Iterable[pa.RecordBatch], *, folder: str, names: Sequence[str]
+    batches: Iterable[pa.RecordBatch], *, folder: Location, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Writes a file for each part, whose vectors stand together. Runs on an executor."""
     for number, vectors in runs(batches, "part"):
-        path = Path(folder, f"{names[number]}.parquet")
-        aside = storage.aside_name(path, ".part")
         columns = vectors.select(["row", "vector", "scale"])
-        pq.write_table(columns, aside, compression="none", use_dictionary=False)
-        aside.replace(path)
+        with storage.built_file(folder / f"{names[number]}.parquet") as aside:
+            pq.write_table(columns, aside, compression="none", use_dictionary=False)
         yield pa.RecordBatch.from_pydict(
             {"part": pa.array([number], pa.int32()), "rows": pa.array([len(vectors)], pa.int64())}
         )

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pipelines.embedding.executor import as_text
 from pipelines.embedding.partitions import Constants, with_constants
 from pipelines.embedding.parts import read_rows
+from pipelines.files.locations import Location, arrow_source
 
 NEW, STAYS, OLD = 0, 1, 2
 """A row of a part that is to be made; of a part that is kept as it is; of one that goes."""
@@ -68,7 +69,7 @@ class KeyScan:
     """
 
     side: int
-    path: str
+    path: Location
     start: int
     stop: int
     first: int
@@ -107,7 +108,7 @@ def scan_keys(scans: Iterable[KeyScan]) -> Iterator[pa.RecordBatch]:
 
 def _batches(scan: KeyScan) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The columns of a scan, and the positions of their first rows; none without the key."""
-    there = pq.read_schema(scan.path).names
+    there = pq.read_schema(arrow_source(scan.path)).names
     constants = {constant.name for constant in scan.constants}
     wanted = [name for name in dict.fromkeys((scan.key, scan.text)) if name is not None]
     if any(name not in there and name not in constants for name in wanted):

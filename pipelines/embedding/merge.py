@@ -8,24 +8,35 @@ is no such table, it is made of the rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from pipelines.embedding import MERGE_FORMATS
 from pipelines.embedding.plan import MANIFEST_FILE, MERGED_FILE
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.settings import EmbeddingSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
 from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.parquet_parts import (
+    Part,
+    data_files,
+    frame_from_parts,
+    parts_of_files,
+    read_footers,
+    read_part,
+)
 from pipelines.spark.releases import delta_connector, iceberg_connector
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 logger = logging.getLogger(__name__)
@@ -74,7 +85,7 @@ def check_connector(session: SparkSession, settings: EmbeddingSettings) -> None:
             raise InputError(KEY, problem, merged.connector(session.version)) from None
 
 
-def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Path) -> None:
+def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Location) -> None:
     """Merges a table that is whole, unless it has been merged.
 
     Args:
@@ -97,8 +108,7 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Path
     if done.is_file() and storage.read_json(done) == merged:
         logger.info("embedding: %s has these rows already", target)
         return
-    # Input files may have columns that others have not.
-    frame = session.read.option("mergeSchema", "true").parquet(read_path(folder))
+    frame = read_all_columns(session, folder)
     frame.createOrReplaceTempView(SOURCE)
     try:
         _carry_out(session, settings, target, key, frame.schema)
@@ -106,6 +116,40 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Path
         session.catalog.dropTempView(SOURCE)
     storage.write_json(done, merged)
     logger.info("embedding: merged into %s", target)
+
+
+def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
+    """The rows of a table whose files may lack columns that others have: they are null there.
+
+    A table in a store is read by the executors; see :func:`pipelines.spark.frames.read_parquet`.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if isinstance(folder, Path):
+        return session.read.option("mergeSchema", "true").parquet(read_path(folder))
+    files = data_files(folder)
+    known = [footer.schema.to_arrow_schema() for footer in read_footers(files)]
+    plain = [pa.schema([(field.name, _plain(field.type)) for field in found]) for found in known]
+    schema = pa.unify_schemas(plain)
+    work = partial(_read_all_columns, schema=schema)
+    return frame_from_parts(session, parts_of_files(files), work, from_arrow_schema(schema))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _read_all_columns(parts: Iterator[Part], *, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of files, some of which may lack columns. Runs on an executor."""
+    for part in parts:
+        for batch in read_part(part, schema.names):
+            columns = [
+                batch[field.name].cast(field.type)
+                if field.name in batch.schema.names
+                else pa.nulls(batch.num_rows, field.type)
+                for field in schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _carry_out(

@@ -8,14 +8,15 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from pipelines.corpus.readers import TABLE_FORMATS
-from pipelines.corpus.readers.inputs import local_files, local_path
+from pipelines.corpus.readers.inputs import find_files, place_of
 from pipelines.corpus.readers.tables import delta_folder
 from pipelines.embedding.partitions import fixed_part
 from pipelines.errors import InputError
-from pipelines.settings import EmbeddingSettings
+from pipelines.files.locations import Location, is_within
+from pipelines.settings import EmbeddingSettings, StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 
 INPUTS = "embedding.inputs"
 OUTPUT = "embedding.output"
@@ -23,30 +24,34 @@ OUTPUT = "embedding.output"
 _A_FILE = "part-00000-00000.parquet"
 
 
-def check_no_overlap(settings: EmbeddingSettings, folder: Path) -> None:
+def check_no_overlap(
+    settings: EmbeddingSettings, folder: Location, stores: StorageSettings = DEFAULT_STORES
+) -> None:
     """Compares the inputs with the output's folder, whatever links lead to them.
 
     Args:
         settings: The inputs.
         folder: Of the output.
+        stores: How object stores are reached.
 
     Raises:
         InputError: One is within the other, or will be, or an input is not there.
     """
     real = folder.resolve()
     for given in settings.inputs:
-        path = _input_path(given, settings.format)
+        path = _input_path(given, settings.format, stores)
         if path is not None and path.exists():
-            if real.is_relative_to(path.resolve()):
+            if is_within(real, path.resolve()):
                 raise _within(folder)
             _check_outside([path], real, folder)
-        elif path is not None and _would_find(path, given, real):
+        elif path is not None and _would_find(path, fixed_part(given, stores), real):
             raise _within(folder)
     if TABLE_FORMATS.load(settings.format).files is not None:
-        _check_outside(local_files(settings.inputs, settings.format, INPUTS), real, folder)
+        files = find_files(settings.inputs, settings.format, INPUTS, stores)
+        _check_outside(files, real, folder)
 
 
-def check_files_outside(files: Iterable[Path], folder: Path) -> None:
+def check_files_outside(files: Iterable[Location], folder: Location) -> None:
     """Makes sure that none of the files is in the output's folder.
 
     Raises:
@@ -55,34 +60,33 @@ def check_files_outside(files: Iterable[Path], folder: Path) -> None:
     _check_outside(files, folder.resolve(), folder)
 
 
-def _check_outside(files: Iterable[Path], real: Path, folder: Path) -> None:
-    inside = next((file for file in files if file.resolve().is_relative_to(real)), None)
+def _check_outside(files: Iterable[Location], real: Location, folder: Location) -> None:
+    inside = next((file for file in files if is_within(file.resolve(), real)), None)
     if inside is not None:
         raise InputError(OUTPUT, f"{folder} holds the input {inside}", "name a folder beside it")
 
 
-def _within(folder: Path) -> InputError:
+def _within(folder: Location) -> InputError:
     return InputError(OUTPUT, f"{folder} is within the inputs", "name a folder beside them")
 
 
-def _input_path(given: str, kind: str) -> Path | None:
+def _input_path(given: str, kind: str, stores: StorageSettings) -> Location | None:
     """The path of an input, perhaps a glob; None for a table that is known by name only."""
     if kind == "delta":
         return delta_folder(given)
     by_name = TABLE_FORMATS.load(kind).files is None
-    return None if by_name else Path(local_path(given, INPUTS)).absolute()
+    return None if by_name else place_of(given, stores, INPUTS)
 
 
-def _would_find(pattern: Path, given: str, real: Path) -> bool:
+def _would_find(pattern: Location, base: Location, real: Location) -> bool:
     """Whether a glob means the output's folder, one around it, or a file in it."""
     if not glob.has_magic(str(pattern)):
         return False
-    base = fixed_part(given)
     wild = pattern.parts[len(base.parts) :]
     base = base.resolve()
     file = real / _A_FILE
-    around = [path for path in (file, *file.parents) if path.is_relative_to(base)]
-    return any(_matches(path.relative_to(base).parts, wild) for path in around)
+    around = [path for path in (file, *file.parents) if is_within(path, base)]
+    return any(_matches(path.parts[len(base.parts) :], wild) for path in around)
 
 
 def _matches(parts: Sequence[str], wild: Sequence[str]) -> bool:

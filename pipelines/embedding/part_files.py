@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,23 +15,29 @@ import pyarrow.parquet as pq
 from pipelines.embedding.executor import Columns, embed_batches
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.parts import RowRange, read_part
-from pipelines.embedding.plan import ATTEMPTS, KEPT, part_file
+from pipelines.embedding.plan import ATTEMPTS, KEPT, PART_ID, part_file
 from pipelines.embedding.vectors import SCALE_SUFFIX, KeptVectors
 from pipelines.errors import PipelineError
+from pipelines.files import storage, versions
+from pipelines.files.locations import Location, RemotePath
+
+SIGN_SECONDS = 30.0
+"""After which a part that is made for a store gives a sign of life again."""
 
 
 def embed_parts(
     parts: Iterable[RowRange],
     *,
-    folder: str,
+    folder: Location,
     options: EmbeddingOptions,
     columns: Columns,
     attempts: str = ATTEMPTS,
 ) -> Iterator[int]:
     """Writes a file for each part; yields how many of its rows were embedded.
 
-    A file is written under a name of this attempt and then gets its own, so that an attempt may
-    fail, or run twice at a time.
+    A file appears as a whole: on a file system it is written under a name of this attempt and then
+    gets its own, for a store it is written on this machine. So an attempt may fail, or run twice
+    at a time.
 
     Args:
         parts: The rows.
@@ -40,23 +48,35 @@ def embed_parts(
     """
     # Arrow would start a thread for every core of the machine, and a task has only some.
     pa.set_cpu_count(options.threads)
-    home = Path(folder)
     for part in parts:
-        attempt = home / attempts / f"{part.name}.{uuid.uuid4().hex}"
-        if part.copied_from is not None and Path(part.copied_from).is_file():
-            shutil.copy2(part.copied_from, attempt)
-            embedded = 0
-        else:
-            embedded = _make(part, home, attempt, options, columns)
-        attempt.replace(part_file(home, part))
-        yield embedded
+        attempt = folder / attempts / f"{part.name}.{uuid.uuid4().hex}"
+        yield (
+            0 if _copied(part, folder, attempt) else _made(part, folder, attempt, options, columns)
+        )
 
 
-def _make(
-    part: RowRange, home: Path, path: Path, options: EmbeddingOptions, columns: Columns
+def _copied(part: RowRange, folder: Location, attempt: Location) -> bool:
+    """Whether an earlier table has the file of a part, which is copied then."""
+    source, target = part.copied_from, part_file(folder, part)
+    if source is None or not source.is_file():
+        return False
+    if isinstance(source, RemotePath) and isinstance(target, RemotePath):
+        versions.copy_file(source, target)
+        return True
+    with _written(target, attempt) as path:
+        shutil.copy2(str(source), path)
+    return True
+
+
+def _made(
+    part: RowRange,
+    folder: Location,
+    attempt: Location,
+    options: EmbeddingOptions,
+    columns: Columns,
 ) -> int:
     """Writes the file of a part; returns how many rows were embedded."""
-    known = home / KEPT / f"{part.name}.parquet"
+    known = folder / KEPT / f"{part.name}.parquet"
     quantised = options.quantise != "none"
     kept = (
         KeptVectors.read(known, options.dimensions, quantised=quantised)
@@ -64,10 +84,38 @@ def _make(
         else None
     )
     batches = embed_batches(read_part(part), options=options, columns=columns, kept=kept)
-    rows = _write(path, batches, columns)
-    if rows != part.rows:
-        raise PipelineError(f"{part.path} has {rows} of the {part.rows} rows of {part.name}")
+    if isinstance(attempt, RemotePath):
+        batches = _with_signs(batches, attempt)
+    with _written(part_file(folder, part), attempt) as path:
+        rows = _write(path, batches, columns)
+        if rows != part.rows:
+            raise PipelineError(f"{part.path} has {rows} of the {part.rows} rows of {part.name}")
+    if isinstance(attempt, RemotePath):
+        attempt.unlink(missing_ok=True)
     return part.rows if kept is None else part.embedded
+
+
+@contextmanager
+def _written(file: Location, attempt: Location) -> Iterator[Path]:
+    """Yields a file of this machine that becomes that of a part when the block ends well."""
+    if isinstance(file, Path) and isinstance(attempt, Path):
+        yield attempt
+        attempt.replace(file)
+    else:
+        with storage.built_file(file) as made:
+            yield made
+
+
+def _with_signs(batches: Iterator[pa.RecordBatch], sign: RemotePath) -> Iterator[pa.RecordBatch]:
+    """The same; meanwhile a file changes every so often, since nobody else sees the part grow."""
+    versions.put_bytes(sign, b"0")
+    told, rows = time.monotonic(), 0
+    for batch in batches:
+        rows += batch.num_rows
+        if time.monotonic() - told > SIGN_SECONDS:
+            versions.put_bytes(sign, str(rows).encode())
+            told = time.monotonic()
+        yield batch
 
 
 def _write(path: Path, batches: Iterator[pa.RecordBatch], columns: Columns) -> int:
@@ -76,8 +124,16 @@ def _write(path: Path, batches: Iterator[pa.RecordBatch], columns: Columns) -> i
     vectors = (columns.vector, f"{columns.vector}{SCALE_SUFFIX}")
     others = [name for name in first.schema.names if name not in vectors]
     rows = int(first.num_rows)
+    schema = first.schema.with_metadata(
+        {**(first.schema.metadata or {}), PART_ID: uuid.uuid4().hex}
+    )
     with pq.ParquetWriter(
-        path, first.schema, compression="zstd", use_dictionary=others, write_statistics=others
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=others,
+        write_statistics=others,
+        write_page_checksum=True,
     ) as writer:
         writer.write_batch(first)
         for batch in batches:

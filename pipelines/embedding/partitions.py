@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 import pyarrow as pa
 
-from pipelines.corpus.readers.inputs import local_files, local_path
+from pipelines.corpus.readers.inputs import find_files, place_of
+from pipelines.files.locations import Location, RemotePath
+from pipelines.settings import StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 
 KEY = "embedding.inputs"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -45,7 +48,9 @@ class Constant:
 Constants = tuple[Constant, ...]
 
 
-def partition_columns(inputs: Sequence[str]) -> dict[Path, Constants]:
+def partition_columns(
+    inputs: Sequence[str], stores: StorageSettings = DEFAULT_STORES
+) -> dict[Location, Constants]:
     """The columns in the names of folders, for each Parquet file of the inputs.
 
     Folders count below the one that is named, or below the part of a glob that has no wildcard.
@@ -54,11 +59,11 @@ def partition_columns(inputs: Sequence[str]) -> dict[Path, Constants]:
     Raises:
         InputError: An input is not there.
     """
-    found: dict[Path, dict[str, str | None]] = {}
+    found: dict[Location, dict[str, str | None]] = {}
     for given in inputs:
-        base = fixed_part(given)
-        for file in local_files([given], "parquet", KEY):
-            found.setdefault(file, _values(file.relative_to(base).parts[:-1]))
+        base = fixed_part(given, stores)
+        for file in find_files([given], "parquet", KEY, stores):
+            found.setdefault(file, _values(_way_down(file, base)[:-1]))
     names = dict.fromkeys(name for values in found.values() for name in values)
     types = {name: _type_of(values.get(name) for values in found.values()) for name in names}
     return {
@@ -67,12 +72,23 @@ def partition_columns(inputs: Sequence[str]) -> dict[Path, Constants]:
     }
 
 
-def fixed_part(given: str) -> Path:
+def fixed_part(given: str, stores: StorageSettings = DEFAULT_STORES) -> Location:
     """The folder below which an input's files are, absolute; no link in it is followed."""
-    path = Path(local_path(given, KEY)).absolute()
+    path = place_of(given, stores, KEY)
     if path.exists():
         return path if path.is_dir() else path.parent
-    return Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+    if isinstance(path, RemotePath):
+        return RemotePath(path.store, PurePosixPath(*_without_wildcard(path.key.parts)))
+    return Path(*_without_wildcard(path.parts))
+
+
+def _without_wildcard(parts: Sequence[str]) -> Iterable[str]:
+    return takewhile(lambda part: not glob.has_magic(part), parts)
+
+
+def _way_down(file: Location, folder: Location) -> tuple[str, ...]:
+    """The parts of a file's path below a folder."""
+    return file.parts[len(folder.parts) :]
 
 
 def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.RecordBatch:

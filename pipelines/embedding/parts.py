@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pyarrow as pa
 
 from pipelines.embedding.footers import InputFile
 from pipelines.embedding.partitions import Constants, with_constants
 from pipelines.embedding.schemas import common_schema, in_common_types, open_parquet
+from pipelines.files.locations import Location
 from pipelines.models.inference.embedder import TEXTS_AT_ONCE
 
 BATCH_ROWS = TEXTS_AT_ONCE
@@ -40,12 +40,12 @@ class RowRange:
     """
 
     name: str
-    path: str
+    path: Location
     start: int
     stop: int
     constants: Constants = ()
     reused: int = 0
-    copied_from: str | None = None
+    copied_from: Location | None = None
 
     @property
     def rows(self) -> int:
@@ -102,9 +102,7 @@ def cut_file(file: InputFile, size: PartSize, name: str, constants: Constants) -
     rows = size.rows_of(file)
     starts = range(0, file.rows, rows)
     return [
-        RowRange(
-            f"{name}-{place:05d}", str(file.path), start, min(start + rows, file.rows), constants
-        )
+        RowRange(f"{name}-{place:05d}", file.path, start, min(start + rows, file.rows), constants)
         for place, start in enumerate(starts)
     ]
 
@@ -142,7 +140,7 @@ def read_part(part: RowRange) -> Iterator[pa.RecordBatch]:
 
 
 def read_rows(
-    path: str | Path, start: int, stop: int, columns: Sequence[str] | None = None
+    path: Location, start: int, stop: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """A range of a file's rows, in batches; row groups outside of it are not read.
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from pipelines.embedding.executor import Columns
+from pipelines.embedding.footers import in_threads
 from pipelines.embedding.inputs import input_stamps
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.overlap_check import check_no_overlap
@@ -20,10 +24,11 @@ from pipelines.embedding.partitions import constants_from
 from pipelines.embedding.parts import RowRange
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.locations import Location, location
+from pipelines.files.locations import Location, RemotePath, arrow_source, location
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
-from pipelines.settings import Config, EmbeddingSettings
+from pipelines.settings import Config, EmbeddingSettings, StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 
 PLAN_FILE = "_plan.json"
 MANIFEST_FILE = "_manifest.json"
@@ -35,6 +40,9 @@ MERGED_FILE = "_merged.json"
 """Into which table the rows have been merged."""
 INDEX_FOLDER = "_index"
 """Of :mod:`pipelines.search.index`; its files are called as the parts that they are of."""
+
+PART_ID = b"sentence_pipelines.part"
+"""Key of what the footer of a part calls it: copies have it too, and no other content has."""
 
 OURS = (PLAN_FILE, MANIFEST_FILE, MERGED_FILE, STAGED, ATTEMPTS, KEPT, INDEX_FOLDER)
 INPUTS = "embedding.inputs"
@@ -101,43 +109,58 @@ class Version:
     """A table, or the beginnings of one.
 
     Attributes:
-        folder: Where it is.
+        folder: Where it is; in a store a version of its place.
         plan: What it is made by.
         is_whole: Whether all of it has been made.
     """
 
-    folder: Path
+    folder: Location
     plan: Plan
     is_whole: bool
 
 
-def read_version(folder: Path) -> Version | None:
-    """The table in a folder; None where there is no plan of one."""
+def read_version(folder: Location, stores: StorageSettings = DEFAULT_STORES) -> Version | None:
+    """The table in a folder; None where there is no plan of one.
+
+    Args:
+        folder: Of the table itself, in a store a version.
+        stores: How the stores of its inputs are reached.
+    """
     if not (folder / PLAN_FILE).is_file():
         return None
     known = storage.read_json(folder / PLAN_FILE)
-    parts = (
-        RowRange(**{**part, "constants": constants_from(part["constants"])})
-        for part in known.pop("parts")
-    )
+    parts = (_part_from(part, stores) for part in known.pop("parts"))
     changes = known.pop("changes", None)
     plan = Plan(**known, parts=tuple(parts), changes=changes and Changes(**changes))
     return Version(folder, plan, (folder / MANIFEST_FILE).is_file())
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
+def write_plan(folder: Location, plan: Plan) -> None:
     """Writes a plan into the folder of its table."""
-    storage.write_json(folder / PLAN_FILE, asdict(plan))
+    parts = [_as_json(part) for part in plan.parts]
+    changes = plan.changes and asdict(plan.changes)
+    storage.write_json(folder / PLAN_FILE, {**vars(plan), "parts": parts, "changes": changes})
 
 
-def output_folder(settings: EmbeddingSettings) -> Path:
-    """Where the table is."""
-    return Path(settings.output).expanduser().absolute()
+def _as_json(part: RowRange) -> dict[str, Any]:
+    copied_from = None if part.copied_from is None else str(part.copied_from)
+    constants = [asdict(constant) for constant in part.constants]
+    known = {"path": str(part.path), "constants": constants, "copied_from": copied_from}
+    return {**vars(part), **known}
 
 
-def next_folder(folder: Path) -> Path:
-    """Where a table is made before it takes its place."""
-    return folder.parent / f".{folder.name}.next"
+def _part_from(known: Mapping[str, Any], stores: StorageSettings) -> RowRange:
+    copied_from = known.get("copied_from") and location(known["copied_from"], stores)
+    constants = constants_from(known["constants"])
+    path = location(known["path"], stores)
+    return RowRange(**{**known, "path": path, "constants": constants, "copied_from": copied_from})
+
+
+def output_folder(
+    settings: EmbeddingSettings, stores: StorageSettings = DEFAULT_STORES
+) -> Location:
+    """The place of the table."""
+    return location(settings.output, stores).expanduser().absolute()
 
 
 def columns_of(settings: EmbeddingSettings) -> Columns:
@@ -178,27 +201,29 @@ def options_of(config: Config, threads: int = 1, backend: str | None = None) -> 
 
 def is_up_to_date(config: Config) -> bool:
     """Whether the table is finished, and of the same model, inputs and settings."""
-    version = read_version(output_folder(config.embedding))
+    version = read_version(current(output_folder(config.embedding, config.storage)), config.storage)
     if version is None or not version.is_whole:
         return False
-    identity = identity_of(config.embedding, options_of(config))
+    identity = identity_of(config.embedding, options_of(config), config.storage)
     # Of tables by name it is not known whether they have changed.
     return identity[INPUTS][1] is not None and version.plan.identity == identity
 
 
-def identity_of(settings: EmbeddingSettings, options: EmbeddingOptions) -> dict[str, Any]:
+def identity_of(
+    settings: EmbeddingSettings, options: EmbeddingOptions, stores: StorageSettings = DEFAULT_STORES
+) -> dict[str, Any]:
     """What decides the content of the table, by setting.
 
     Raises:
         InputError: An input is not there, or inputs and output are within one another.
     """
     if settings.inputs:
-        check_no_overlap(settings, output_folder(settings))
+        check_no_overlap(settings, output_folder(settings, stores), stores)
     asked = settings.model_dump(mode="json")
     followed = (key.removeprefix("embedding.") for key in (*LAYOUT_KEYS, *VECTOR_KEYS[1:]))
     return {
         "embedding.model": options.model_sha256,
-        INPUTS: [list(settings.inputs), input_stamps(settings)],
+        INPUTS: [list(settings.inputs), input_stamps(settings, stores)],
         **{f"embedding.{name}": asked[name] for name in followed},
         KEY_COLUMN: settings.key_column,
     }
@@ -212,14 +237,30 @@ def missing_parts(version: Version) -> list[RowRange]:
     """
     folder = version.folder
     there = {path.name for path in folder.glob("part-*.parquet")}
-    missing = [part for part in version.plan.parts if f"{part.name}.parquet" not in there]
+    made = [f"{part.name}.parquet" in there for part in version.plan.parts]
+    if isinstance(folder, RemotePath):
+        # What is left of an upload that broke off has the name of the part.
+        candidates = zip(version.plan.parts, made, strict=True)
+        made = in_threads(partial(_is_whole, folder=folder), candidates)
+    missing = [part for part, done in zip(version.plan.parts, made, strict=True) if not done]
     for part in missing:
-        if Path(part.path).parent.name == STAGED and not Path(part.path).is_file():
+        if part.path.parent.name == STAGED and not part.path.is_file():
             problem = f"{part_file(folder, part)} is gone, and so is the copy of its rows"
             raise InputError(OUTPUT, problem, OVERWRITE)
     return missing
 
 
-def part_file(folder: Path, part: RowRange) -> Path:
+def _is_whole(candidate: tuple[RowRange, bool], *, folder: Location) -> bool:
+    """Whether a part is there, with its footer."""
+    part, is_there = candidate
+    if not is_there:
+        return False
+    try:
+        return bool(pq.read_metadata(arrow_source(part_file(folder, part))).num_rows == part.rows)
+    except pa.ArrowInvalid:
+        return False
+
+
+def part_file(folder: Location, part: RowRange) -> Location:
     """The file of a part."""
     return folder / f"{part.name}.parquet"

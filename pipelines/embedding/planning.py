@@ -26,6 +26,7 @@ from pipelines.embedding.keys import is_key
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.partitions import Constants, partition_columns
 from pipelines.embedding.parts import PartSize, RowRange, cut_file
+from pipelines.embedding.places import beginning
 from pipelines.embedding.plan import (
     INPUTS,
     KEPT,
@@ -36,7 +37,6 @@ from pipelines.embedding.plan import (
     Version,
     columns_of,
     identity_of,
-    next_folder,
     options_of,
     output_folder,
     part_file,
@@ -51,8 +51,10 @@ from pipelines.embedding.versions import (
     other_vectors,
 )
 from pipelines.errors import InputError
-from pipelines.files import storage
-from pipelines.settings import Config, EmbeddingSettings
+from pipelines.files import versions
+from pipelines.files.locations import Location, RemotePath, listed
+from pipelines.settings import Config, EmbeddingSettings, StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 from pipelines.spark.capacity import default_parallelism
 
 if TYPE_CHECKING:
@@ -69,11 +71,13 @@ class Asked:
         settings: The section ``embedding``.
         identity: See :func:`~pipelines.embedding.plan.identity_of`.
         options: With a backend and a precision that are not ``auto``.
+        stores: How object stores are reached.
     """
 
     settings: EmbeddingSettings
     identity: Mapping[str, Any]
     options: EmbeddingOptions
+    stores: StorageSettings = DEFAULT_STORES
 
     @property
     def columns(self) -> Columns:
@@ -87,16 +91,17 @@ def check_job(config: Config) -> None:
     Raises:
         InputError: See :func:`pipelines.embedding.table.embed_table`.
     """
-    settings, options = config.embedding, options_of(config)
-    identity = identity_of(settings, options)
-    choose_work(output_folder(settings), identity, overwrite=settings.overwrite)
+    settings, options, stores = config.embedding, options_of(config), config.storage
+    identity = identity_of(settings, options, stores)
+    folder = output_folder(settings, stores)
+    choose_work(folder, identity, overwrite=settings.overwrite, stores=stores)
     if settings.format == "parquet":
-        constants = partition_columns(settings.inputs)
-        _check_files(parquet_inputs(settings), constants, settings, options)
+        constants = partition_columns(settings.inputs, stores)
+        _check_files(parquet_inputs(settings, stores), constants, settings, options)
 
 
 def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
-    """Begins a table: a folder with its plan, beside what is there.
+    """Begins a table: a folder with its plan, apart from what is there.
 
     Args:
         session: Reads inputs that are not Parquet, and compares keys.
@@ -107,11 +112,11 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
         InputError: The input cannot be used, or a key is missing or there twice.
         PipelineError: Spark could not compare keys.
     """
-    home = output_folder(asked.settings)
-    folder = next_folder(home)
+    home = output_folder(asked.settings, asked.stores)
     before = _usable(work.before, home, asked.identity)
-    with storage.built_folder(folder) as aside:
-        files, constants = _files(session, asked.settings, aside, home)
+    with beginning(home) as begun:
+        aside = begun.aside
+        files, constants = _files(session, asked, aside, home)
         _check_files(files, constants, asked.settings, asked.options)
         slots = default_parallelism(session)
         parts = _parts(files, constants, asked, before, work.build, slots)
@@ -121,18 +126,18 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
         changes = None
         if asked.identity[KEY_COLUMN] is not None:
             parts, changes = _compared(session, asked, before, parts, aside)
-        final = tuple(replace(part, path=_final(part.path, aside, folder)) for part in parts)
+        final = tuple(replace(part, path=begun.final(part.path)) for part in parts)
         options = asked.options
         plan = Plan(
             dict(asked.identity), options.backend, options.precision, final, work.build, changes
         )
         write_plan(aside, plan)
     _tell(plan, linked)
-    return Version(folder, plan, is_whole=False)
+    return Version(begun.folder, plan, is_whole=False)
 
 
 def _usable(
-    before: Sequence[Version], folder: Path, identity: Mapping[str, Any]
+    before: Sequence[Version], folder: Location, identity: Mapping[str, Any]
 ) -> tuple[Version, ...]:
     """The tables whose vectors are those that are wanted; says why where there are none."""
     other = {key: None for version in before for key in other_vectors(version, identity)}
@@ -149,25 +154,20 @@ def _usable(
 
 
 def _files(
-    session: SparkSession, settings: EmbeddingSettings, aside: Path, output: Path
-) -> tuple[list[InputFile], Mapping[Path, Constants]]:
+    session: SparkSession, asked: Asked, aside: Location, output: Location
+) -> tuple[list[InputFile], Mapping[Location, Constants]]:
     """The input as Parquet files, with the columns in the names of their folders."""
+    settings, stores = asked.settings, asked.stores
     if settings.format == "parquet":
-        return parquet_inputs(settings), partition_columns(settings.inputs)
-    stage = partial(stage_table, session, settings, aside / STAGED, output)
+        return parquet_inputs(settings, stores), partition_columns(settings.inputs, stores)
+    stage = partial(stage_table, session, settings, stores, aside / STAGED, output)
     run_job(session, "embedding: reading the input", stage)
-    return read_inputs(sorted((aside / STAGED).glob("part-*.parquet"))), {}
-
-
-def _final(path: str, aside: Path, folder: Path) -> str:
-    """Where a file will be once the folder is renamed."""
-    file = Path(path)
-    return str(folder / file.relative_to(aside)) if file.is_relative_to(aside) else path
+    return read_inputs(listed(aside / STAGED, "part-*.parquet")), {}
 
 
 def _check_files(
     files: Sequence[InputFile],
-    constants: Mapping[Path, Constants],
+    constants: Mapping[Location, Constants],
     settings: EmbeddingSettings,
     options: EmbeddingOptions,
 ) -> None:
@@ -201,19 +201,19 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _parts(
     files: Sequence[InputFile],
-    constants: Mapping[Path, Constants],
+    constants: Mapping[Location, Constants],
     asked: Asked,
     before: Sequence[Version],
     build: int,
     slots: int,
 ) -> list[RowRange]:
     """All rows in parts: those of before of files that are as they were, others cut anew."""
-    known: dict[str, list[RowRange]] = {}
+    known: dict[Location, list[RowRange]] = {}
     for version in before:
         known = _parts_of_same_files(version, asked.identity) | known
     kept, others = [], []
     for file in files:
-        parts = known.get(str(file.path), [])
+        parts = known.get(file.path, [])
         same = [part for part in parts if part.constants == constants.get(file.path, ())]
         if sum(part.rows for part in same) == file.rows:
             kept += same
@@ -232,25 +232,26 @@ def _parts(
 
 def _parts_of_same_files(
     version: Version, identity: Mapping[str, Any]
-) -> dict[str, list[RowRange]]:
+) -> dict[Location, list[RowRange]]:
     """The parts of input files that have not changed since, by file."""
     known, stamps = (one[INPUTS][1] or {} for one in (version.plan.identity, identity))
     if not has_same_files(version, identity) or identity["embedding.format"] != "parquet":
         return {}
     before = {stamp[0]: stamp for stamp in known.get("files", ())}
     same = {stamp[0] for stamp in stamps["files"] if before.get(stamp[0]) == stamp}
-    parts: dict[str, list[RowRange]] = {path: [] for path in same}
+    parts: dict[Location, list[RowRange]] = {}
     for part in version.plan.parts:
-        if part.path in same:
+        if str(part.path) in same:
             file = part_file(version.folder, part)
-            parts[part.path].append(replace(part, reused=0, copied_from=str(file)))
+            known_parts = parts.setdefault(part.path, [])
+            known_parts.append(replace(part, reused=0, copied_from=file))
     return parts
 
 
 def _linked(
-    parts: Sequence[RowRange], before: Sequence[Version], aside: Path
+    parts: Sequence[RowRange], before: Sequence[Version], aside: Location
 ) -> tuple[list[RowRange], int]:
-    """Links the parts that an earlier table has; where links cannot be, executors copy them.
+    """Links the parts that an earlier table has; where links cannot be, executors have them copied.
 
     Returns:
         The parts, and how many need not be made.
@@ -260,17 +261,28 @@ def _linked(
     def link(part: RowRange) -> RowRange:
         if part.copied_from is None:
             return part
-        file = Path(part.copied_from)
-        try:
-            part_file(aside, part).hardlink_to(file)
-        except OSError:
-            # One that is not whole goes when this one is in its place.
-            if file.parent not in lasting or not file.is_file():
-                return replace(part, copied_from=None)
+        # One that is not whole goes when this one has been begun, or is in its place.
+        may_wait = part.copied_from.parent in lasting
+        if not _link(part.copied_from, part_file(aside, part), may_wait=may_wait):
+            return replace(part, copied_from=None)
         return replace(part, reused=part.rows)
 
     found = in_threads(link, parts)
     return found, sum(part.copied_from is not None for part in found)
+
+
+def _link(file: Location, target: Location, *, may_wait: bool) -> bool:
+    """Whether a part is there by another name, or can be copied to it later, if it may wait."""
+    if may_wait and isinstance(file, RemotePath):
+        return file.is_file()
+    try:
+        if isinstance(file, Path) and isinstance(target, Path):
+            target.hardlink_to(file)
+        elif isinstance(file, RemotePath) and isinstance(target, RemotePath):
+            versions.copy_file(file, target)
+    except OSError:
+        return may_wait and file.is_file()
+    return True
 
 
 def _compared(
@@ -278,7 +290,7 @@ def _compared(
     asked: Asked,
     before: Sequence[Version],
     parts: Sequence[RowRange],
-    aside: Path,
+    aside: Location,
 ) -> tuple[list[RowRange], Changes | None]:
     """The parts with the number of rows that keep their vectors; these are in a folder then."""
     whole = next((version for version in before if version.is_whole), None)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pipelines.embedding.parts import RowRange
+from pipelines.files.locations import Location, RemotePath
 from pipelines.progress import WorkProgress
 
 SECONDS_BETWEEN = 1.0
+SECONDS_BETWEEN_LISTINGS = 10.0
+"""Of a folder in a store, where each listing is paid for."""
 
 
 class PartsProgress:
@@ -22,7 +24,7 @@ class PartsProgress:
         parts: All of them; those that are there already count as done.
     """
 
-    def __init__(self, folder: Path, parts: Sequence[RowRange]) -> None:
+    def __init__(self, folder: Location, parts: Sequence[RowRange]) -> None:
         self._folder = folder
         self._rows = {f"{part.name}.parquet": part.rows for part in parts}
         self._began = time.monotonic()
@@ -48,7 +50,9 @@ class PartsProgress:
         return sum(self._rows.get(file.name, 0) for file in self._folder.glob("part-*.parquet"))
 
     def _watch(self) -> None:
-        while not self._ended.wait(SECONDS_BETWEEN):
+        in_store = isinstance(self._folder, RemotePath)
+        pause = SECONDS_BETWEEN_LISTINGS if in_store else SECONDS_BETWEEN
+        while not self._ended.wait(pause):
             self._show()
 
     def _show(self) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
 
 from pipelines.corpus.readers.formats import Wanted
 from pipelines.corpus.readers.ranges import FileRange, records_of
 from pipelines.corpus.readers.rows import Record
 from pipelines.corpus.readers.streams import UnreadableError
+from pipelines.files.locations import location
 
 
 def tasks_as_json(tasks: Iterable[Iterable[FileRange]], *, wanted: Wanted) -> Iterator[str]:
@@ -28,7 +28,7 @@ def rows_as_json(splits: Iterable[FileRange], *, wanted: Wanted) -> Iterator[str
         UnreadableError: A file or a row cannot be read.
     """
     for file, start, stop in splits:
-        for found in records_of(Path(file), start, stop, wanted):
+        for found in records_of(location(file, wanted.stores), start, stop, wanted):
             if not isinstance(found, Record):
                 continue
             if found.quarantined is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
+from pipelines.files.locations import Location, arrow_source
 
 KEY = "embedding.inputs"
 
@@ -19,9 +19,14 @@ _SPARK_COLUMNS = b"org.apache.spark.sql.parquet.row."
 _PANDAS = b"pandas"
 
 
-def open_parquet(path: str | Path) -> pq.ParquetFile:
-    """Opens a file; timestamps of 96 bits, which reach further than 64 bits of ns do, are in us."""
-    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+def open_parquet(path: Location) -> pq.ParquetFile:
+    """Opens a file; timestamps of 96 bits, which reach further than 64 bits of ns do, are in us.
+
+    Pages that have a checksum, as those of tables of vectors do, are compared with it.
+    """
+    return pq.ParquetFile(
+        arrow_source(path), coerce_int96_timestamp_unit="us", page_checksum_verification=True
+    )
 
 
 def common_schema(file: pq.ParquetFile) -> pa.Schema:
@@ -70,7 +75,7 @@ _NESTED: tuple[
 """What tells a nested type, and the same with other types inside."""
 
 
-def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: str | Path) -> pa.RecordBatch:
+def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: Location) -> pa.RecordBatch:
     """Rows of a file in the types of its common schema. Runs on an executor.
 
     Args:
@@ -89,7 +94,7 @@ def in_common_types(batch: pa.RecordBatch, schema: pa.Schema, path: str | Path) 
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def check_timestamps(footer: pq.FileMetaData, path: Path) -> None:
+def check_timestamps(footer: pq.FileMetaData, path: Location) -> None:
     """Looks in a footer for timestamps that microseconds cannot hold.
 
     It has the first and the last one of each row group, which tell almost always.
@@ -111,7 +116,7 @@ def check_timestamps(footer: pq.FileMetaData, path: Path) -> None:
                 raise _too_precise(column.path, path)
 
 
-def _too_precise(column: str, path: str | Path) -> InputError:
+def _too_precise(column: str, path: Location) -> InputError:
     return InputError(
         KEY,
         f"`{column}` of {path} counts nanoseconds, which Spark does not read",

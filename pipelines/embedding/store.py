@@ -1,12 +1,14 @@
 """Tables of vectors: what an embedding job wrote, or any Parquet folder with a column of lists.
 
 A row is known by its position: the number of rows before it, in the order of the files' names.
+A table in an object store is read there, by whoever needs some of it, or copied to this machine
+(:func:`on_this_machine`) by who reads all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -14,13 +16,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.embedding.footers import in_threads
 from pipelines.embedding.parts import read_rows
-from pipelines.embedding.plan import MANIFEST_FILE, PLAN_FILE, next_folder
+from pipelines.embedding.places import begun_folders
+from pipelines.embedding.plan import MANIFEST_FILE, PART_ID, PLAN_FILE
+from pipelines.embedding.schemas import open_parquet
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.files import storage
-from pipelines.spark.parquet_parts import read_footers
+from pipelines.files.copies import local_file
+from pipelines.files.locations import Location, arrow_source, location
+from pipelines.files.versions import current
+from pipelines.settings import StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.spark.parquet_parts import data_files, read_footers
 
 KEY = "embedding.output"
 BLOCK_BYTES = 64 * 2**20
@@ -35,11 +45,13 @@ class VectorFile:
         path: Where it is.
         first: Position of its first row.
         rows: How many it has.
+        part: What its footer calls its content, if an embedding job has written it.
     """
 
-    path: str
+    path: Location
     first: int
     rows: int
+    part: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class VectorTable:
     """A table of vectors; small, and sent to executors as it is.
 
     Attributes:
-        folder: Where it is.
+        folder: Where it is; in a store a version of its place, if it has any.
         files: In order.
         vector: Column of the vectors.
         scale: Column of their scales, if they are quantised.
@@ -57,9 +69,10 @@ class VectorTable:
         model_sha256: Digest of the files of the model that made the vectors, if it is known.
         prompt_name: Which of its prompts stood before the texts; None: the default one, if any.
         key: Column of the keys, if it has one.
+        stores: How the store of its model is reached.
     """
 
-    folder: str
+    folder: Location
     files: tuple[VectorFile, ...]
     vector: str
     scale: str | None
@@ -69,6 +82,7 @@ class VectorTable:
     model_sha256: str | None = None
     prompt_name: str | None = None
     key: str | None = None
+    stores: StorageSettings = DEFAULT_STORES
 
     @property
     def rows(self) -> int:
@@ -94,36 +108,32 @@ class Block:
     positions: np.ndarray
 
 
-def open_table(folder: str | Path, vector_column: str | None = None) -> VectorTable:
+def open_table(
+    folder: str | Location,
+    vector_column: str | None = None,
+    stores: StorageSettings = DEFAULT_STORES,
+) -> VectorTable:
     """Opens a table of vectors; reads footers only.
 
     Args:
         folder: Of an embedding job, or any of Parquet files.
         vector_column: Needed where no embedding job has written it.
+        stores: How object stores are reached.
 
     Raises:
         InputError: There is no such table, it is not finished, or has no such column.
     """
-    home = Path(folder).absolute()
-    is_begun = (home / PLAN_FILE).is_file() and not (home / MANIFEST_FILE).is_file()
-    if is_begun or (not home.is_dir() and (next_folder(home) / PLAN_FILE).is_file()):
-        raise InputError(KEY, f"{home} is not finished", "run the same `embed` again")
-    if not home.is_dir():
-        raise InputError(KEY, f"there is no folder {home}", "run `sentence-pipelines embed` first")
+    home = current(location(folder, stores).absolute())
+    _check_finished(home)
     known = storage.read_json(home / MANIFEST_FILE) if (home / MANIFEST_FILE).is_file() else {}
     vector = vector_column or known.get("vector_column") or "embedding"
     own = vector == known.get("vector_column")
-    paths = [path for path in sorted(home.glob("*.parquet")) if path.name[0] not in "._"]
-    counts = [footer.num_rows for footer in read_footers(paths)]
-    files = [
-        VectorFile(str(path), first, rows)
-        for path, first, rows in zip(paths, accumulate(counts, initial=0), counts, strict=False)
-    ]
+    files = list(_vector_files(data_files(home)))
     if not any(file.rows for file in files):
         raise InputError(KEY, f"{home} holds no rows", "name a table of vectors")
     scale = known.get("scale_column") if own else None
     return VectorTable(
-        folder=str(home),
+        folder=home,
         files=tuple(files),
         vector=vector,
         scale=scale,
@@ -133,7 +143,52 @@ def open_table(folder: str | Path, vector_column: str | None = None) -> VectorTa
         model_sha256=known.get("settings", {}).get("embedding.model"),
         prompt_name=known.get("settings", {}).get("embedding.prompt_name"),
         key=known.get("key_column"),
+        stores=stores,
     )
+
+
+def _check_finished(home: Location) -> None:
+    if (home / MANIFEST_FILE).is_file():
+        return
+    is_begun = (home / PLAN_FILE).is_file()
+    files = is_begun or (home.is_dir() and bool(data_files(home)))
+    others = [] if files else begun_folders(home)
+    if is_begun or any((other / PLAN_FILE).is_file() for other in others):
+        raise InputError(KEY, f"{home} is not finished", "run the same `embed` again")
+    if not home.is_dir():
+        raise InputError(KEY, f"there is no folder {home}", "run `sentence-pipelines embed` first")
+
+
+def _vector_files(paths: Sequence[Location]) -> Iterator[VectorFile]:
+    footers = read_footers(paths)
+    firsts = accumulate((footer.num_rows for footer in footers), initial=0)
+    for path, footer, first in zip(paths, footers, firsts, strict=False):
+        part = (footer.metadata or {}).get(PART_ID)
+        yield VectorFile(path, first, footer.num_rows, part and part.decode())
+
+
+def on_this_machine(table: VectorTable) -> VectorTable:
+    """The table with all of its files on this machine; copies of a store's are checked and kept.
+
+    Raises:
+        OSError: The store cannot be read, or a copy is not what was written.
+    """
+
+    def copied(file: VectorFile) -> VectorFile:
+        return replace(file, path=local_file(file.path, _check_pages))
+
+    return replace(table, files=tuple(in_threads(copied, table.files)))
+
+
+def _check_pages(path: Path) -> None:
+    """Reads a file, whose pages have checksums.
+
+    Raises:
+        OSError: One is not what was written.
+    """
+    with open_parquet(path) as file:
+        for _ in file.iter_batches(use_threads=False):
+            pass
 
 
 def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
@@ -142,7 +197,7 @@ def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
     Raises:
         InputError: There is no column of lists of this name, or no vector in it.
     """
-    schema = pq.read_schema(files[0].path)
+    schema = pq.read_schema(arrow_source(files[0].path))
     if vector not in schema.names:
         raise InputError(
             KEY, f"{files[0].path} has no column `{vector}`", f"it has {', '.join(schema.names)}"
@@ -196,5 +251,5 @@ def rows_at(
         batches = list(read_rows(file.path, start, int(inside[-1]) + 1, columns))
         found.append(pa.Table.from_batches(batches).take(pa.array(inside - start)))
     if not found:
-        return pq.read_schema(table.files[0].path).empty_table().select(list(columns))
+        return pq.read_schema(arrow_source(table.files[0].path)).empty_table().select(list(columns))
     return pa.concat_tables(found).take(pa.array(numbers))

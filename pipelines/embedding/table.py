@@ -1,23 +1,21 @@
 """The embedding job: a table in, the same table with vectors out, part by part.
 
 The plan of the parts is written first (:mod:`pipelines.embedding.planning`). An executor reads its
-rows, embeds them, and writes the part aside and renames it. So a job that died leaves whole parts,
-and the same command makes the others. At the end there is `_manifest.json`, and the table takes
-its place (:mod:`pipelines.embedding.versions`). One job at a time writes into a folder
+rows, embeds them, and writes the part, which appears as a whole. So a job that died leaves whole
+parts, and the same command makes the others. At the end there is `_manifest.json`, and the table
+takes its place (:mod:`pipelines.embedding.versions`). One job at a time writes into a folder
 (:mod:`pipelines.files.locks`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -29,6 +27,7 @@ from pipelines.embedding.merge import check_connector, merge_table
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.part_files import embed_parts
 from pipelines.embedding.parts import RowRange, tasks
+from pipelines.embedding.places import lock_file
 from pipelines.embedding.plan import (
     ATTEMPTS,
     KEPT,
@@ -49,9 +48,10 @@ from pipelines.embedding.running import run_job
 from pipelines.embedding.vectors import SCALE_SUFFIX
 from pipelines.embedding.versions import Work, choose_work, other_vectors, publish
 from pipelines.errors import PipelineError
-from pipelines.files import locks, storage
+from pipelines.files import locks, storage, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.folders import work_folder
+from pipelines.files.locations import Location, RemotePath, arrow_source
 from pipelines.models.inference.embedder import choose_backend, choose_precision
 from pipelines.progress import activity
 from pipelines.settings import Config
@@ -73,7 +73,7 @@ class EmbeddingSummary:
     """What a job did.
 
     Attributes:
-        folder: The table.
+        folder: The table; in a store the version of it that is the current one.
         rows: Of the whole table.
         texts: Of those, rows with a text.
         embedded: Rows that this run embedded.
@@ -116,18 +116,19 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
     options = options_of(
         config, task_threads(session), backend=backend_for(session, settings.backend)
     )
-    folder = output_folder(settings)
-    identity = identity_of(settings, options)
+    folder = output_folder(settings, config.storage)
+    identity = identity_of(settings, options, config.storage)
     with work_folder("embedding.output", folder, "embed", lock_file(folder)):
         storage.settle(folder)
         check_connector(session, settings)
-        work = choose_work(folder, identity, overwrite=settings.overwrite)
+        work = choose_work(folder, identity, overwrite=settings.overwrite, stores=config.storage)
         version = work.goes_on
         if version is None:
             with activity("embedding", "planning the parts", running_tasks):
                 options = _as_before(session, options, work, identity)
                 _tell_of_prompts(options)
-                version = new_version(session, Asked(settings, identity, options), work)
+                asked = Asked(settings, identity, options, config.storage)
+                version = new_version(session, asked, work)
         plan = version.plan
         # What an unfinished table was begun with, whatever `auto` would be now.
         options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
@@ -137,8 +138,9 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
         summary = _finish(version, options, columns_of(settings), embedded, began)
         publish(version, folder)
         logger.info("embedding: %s", summary)
-        merge_table(session, settings, folder)
-    return replace(summary, folder=str(folder))
+        whole = versions.current(folder)
+        merge_table(session, settings, whole)
+    return replace(summary, folder=str(whole))
 
 
 def _as_before(
@@ -162,12 +164,6 @@ def _tell_of_prompts(options: EmbeddingOptions) -> None:
             "embedding.prompt_name=document",
             document,
         )
-
-
-def lock_file(folder: Path) -> Path:
-    """The lock of a table stands beside its folder, which is replaced as a whole."""
-    real = folder.resolve()
-    return real.parent / f".{real.name}{locks.LOCK_FILE}"
 
 
 def _precision(session: SparkSession, options: EmbeddingOptions) -> str:
@@ -201,23 +197,23 @@ def _make(
         return 0
     folder, slots = version.folder, default_parallelism(session)
     # Of attempts that were killed.
-    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
-    attempts = folder / ATTEMPTS / uuid.uuid4().hex
-    attempts.mkdir(parents=True)
+    storage.discard_folder(folder / ATTEMPTS)
+    attempts = f"{ATTEMPTS}/{uuid.uuid4().hex}"
+    (folder / attempts).mkdir(parents=True)
 
     held = locks.held_here()
 
     def state() -> object:
         for lock in held:
             lock.check()
-        return _sizes(attempts)
+        return _states(folder / attempts)
 
     make = partial(
         embed_parts,
-        folder=str(folder),
+        folder=folder,
         options=options,
         columns=columns,
-        attempts=str(attempts.relative_to(folder)),
+        attempts=attempts,
     )
     work = partial(_work_on_tasks, work=make)
     act = partial(collect_from_tasks, session, tasks(missing, slots), work)
@@ -225,14 +221,16 @@ def _make(
         return sum(run_job(session, "embedding", act, state, KEPT_SO_FAR))
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of the files that tasks are writing."""
-    sizes = {}
+def _states(folder: Location) -> dict[str, object]:
+    """Bytes of the files that tasks are writing; in a store, their signs of life."""
+    if isinstance(folder, RemotePath):
+        return dict(folder.entries(recursive=False))
+    states: dict[str, object] = {}
     for file in folder.iterdir():
         # A part that is done has been renamed in the meantime.
-        with contextlib.suppress(FileNotFoundError):
-            sizes[file.name] = file.stat().st_size
-    return sizes
+        with suppress(FileNotFoundError):
+            states[file.name] = file.stat().st_size
+    return states
 
 
 def _work_on_tasks(
@@ -281,18 +279,18 @@ def _finish(
             },
         )
     for name in (STAGED, ATTEMPTS, KEPT):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        storage.discard_folder(folder / name)
     return summary
 
 
-def _texts(part: RowRange, *, folder: Path, column: str) -> int:
+def _texts(part: RowRange, *, folder: Location, column: str) -> int:
     """The rows of a part that have a text.
 
     Raises:
         PipelineError: Its file has not all of its rows.
     """
     file = part_file(folder, part)
-    footer = pq.read_metadata(file)
+    footer = pq.read_metadata(arrow_source(file))
     if footer.num_rows != part.rows:
         raise PipelineError(f"{file} has {footer.num_rows} rows of {part.rows}")
     place = next(n for n in range(footer.num_columns) if footer.schema.column(n).path == column)

@@ -14,11 +14,12 @@ Source: the vector-wise absmax quantisation of Dettmers, Lewis, Belkada and Zett
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from pipelines.files.locations import Location, arrow_source
 
 LEVELS = 127
 SCALE_SUFFIX = "_scale"
@@ -125,9 +126,9 @@ class KeptVectors:
     scales: np.ndarray | None
 
     @classmethod
-    def read(cls, path: Path, dimensions: int, *, quantised: bool) -> KeptVectors:
+    def read(cls, path: Location, dimensions: int, *, quantised: bool) -> KeptVectors:
         """Those of a part, from the file that was written for it. Runs on an executor."""
-        table = pq.read_table(path, use_threads=False)
+        table = pq.read_table(arrow_source(path), use_threads=False)
         table = table.filter(table["vector"].is_valid())
         kind = np.int8 if quantised else np.float32
         values = np.frombuffer(b"".join(table["vector"].to_pylist()), kind)

@@ -1,20 +1,21 @@
 """Which table a job works on: one that it goes on with, or a new one, and what that may take over.
 
-A new table is made beside the one that is there, in `.<name>.next`, and takes its place when it is
-whole. So `embedding.output` holds one whole table or the one before, at any moment, and a job that
-was killed goes on where it stopped.
+A new table is made apart from the one that is there (:mod:`pipelines.embedding.places`), and takes
+its place when it is whole. So `embedding.output` holds one whole table or the one before, at any
+moment, and a job that was killed goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.embedding.places import begun_folders, discard_begun, take_place
 from pipelines.embedding.plan import (
     INDEX_FOLDER,
     INPUTS,
@@ -25,12 +26,15 @@ from pipelines.embedding.plan import (
     OVERWRITE,
     VECTOR_KEYS,
     Version,
-    next_folder,
     part_file,
     read_version,
 )
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import locks, versions
+from pipelines.files.folders import PROBE
+from pipelines.files.locations import Location, RemotePath
+from pipelines.settings import StorageSettings
+from pipelines.settings.storage import DEFAULT_STORES
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +54,13 @@ class Work:
     build: int
 
 
-def choose_work(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -> Work:
+def choose_work(
+    folder: Location,
+    identity: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    stores: StorageSettings = DEFAULT_STORES,
+) -> Work:
     """What a job is to do in the folder of a table. Nothing is changed.
 
     An unfinished table of the same goes on, also where a finished one would be overwritten: a job
@@ -60,17 +70,19 @@ def choose_work(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -
         folder: Of the table.
         identity: What it is to follow from, by setting.
         overwrite: Whether a new one takes the place of any other.
+        stores: How the stores of inputs are reached.
 
     Raises:
         InputError: The folder holds other files, or a table that follows from something else, or
             from inputs that may have changed since, and its rows have no keys.
     """
-    _check_folder(folder)
-    there = [read_version(place) for place in (next_folder(folder), folder)]
-    found = tuple(version for version in there if version is not None)
+    there = versions.current(folder)
+    in_place = read_version(there, stores)
+    _check_folder(folder, in_place)
+    found = (*_begun(folder, in_place, stores), *([in_place] if in_place is not None else []))
     build = max((version.plan.build + 1 for version in found), default=0)
     same = next((version for version in found if _differing(version, identity) is None), None)
-    if same is not None and _goes_on(same, folder, identity, overwrite=overwrite):
+    if same is not None and _goes_on(same, there, identity, overwrite=overwrite):
         return Work(same, (), build)
     if overwrite or not found:
         return Work(None, (), build)
@@ -79,22 +91,45 @@ def choose_work(folder: Path, identity: Mapping[str, Any], *, overwrite: bool) -
     raise _refusal(found[0], folder, identity)
 
 
+def _begun(
+    folder: Location, in_place: Version | None, stores: StorageSettings
+) -> Iterator[Version]:
+    """Tables that are to take the place, the newest first."""
+    read = (read_version(place, stores) for place in begun_folders(folder))
+    known = [version for version in read if version is not None]
+    for version in sorted(known, key=lambda version: -version.plan.build):
+        # One that has lost the place, and that a killed job could not remove, has a lower number.
+        if in_place is None or version.plan.build > in_place.plan.build:
+            yield version
+
+
 def _goes_on(
-    version: Version, folder: Path, identity: Mapping[str, Any], *, overwrite: bool
+    version: Version, folder: Location, identity: Mapping[str, Any], *, overwrite: bool
 ) -> bool:
     if not version.is_whole or version.folder != folder:
         return True
     return not overwrite and identity[INPUTS][1] is not None
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Location, in_place: Version | None) -> None:
     if folder.is_symlink():
         raise InputError(OUTPUT, f"{folder} is a link", f"name {folder.resolve()}")
     if folder.exists() and not folder.is_dir():
         raise InputError(OUTPUT, f"{folder} is a file", "name a folder")
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if read_version(folder) is None and not names.issubset(OURS):
+    if isinstance(folder, RemotePath):
+        names = {name for name in names if not _is_of_store(name)}
+    if in_place is None and not names.issubset(OURS):
         raise InputError(OUTPUT, f"{folder} holds other files", "name an empty folder")
+
+
+def _is_of_store(name: str) -> bool:
+    """Whether a folder in a store has something of this name beside, or instead of, a table."""
+    return (
+        name == versions.POINTER
+        or name.startswith((locks.LOCK_FILE, PROBE))
+        or versions.is_version(name)
+    )
 
 
 def _differing(version: Version, identity: Mapping[str, Any]) -> str | None:
@@ -102,7 +137,7 @@ def _differing(version: Version, identity: Mapping[str, Any]) -> str | None:
     return next((key for key, value in identity.items() if known.get(key) != value), None)
 
 
-def _refusal(version: Version, folder: Path, identity: Mapping[str, Any]) -> InputError:
+def _refusal(version: Version, folder: Location, identity: Mapping[str, Any]) -> InputError:
     other = _differing(version, identity)
     if other is None:
         names = ", ".join(identity[INPUTS][0])
@@ -146,20 +181,22 @@ def has_same_files(version: Version, identity: Mapping[str, Any]) -> bool:
     return all(version.plan.identity.get(key) == identity[key] for key in LAYOUT_KEYS)
 
 
-def publish(version: Version, folder: Path) -> None:
+def publish(version: Version, folder: Location) -> None:
     """Has a table that is whole take its place.
 
     Args:
         version: Where it was made.
-        folder: Its place; what is there goes, but for the index of parts that both have.
+        folder: Its place; what is there goes, but for the index of parts that both have. In a store
+            the table of before stays there until the next one, for those who still read it.
     """
-    if version.folder == folder:
+    if version.folder == versions.current(folder):
         # An earlier attempt at another one.
-        shutil.rmtree(next_folder(folder), ignore_errors=True)
+        discard_begun(folder)
         return
-    names = {part_file(folder, part).stem for part in version.plan.parts}
-    _keep_index(folder / INDEX_FOLDER, version.folder / INDEX_FOLDER, names)
-    storage.take_place(version.folder, folder)
+    if isinstance(folder, Path) and isinstance(version.folder, Path):
+        names = {part_file(folder, part).stem for part in version.plan.parts}
+        _keep_index(folder / INDEX_FOLDER, version.folder / INDEX_FOLDER, names)
+    take_place(version.folder, folder)
 
 
 def _keep_index(there: Path, here: Path, names: Iterable[str]) -> None:

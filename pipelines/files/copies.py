@@ -1,4 +1,4 @@
-"""Copies of folders in object stores on the disk of this machine, for libraries that read files.
+"""Copies of folders and files in object stores on this machine, for libraries that read files.
 
 A copy is made once for all processes of a machine. Nobody knows how long one is needed, so those
 that were not asked for lately go when another one is made; who has a file open keeps it.
@@ -10,6 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -37,13 +38,36 @@ def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: 
         return folder
     source = versions.current(folder)
     assert isinstance(source, RemotePath), "a version is where its folder is"
-    copies = cache_folder(folder.store.options) / "folders"
-    target = copies / _key(source)
-    if not target.is_dir():
-        _forget_unused(copies)
-        _copy(source, target, check)
-    os.utime(target)
-    return target
+
+    def fetch(aside: Path) -> None:
+        if not source.is_dir():
+            raise FileNotFoundError(f"there is no folder {source}")
+        versions.get_folder(source, aside)
+        check(aside)
+
+    return _copied(source.store.options, _key(source), fetch)
+
+
+def local_file(file: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
+    """A file of this machine with the content of a file.
+
+    Args:
+        file: On a file system, it is given back. In a store, it is copied.
+        check: Looks at a copy before it is used; what it raises, this raises.
+
+    Raises:
+        InputError: The folder for copies is not this user's alone.
+        OSError: The store cannot be read.
+    """
+    if isinstance(file, Path):
+        return file
+
+    def fetch(aside: Path) -> None:
+        versions.get_file(file, aside / file.name)
+        check(aside / file.name)
+
+    key = _digest(f"{file}{file.stat()}")
+    return _copied(file.store.options, key, fetch) / file.name
 
 
 def cache_folder(options: StorageSettings) -> Path:
@@ -66,26 +90,34 @@ def cache_folder(options: StorageSettings) -> Path:
 def _key(source: RemotePath) -> str:
     """The same for the same content: a version never changes, of other folders the files tell."""
     content = str(source) if source.place is not None else f"{source}{source.entries()}"
+    return _digest(content)
+
+
+def _digest(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
-def _copy(source: RemotePath, target: Path, check: Callable[[Path], None]) -> None:
-    if not source.is_dir():
-        raise FileNotFoundError(f"there is no folder {source}")
-    try:
-        with storage.built_folder(target, replace=False) as aside:
-            versions.get_folder(source, aside)
-            check(aside)
-    except OSError:
-        # Another process may have been faster.
-        if not target.is_dir():
-            raise
+def _copied(options: StorageSettings, key: str, fetch: Callable[[Path], None]) -> Path:
+    """The copy of this name; one that is not there is made by a function that fills a folder."""
+    copies = cache_folder(options) / "folders"
+    target = copies / key
+    if not target.is_dir():
+        _forget_unused(copies)
+        try:
+            with storage.built_folder(target, replace=False) as aside:
+                fetch(aside)
+        except OSError:
+            # Another process may have been faster.
+            if not target.is_dir():
+                raise
+    os.utime(target)
+    return target
 
 
 def _forget_unused(copies: Path) -> None:
     for folder in copies.iterdir() if copies.is_dir() else ():
-        if (
-            not folder.name.startswith(".")
-            and time.time() - folder.stat().st_mtime > UNUSED_SECONDS
-        ):
-            storage.remove_folder(folder)
+        # Another process may have been faster.
+        with suppress(FileNotFoundError):
+            unused = time.time() - folder.stat().st_mtime
+            if not folder.name.startswith(".") and unused > UNUSED_SECONDS:
+                storage.remove_folder(folder)

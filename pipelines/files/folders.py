@@ -25,6 +25,8 @@ _T = TypeVar("_T")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CONTENT = b"sentence pipelines\n"
+PROBE = ".probe-"
+"""What the names of files begin with by which a store is tried."""
 
 
 def working_in(
@@ -145,7 +147,7 @@ def check_able(key: str, folder: Location) -> None:
 
 def _check_store(key: str, folder: RemotePath) -> None:
     """Writes, reads, lists and deletes a file."""
-    probe = folder / f".probe-{uuid.uuid4().hex}"
+    probe = folder / f"{PROBE}{uuid.uuid4().hex}"
     try:
         _write_and_read(probe)
     except OSError as error:

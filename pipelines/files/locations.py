@@ -324,6 +324,13 @@ def is_remote(given: str) -> bool:
     return ADDRESS.fullmatch(given) is not None
 
 
+def is_within(path: Location, folder: Location) -> bool:
+    """Whether a place is a folder or below it; none of a store is on a file system."""
+    if isinstance(path, Path) and isinstance(folder, Path):
+        return path.is_relative_to(folder)
+    return isinstance(path, RemotePath) and path.is_relative_to(folder)
+
+
 def listed(folder: Location, pattern: str) -> list[Location]:
     """What is in a folder at the depth of a pattern, in the order of the names."""
     found: list[Location] = list(folder.glob(pattern))

@@ -136,8 +136,13 @@ def take_place(new: Path, path: Path) -> None:
     _remove_for_good(replaced, replaced.with_suffix(".gone"))
 
 
-def settle(path: Path) -> None:
-    """As :func:`sweep`, of what was left aside for one place, which the caller has locked."""
+def settle(path: Location) -> None:
+    """As :func:`sweep`, of what was left aside for one place, which the caller has locked.
+
+    A store has nothing beside a folder: its versions are in it.
+    """
+    if isinstance(path, RemotePath):
+        return
     for left in _left_aside(path.parent):
         if left.place == path:
             _clear(left)

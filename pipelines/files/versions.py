@@ -91,14 +91,20 @@ def copy_within(source: RemotePath, target: RemotePath) -> None:
         if status is None:
             continue
         if source.store == target.store:
-            _copy_inside(source / name, target / name)
+            copy_file(source / name, target / name)
         else:
             with TemporaryDirectory(prefix="sentence-pipelines-") as made:
                 get_file(source / name, Path(made, "file"))
                 put_file(Path(made, "file"), target / name)
 
 
-def _copy_inside(source: RemotePath, target: RemotePath) -> None:
+def copy_file(source: RemotePath, target: RemotePath) -> None:
+    """Has a store copy one of its files.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        OSError: The store does not do it.
+    """
     source.store.retried(
         f"copying {source}", lambda: source.files.copy_file(source.fs_path, target.fs_path)
     )
@@ -127,8 +133,8 @@ def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemoteP
     Raises:
         FileExistsError: There is one already, and it may not be replaced.
     """
-    place = folder.place or folder
-    version = version_of(place, f"{Owner.here()}-{uuid.uuid4().hex[:8]}")
+    version = begin(folder)
+    place = _place(version)
     try:
         yield version
         known = _pointed(place)
@@ -137,6 +143,50 @@ def new_version(folder: RemotePath, *, replace: bool = True) -> Iterator[RemoteP
         _remove_quietly(version)
         raise
     _remove_others(place, {version.name, *known[:1]})
+
+
+def begin(folder: RemotePath) -> RemotePath:
+    """A new version of a folder, which becomes the current one by :func:`publish`.
+
+    It may be finished by another process: nothing of it is removed but by :func:`remove_begun`.
+
+    Args:
+        folder: Or a version of it.
+    """
+    return version_of(folder.place or folder, f"{Owner.here()}-{uuid.uuid4().hex[:8]}")
+
+
+def begun(folder: RemotePath) -> list[RemotePath]:
+    """The versions of a folder that are neither the current one nor the one before."""
+    place = folder.place or folder
+    known = _pointed(place)
+    names = (path.name for path in place.iterdir() if path.name not in known)
+    return [version_of(place, name) for name in names if is_version(name)]
+
+
+def remove_begun(folder: RemotePath, *, but: RemotePath | None = None) -> None:
+    """Removes the versions of :func:`begun`, of a folder where no other job works.
+
+    Args:
+        folder: Or a version of it.
+        but: One that stays.
+    """
+    for version in begun(folder):
+        if but is None or version.name != but.name:
+            _remove_quietly(version)
+
+
+def publish(version: RemotePath) -> None:
+    """Makes a version that is whole the current one, in a folder where no other job works."""
+    place = _place(version)
+    known = [name for name in _pointed(place) if name != version.name]
+    _point(place, [version.name, *known[:1]], may_replace=True)
+    remove_begun(place)
+
+
+def is_version(name: str) -> bool:
+    """Whether a name in a folder is that of a version."""
+    return Owner.parse(name.rpartition("-")[0]) is not None
 
 
 @contextmanager
@@ -185,6 +235,11 @@ def sweep(folder: RemotePath) -> None:
     for place in folder.iterdir():
         if place.name != POINTER:
             _remove_others(place, set(_pointed(place)), is_abandoned=lambda _: True)
+
+
+def _place(version: RemotePath) -> RemotePath:
+    assert version.place is not None, "a version knows its folder"
+    return version.place
 
 
 def _point(place: RemotePath, names: list[str], *, may_replace: bool) -> None:

@@ -1,20 +1,24 @@
 """Approximate nearest neighbours: a graph index beside each file of a table, by usearch.
 
 An index is built where its file is read and searched where it lies, so that no process holds more
-than one of them. It knows rows by their place in the file, so that it stays when other files of the
-table change. Source of the graph: Malkov and Yashunin, "Efficient and robust approximate
-nearest neighbor search using Hierarchical Navigable Small World graphs", 2018, arXiv:1603.09320.
+than one of them. Those of a table in an object store lie beside the versions of the table, in
+versions of their own, and are copied to the machine that searches them. An index knows rows by
+their place in the file, so that it stays when other files of the table change. Source of the
+graph: Malkov and Yashunin, "Efficient and robust approximate nearest neighbor search using
+Hierarchical Navigable Small World graphs", 2018, arXiv:1603.09320.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +27,9 @@ from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
 from pipelines.files import storage
+from pipelines.files.copies import local_file
+from pipelines.files.locations import Location, RemotePath
+from pipelines.files.versions import copy_file, current
 from pipelines.search.exact import best_of_files, check_queries
 from pipelines.spark.errors import executor_failures
 
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INDEX_FILE = "index.json"
+Stamp: TypeAlias = int | str | None
+"""What changes with the content of a file."""
 FORM = 2
 """Of the files: 1 knew rows by their position in the table."""
 CONNECTIVITY = 16
@@ -42,7 +51,7 @@ EXPANSION_SEARCH = 128
 """Candidates that are looked at for a query; more find more of the true neighbours."""
 
 
-def build_index(session: SparkSession, table: VectorTable) -> Path:
+def build_index(session: SparkSession, table: VectorTable) -> Location:
     """Builds the index of each file of a table that has none; what is there of others goes.
 
     Args:
@@ -50,7 +59,7 @@ def build_index(session: SparkSession, table: VectorTable) -> Path:
         table: What is to be searched.
 
     Returns:
-        The folder, `_index` in the table's.
+        The folder, `_index` in the table's place.
 
     Raises:
         InputError: usearch is not installed.
@@ -58,53 +67,100 @@ def build_index(session: SparkSession, table: VectorTable) -> Path:
     """
     _check_installed()
     context = session.sparkContext
-    target = Path(table.folder) / INDEX_FOLDER
-    with storage.built_folder(target) as folder:
-        files = _without_index(table, folder)
-        work = partial(_build_task, table=table, folder=str(folder))
+    target = index_folder(table)
+    with storage.new_folder(target) as folder:
+        files, digests = _without_index(table, folder)
+        work = partial(_build_task, table=table, folder=folder)
         if files:
             with executor_failures("building the index"):
-                context.parallelize(files, len(files)).foreachPartition(work)
-        storage.write_json(folder / INDEX_FILE, _identity(table))
+                built = context.parallelize(files, len(files)).mapPartitions(work).collect()
+            digests |= dict(built)
+        storage.write_json(folder / INDEX_FILE, {**_identity(table), "digests": digests})
     logger.info("index: %d of %d files built", len(files), len(table.files))
     return target
 
 
-def _without_index(table: VectorTable, folder: Path) -> list[VectorFile]:
-    """The files whose index is to be built; links those that are there into a folder."""
-    there = Path(table.folder) / INDEX_FOLDER
-    known = _known(table)
-    missing = []
+def index_folder(table: VectorTable) -> Location:
+    """The place of a table's index: in its folder, of which a store has versions."""
+    folder = table.folder
+    if isinstance(folder, RemotePath):
+        return (folder.place or folder) / INDEX_FOLDER
+    return folder / INDEX_FOLDER
+
+
+def _without_index(
+    table: VectorTable, folder: Location
+) -> tuple[list[VectorFile], dict[str, str | None]]:
+    """The files whose index is to be built; links or copies those that are there into a folder.
+
+    Returns:
+        The files, and digests of the other indexes, by the names of their files.
+    """
+    there = _found(table)
+    missing, digests = [], {}
     for file in table.files:
-        if known.get(Path(file.path).name, "none") == _stamp(file):
+        if there.has(file):
             # Where links cannot be, it is built again.
             with suppress(OSError):
-                _path(folder, file).hardlink_to(_path(there, file))
+                _take_over(_path(there.folder, file), _path(folder, file))
+                digests[file.path.name] = there.digests.get(file.path.name)
                 continue
         missing.append(file)
-    return missing
+    return missing, digests
+
+
+def _take_over(source: Location, target: Location) -> None:
+    if isinstance(source, RemotePath) and isinstance(target, RemotePath):
+        copy_file(source, target)
+    elif isinstance(source, Path) and isinstance(target, Path):
+        target.hardlink_to(source)
 
 
 def has_index(table: VectorTable) -> bool:
     """Whether there is an index of the table as it is now."""
-    known = _known(table)
-    return all(known.get(Path(file.path).name, "none") == _stamp(file) for file in table.files)
+    return _found(table).is_whole(table)
 
 
-def _known(table: VectorTable) -> dict[str, int | None]:
-    """The files whose index is there, with their times of change when it was built."""
-    path = Path(table.folder) / INDEX_FOLDER / INDEX_FILE
-    if not path.is_file():
-        return {}
-    known = storage.read_json(path)
-    is_same = {**_identity(table), "files": known["files"]} == known
-    return dict(known["files"]) if is_same else {}
+@dataclass(frozen=True)
+class _Index:
+    """The indexes of a table's files that are there.
+
+    Attributes:
+        folder: Where they are.
+        stamps: Of the files when they were built, by name.
+        digests: SHA-256 of the indexes, by the name of the file, where they are known.
+    """
+
+    folder: Location
+    stamps: Mapping[str, Stamp]
+    digests: Mapping[str, str | None]
+
+    def has(self, file: VectorFile) -> bool:
+        return self.stamps.get(file.path.name, "none") == _stamp(file)
+
+    def is_whole(self, table: VectorTable) -> bool:
+        return all(map(self.has, table.files))
 
 
-def _stamp(file: VectorFile) -> int | None:
-    """When a file was written; None of one that is gone, which its reader reports."""
+def _found(table: VectorTable) -> _Index:
+    folder = current(index_folder(table))
+    path = folder / INDEX_FILE
+    known = storage.read_json(path) if path.is_file() else {}
+    is_of_column = known.get("vector_column") == table.vector
+    if known.get("form") != FORM or not is_of_column:
+        return _Index(folder, {}, {})
+    return _Index(folder, known["files"], known.get("digests", {}))
+
+
+def _stamp(file: VectorFile) -> Stamp:
+    """What tells the content of a file; None of one that is gone, which its reader reports.
+
+    When it was written; in a store, where a part that stays is copied, what its footer calls it.
+    """
+    if isinstance(file.path, RemotePath) and file.part is not None:
+        return file.part
     with suppress(FileNotFoundError):
-        return Path(file.path).stat().st_mtime_ns
+        return file.path.stat().st_mtime_ns
     return None
 
 
@@ -132,12 +188,23 @@ def search_index(
         PipelineError: An executor could not search.
     """
     _check_installed()
-    if not has_index(table):
+    there = _found(table)
+    if not there.is_whole(table):
         raise InputError(
             "embedding.output", f"{table.folder} has no index of its rows", "build one first"
         )
-    search = partial(_search_file, table=table, k=k, expansion=max(expansion, k))
+    search = partial(_search_file, there=there, table=table, k=k, expansion=max(expansion, k))
     return best_of_files(table, check_queries(table, queries), k, search, session)
+
+
+def _check_digest(copy: Path, *, digest: str | None) -> None:
+    """Looks at a copy of an index.
+
+    Raises:
+        OSError: It is not what was written.
+    """
+    if digest is not None and _sha256(copy) != digest:
+        raise OSError(f"{copy.name} was not copied as it was written, build the index again")
 
 
 def _check_installed() -> None:
@@ -148,13 +215,13 @@ def _check_installed() -> None:
 
 
 def _identity(table: VectorTable) -> dict[str, Any]:
-    """What an index follows from: the table's files with their times of change."""
-    stamps = {Path(file.path).name: _stamp(file) for file in table.files}
+    """What an index follows from: the table's files as they are."""
+    stamps = {file.path.name: _stamp(file) for file in table.files}
     return {"form": FORM, "vector_column": table.vector, "files": stamps}
 
 
-def _path(folder: str | Path, file: VectorFile) -> Path:
-    return Path(folder) / f"{Path(file.path).stem}.usearch"
+def _path(folder: Location, file: VectorFile) -> Location:
+    return folder / f"{file.path.stem}.usearch"
 
 
 def _open(dimensions: int) -> Any:
@@ -169,22 +236,39 @@ def _open(dimensions: int) -> Any:
     )
 
 
-def _build_task(files: Iterable[VectorFile], *, table: VectorTable, folder: str) -> None:
-    """Runs on an executor."""
+def _build_task(
+    files: Iterable[VectorFile], *, table: VectorTable, folder: Location
+) -> Iterator[tuple[str, str]]:
+    """Yields the names of files and the digests of their indexes. Runs on an executor."""
     for file in files:
         index = _open(table.dimensions)
         for block in read_blocks(table, [file]):
             rows = (block.positions - file.first).astype(np.uint64)
             index.add(rows, block.vectors, threads=1)
-        index.save(str(_path(folder, file)))
+        with storage.built_file(_path(folder, file)) as made:
+            index.save(str(made))
+            digest = _sha256(made)
+        yield file.path.name, digest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _search_file(
-    queries: np.ndarray, file: VectorFile, *, table: VectorTable, k: int, expansion: int
+    queries: np.ndarray,
+    file: VectorFile,
+    *,
+    there: _Index,
+    table: VectorTable,
+    k: int,
+    expansion: int,
 ) -> Neighbours:
     """The best of a file, whose index is mapped, not read. Runs on an executor."""
+    check = partial(_check_digest, digest=there.digests.get(file.path.name))
     index = _open(table.dimensions)
-    index.view(str(_path(Path(table.folder) / INDEX_FOLDER, file)))
+    index.view(str(local_file(_path(there.folder, file), check)))
     if not len(index) or not len(queries):
         return Neighbours.none()
     index.expansion_search = expansion
@@ -192,7 +276,7 @@ def _search_file(
     keys, distances = np.atleast_2d(found.keys), np.atleast_2d(found.distances)
     # For several queries usearch pads rows where fewer were found; for a single one it does not.
     counts = found.counts if len(queries) > 1 else np.array([len(found)])
-    there = np.arange(keys.shape[1]) < counts[:, None]
+    is_found = np.arange(keys.shape[1]) < counts[:, None]
     rows = np.repeat(np.arange(len(queries)), counts)
-    scores = np.round(1.0 - distances[there].astype(float), SCORE_DECIMALS)
-    return Neighbours(rows, keys[there].astype(np.int64) + file.first, scores)
+    scores = np.round(1.0 - distances[is_found].astype(float), SCORE_DECIMALS)
+    return Neighbours(rows, keys[is_found].astype(np.int64) + file.first, scores)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.embedding.options import embedding_options
-from pipelines.embedding.store import VectorTable, rows_at
+from pipelines.embedding.store import VectorTable, on_this_machine, rows_at
 from pipelines.embedding.vectors import shortened
 from pipelines.errors import InputError
+from pipelines.files.locations import Location, location
+from pipelines.files.versions import current
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.search.exact import search_table
 from pipelines.search.index import build_index, has_index, search_index
@@ -53,7 +55,7 @@ def find_texts(
     session: SparkSession | None = None,
     indexed: bool = False,
     backend: str = "auto",
-    model: str | Path | None = None,
+    model: str | Location | None = None,
 ) -> list[Hit]:
     """The k nearest rows of each query, the best first.
 
@@ -77,6 +79,8 @@ def find_texts(
             build_index(session, table)
         found = search_index(table, vectors, k, session)
     else:
+        # Every row is looked at, in this search and in the next one.
+        table = on_this_machine(table) if session is None else table
         found = search_table(table, vectors, k, session)
     texts, keys = _texts_and_keys(table, found.documents)
     starts = np.searchsorted(found.queries, found.queries)
@@ -107,7 +111,7 @@ def embed_queries(
     table: VectorTable,
     queries: Sequence[str],
     backend: str = "auto",
-    model: str | Path | None = None,
+    model: str | Location | None = None,
 ) -> np.ndarray:
     """Vectors of the queries, by the table's model and as long as the table's.
 
@@ -130,7 +134,7 @@ def embed_queries(
         raise InputError(
             "embedding.model", f"{table.folder} names no model", "name the one that made it"
         )
-    options = embedding_options(named, backend=backend)
+    options = embedding_options(current(location(named, table.stores)), backend=backend)
     # Vectors of two models cannot be compared, although their cosines can be computed.
     if table.model_sha256 not in (None, options.model_sha256):
         raise InputError(

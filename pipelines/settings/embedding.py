@@ -10,7 +10,7 @@ from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.embedding import MERGE_FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import LocalInputPath, LocalPath, StoredPath
+from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -31,7 +31,7 @@ class EmbeddingSettings(Settings):
         default="parquet",
         description="What the inputs are. `text`: a row for each line, in `text_column`.",
     )
-    inputs: tuple[LocalInputPath, ...] = Field(
+    inputs: tuple[InputPath, ...] = Field(
         default=(), description="Files, folders or globs; of `table` and `iceberg`: names."
     )
     text_column: str = Field(default="text", description="Column that holds the text.")
@@ -43,7 +43,7 @@ class EmbeddingSettings(Settings):
             "their vectors. Unset: such a table is refused, or replaced with `overwrite`."
         ),
     )
-    output: LocalPath = Field(
+    output: StoredPath = Field(
         default="embedded",
         description="Folder of the table, which the driver and every executor can reach.",
     )

@@ -130,12 +130,5 @@ StoredPath = Annotated[str, AfterValidator(_checked), IsPath()]
 """A file or folder on a file system or in an object store."""
 
 
-def _checked_local_input(given: str, info: ValidationInfo) -> str:
-    return given if info.data.get("format") in _BY_NAME else _checked_local(given)
-
-
-LocalInputPath = Annotated[str, AfterValidator(_checked_local_input), IsPath()]
-"""The same on a file system."""
-
 InputPath = Annotated[str, AfterValidator(_checked_input), IsPath()]
 """The same of a section with a `format`, set before it, where inputs may be tables."""

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.embedding.plan import MANIFEST_FILE, next_folder
+from pipelines.embedding.places import next_folder
+from pipelines.embedding.plan import MANIFEST_FILE
 from pipelines.embedding.store import open_table
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of

@@ -241,7 +241,7 @@ def test_parts_are_of_some_bytes_whatever_their_rows() -> None:
 
 def test_small_parts_are_shared_among_tasks() -> None:
     def part(rows: int, reused: int = 0) -> RowRange:
-        return RowRange("part", "/lake/a", 0, rows, reused=reused)
+        return RowRange("part", Path("/lake/a"), 0, rows, reused=reused)
 
     assert [len(task) for task in tasks([part(100)] * 8, 1)] == [2, 2, 2, 2]
     assert [len(task) for task in tasks([part(100)] * 8, 4)] == [1] * 8

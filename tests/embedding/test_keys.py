@@ -83,7 +83,7 @@ def test_digests_tell_texts_apart(texts) -> None:
 
 
 def test_rows_of_a_part_that_cannot_be_used_stand_for_it(tmp_path) -> None:
-    path = str(tmp_path / "rows.parquet")
+    path = tmp_path / "rows.parquet"
     many = 50_000
     pq.write_table(pa.table({"id": [*range(many), 7, 8, 8], "text": ["x"] * (many + 3)}), path)
     scan = KeyScan(NEW, path, 0, many + 3, 100, "id", "text")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,11 +11,11 @@ import pytest
 from embedding_rounds import embed_here, write_lake
 
 from pipelines.embedding.parts import RowRange
+from pipelines.embedding.places import next_folder
 from pipelines.embedding.plan import (
     INDEX_FOLDER,
     MANIFEST_FILE,
     Plan,
-    next_folder,
     read_version,
     write_plan,
 )
@@ -44,7 +45,7 @@ UNKNOWN = {"embedding.inputs": [["view"], None]}
 
 def made(folder: Path, identity, *, whole: bool, build: int = 0) -> None:
     folder.mkdir()
-    part = RowRange(f"part-{build:05d}-00000-00000", "lake/a.parquet", 0, 2)
+    part = RowRange(f"part-{build:05d}-00000-00000", Path("/lake/a.parquet"), 0, 2)
     write_plan(folder, Plan(identity, "openvino", "fp32", (part,), build))
     if whole:
         pq.write_table(pa.table({"text": ["a", "b"]}), folder / f"{part.name}.parquet")
@@ -107,7 +108,7 @@ def test_a_new_table_takes_the_place_of_another(tmp_path) -> None:
     for name in ("index.json", f"{kept.stem}.usearch", "part-00000-00009-00000.usearch"):
         (folder / INDEX_FOLDER / name).write_text(name)
     version = read_version(next_folder(folder))
-    plan = Plan(**{**vars(version.plan), "parts": (RowRange(kept.stem, "lake/a", 0, 2),)})
+    plan = Plan(**{**vars(version.plan), "parts": (RowRange(kept.stem, Path("/lake/a"), 0, 2),)})
     publish(type(version)(version.folder, plan, True), folder)
     assert {path.name for path in tmp_path.iterdir()} == {"table"}
     assert read_version(folder).plan.build == 1
@@ -204,6 +205,7 @@ def test_what_an_unfinished_table_has_of_unchanged_files_is_kept(growing, tmp_pa
     embed_here(growing(output=str(tmp_path / "other")))
     (tmp_path / "other").rename(home)
     (home / MANIFEST_FILE).unlink()
+    write_plan(home, replace(read_version(home).plan, build=1))
     files = {"a": [(1, "one"), (2, "two")], "b": [(3, "3"), (1001, "new")], "c": [(7, "seven")]}
     write_lake(tmp_path / "lake", files)
     assert embed_here(growing()) == 1

@@ -76,7 +76,7 @@ def lost_case(name: str, lose: Callable, workers: int, *, always: bool = False):
         lost_case("bigdl-torch", take_executors, 1),
         lost_case("bigdl", take_executors, 1),
         lost_case("local-torch", kill_the_one_that_saves, 1),
-        lost_case("tensorflowonspark-lanes", take_executors, 1, always=True),
+        lost_case("tensorflowonspark-lanes", take_executors, 1),
         lost_case("tensorflowonspark-spark", kill, 2),
         lost_case("horovod-torch", cut_between_ranks, 2, always=True),
         lost_case("horovod-torch", stop, 2),

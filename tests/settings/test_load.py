@@ -140,7 +140,7 @@ def test_a_config_cannot_be_changed():
 
 ADDRESSES = ("hdfs:/models", "dbfs:/x", "dbfs://x/y", "file://other/x")
 STORED = ("s3a://models/encoder", "S3://models/x", "hdfs://host:8020/x", "memory://x/y")
-LOCAL = {"storage.cache_folder", "embedding.inputs", "embedding.output"}
+LOCAL = {"storage.cache_folder"}
 # Settings of texts whose name or description speaks of files and folders, and that are no path.
 NO_PATHS = {
     "corpus.exclude_columns",

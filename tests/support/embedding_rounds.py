@@ -20,6 +20,7 @@ from pipelines.embedding.keys import ROWS, TWICE, UNCHANGED, match, scan_keys
 from pipelines.embedding.part_files import embed_parts
 from pipelines.embedding.partitions import partition_columns
 from pipelines.embedding.parts import RowRange
+from pipelines.embedding.places import beginning
 from pipelines.embedding.plan import (
     ATTEMPTS,
     KEPT,
@@ -28,7 +29,6 @@ from pipelines.embedding.plan import (
     columns_of,
     identity_of,
     missing_parts,
-    next_folder,
     options_of,
     output_folder,
     write_plan,
@@ -36,7 +36,7 @@ from pipelines.embedding.plan import (
 from pipelines.embedding.planning import Asked
 from pipelines.embedding.store import VectorTable, open_table
 from pipelines.embedding.versions import choose_work, publish
-from pipelines.files import storage
+from pipelines.files.locations import Location
 from pipelines.settings import Config
 
 Rows = Sequence[tuple[int, str | None]]
@@ -61,18 +61,18 @@ def write_lake(folder: Path, files: Mapping[str, Rows]) -> None:
 
 def embed_here(config: Config) -> int:
     """Does what ``embed_table`` does; returns how many rows were embedded."""
-    settings, options = config.embedding, options_of(config)
-    folder, identity = output_folder(settings), identity_of(settings, options)
-    work = choose_work(folder, identity, overwrite=settings.overwrite)
+    settings, options, stores = config.embedding, options_of(config), config.storage
+    folder, identity = output_folder(settings, stores), identity_of(settings, options, stores)
+    work = choose_work(folder, identity, overwrite=settings.overwrite, stores=stores)
     version = work.goes_on
     if version is None:
-        asked = Asked(settings, identity, options)
+        asked = Asked(settings, identity, options, stores)
         before = planning._usable(work.before, folder, identity)
-        files = planning.parquet_inputs(settings)
-        home = next_folder(folder)
-        with storage.new_folder(home) as aside:
+        files = planning.parquet_inputs(settings, stores)
+        with beginning(folder) as begun:
+            aside = begun.aside
             parts = planning._parts(
-                files, partition_columns(settings.inputs), asked, before, work.build, SLOTS
+                files, partition_columns(settings.inputs, stores), asked, before, work.build, SLOTS
             )
             parts, _ = planning._linked(parts, before, aside)
             whole = next((one for one in before if one.is_whole), None)
@@ -81,13 +81,11 @@ def embed_here(config: Config) -> int:
             parts = [replace(part, reused=kept.get(part.name, part.reused)) for part in parts]
             plan = Plan(identity, options.backend, options.precision, tuple(parts), work.build)
             write_plan(aside, plan)
-        version = Version(home, plan, is_whole=False)
+        version = Version(begun.folder, plan, is_whole=False)
     (version.folder / ATTEMPTS).mkdir(exist_ok=True)
     missing = missing_parts(version)
     columns = columns_of(settings)
-    embedded = sum(
-        embed_parts(missing, folder=str(version.folder), options=options, columns=columns)
-    )
+    embedded = sum(embed_parts(missing, folder=version.folder, options=options, columns=columns))
     assert embedded == sum(part.embedded for part in missing)
     table._finish(version, options, columns, embedded, time.monotonic())
     publish(version, folder)
@@ -95,7 +93,7 @@ def embed_here(config: Config) -> int:
 
 
 def compare_here(
-    parts: Sequence[RowRange], before: VectorTable | None, folder: Path
+    parts: Sequence[RowRange], before: VectorTable | None, folder: Location
 ) -> dict[str, int]:
     """Does what ``compare_rows`` does, on keys that can be used."""
     rows = pa.Table.from_batches(scan_keys(key_scans(parts, "id", "text", before)), ROWS)
@@ -113,7 +111,7 @@ def compare_here(
     located = kept_vectors._locate(kept.to_batches(), old=old, new=firsts[:-1])
     fetched = kept_vectors._fetch(_sorted(located, "file", "old"), table=before)
     written = kept_vectors._write(
-        _sorted(fetched, "part", "row"), folder=str(folder), names=[part.name for part in parts]
+        _sorted(fetched, "part", "row"), folder=folder, names=[part.name for part in parts]
     )
     return {parts[row["part"]].name: row["rows"] for batch in written for row in batch.to_pylist()}
 

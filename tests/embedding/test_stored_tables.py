@@ -1,0 +1,251 @@
+"""Tables of vectors in an object store: the same as on a file system, and whole at any moment."""
+
+import csv
+import logging
+
+import embedding_rounds
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from embedding_rounds import embed_here, write_lake
+
+from pipelines.cli import main
+from pipelines.embedding.merge import read_all_columns
+from pipelines.embedding.plan import MANIFEST_FILE, is_up_to_date, part_file, read_version
+from pipelines.embedding.planning import check_job
+from pipelines.embedding.store import open_table, rows_at
+from pipelines.embedding.table import embed_table
+from pipelines.embedding.vectors import vectors_of
+from pipelines.errors import InputError
+from pipelines.files import storage, versions
+from pipelines.files.locations import RemotePath, arrow_source
+from pipelines.search.index import build_index, has_index, index_folder, search_index
+from pipelines.settings.load import parse
+
+FIRST = {"a": [(1, "one"), (2, "two")], "b": [(3, "three"), (4, None)]}
+LATER = {"a": FIRST["a"], "b": [(3, "3"), (4, None), (5, "new")]}
+
+
+@pytest.fixture
+def place(s3_bucket) -> RemotePath:
+    """Where the table is."""
+    return s3_bucket.root / "vectors"
+
+
+@pytest.fixture
+def write(s3_bucket, tmp_path):
+    """Writes Parquet files of rows into the bucket; those that are as they were stay."""
+
+    def written(files) -> None:
+        write_lake(tmp_path / "lake", files)
+        for name in files:
+            file = tmp_path / "lake" / f"{name}.parquet"
+            target = s3_bucket.root / "lake" / file.name
+            if not target.exists() or target.read_bytes() != file.read_bytes():
+                versions.put_file(file, target)
+
+    written(FIRST)
+    return written
+
+
+@pytest.fixture
+def stored(s3_bucket, small_model, tmp_path):
+    """Makes the configuration of a job in the bucket."""
+
+    def configured(**settings):
+        known = {
+            "model": str(small_model),
+            "inputs": [f"{s3_bucket.address}/lake"],
+            "output": f"{s3_bucket.address}/vectors",
+            "precision": "fp32",
+            "part_rows": 1,
+            "key_column": "id",
+        }
+        stores = s3_bucket.options.model_dump() | {"cache_folder": str(tmp_path / "cache")}
+        return parse({"embedding": known | settings, "storage": stores})
+
+    return configured
+
+
+def rows_of(table) -> pa.Table:
+    read = [pq.read_table(arrow_source(file.path)) for file in table.files]
+    return pa.concat_tables(read).sort_by("id")
+
+
+def test_an_update_keeps_what_is_as_it_was(place, write, stored) -> None:
+    assert not is_up_to_date(stored())
+    assert embed_here(stored()) == 4
+    assert is_up_to_date(stored())
+    before = open_table(place)
+    write(LATER)
+    assert not is_up_to_date(stored())
+    assert embed_here(stored()) == 2
+    table = open_table(place)
+    assert table.folder != before.folder
+    # Parts that stay are copied by the store, and are known again.
+    parts = {file.path.name: file.part for file in before.files}
+    assert sum(parts.get(file.path.name) == file.part for file in table.files) == 2
+    assert rows_of(table)["text"].to_pylist() == ["one", "two", "3", None, "new"]
+    first, kept = (rows_of(one)["embedding"].to_pylist()[:2] for one in (before, table))
+    assert first == kept
+    # Who reads the table of before goes on, until the next one is there.
+    assert rows_of(before).num_rows == 4
+    assert embed_here(stored(dimensions=8)) == 5
+    assert not before.folder.exists()
+    assert versions.begun(place) == []
+
+
+def test_a_killed_job_leaves_the_table_of_before_and_goes_on(
+    place, write, stored, monkeypatch
+) -> None:
+    embed_here(stored())
+    before = versions.current(place)
+    # Of a job that was killed before it had a plan.
+    versions.put_bytes(versions.begin(place) / "_kept" / "part.parquet", b"nothing")
+    write(LATER)
+    made = embedding_rounds.embed_parts
+
+    def dies(parts, **arguments):
+        # Of five parts, the first two are copies.
+        yield from made(parts[:3], **arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(embedding_rounds, "embed_parts", dies)
+        embed_here(stored())
+    assert versions.current(place) == before
+    assert open_table(place).rows == 4
+    (begun,) = versions.begun(place)
+    parts = read_version(begun, stored().storage).plan.parts
+    whole = part_file(begun, parts[2]).stat()
+    # An upload that broke off in a store that shows it all the same.
+    content = part_file(begun, parts[2]).read_bytes()
+    versions.put_bytes(part_file(begun, parts[3]), content[:-9])
+    assert embed_here(stored()) == 1
+    assert versions.current(place) == begun
+    assert part_file(begun, parts[2]).stat() == whole
+    assert rows_of(open_table(place))["id"].to_pylist() == [1, 2, 3, 4, 5]
+
+
+def test_parts_of_an_unfinished_table_are_taken_over(place, write, stored) -> None:
+    embed_here(stored())
+    begun = versions.current(place)
+    (begun / MANIFEST_FILE).unlink()
+    (place / versions.POINTER).unlink()
+    with pytest.raises(InputError, match=r"^embedding.output: .*/vectors is not finished"):
+        open_table(place)
+    write(FIRST | {"c": [(7, "seven")]})
+    assert embed_here(stored()) == 1
+    assert open_table(place).rows == 5
+    assert not begun.exists()
+
+
+def test_folders_that_are_in_use_are_refused(place, write, stored, s3_bucket) -> None:
+    address = s3_bucket.address
+    cases = [
+        ({"output": f"{address}/lake/vectors"}, "is within the inputs, name a folder beside"),
+        ({"output": address}, "holds the input s3://.*/lake, name a folder beside it"),
+        ({"inputs": [f"{address}/*/*.parquet"]}, "is within the inputs, name a folder beside"),
+        ({"inputs": [f"{address}/lake/a.parquet"], "output": f"{address}/lake"}, "holds the input"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(InputError, match=rf"^embedding.output: .* ?{message}"):
+            check_job(stored(**settings))
+    versions.put_bytes(place / "mine.parquet", b"x")
+    with pytest.raises(InputError, match=r"^embedding.output: .*/vectors holds other files"):
+        check_job(stored())
+    with pytest.raises(InputError, match=r"^embedding.inputs: there is no file or folder `s3://"):
+        check_job(stored(inputs=[f"{address}/none"]))
+    with pytest.raises(InputError, match=r"^embedding.output: there is no folder s3://.*/none"):
+        open_table(s3_bucket.root / "none")
+
+
+def test_folders_of_partitions_are_columns(s3_bucket, write, stored, place) -> None:
+    for name in ("a", "b"):
+        target = s3_bucket.root / "parted" / f"lang={name}" / "x.parquet"
+        versions.copy_file(s3_bucket.root / "lake" / f"{name}.parquet", target)
+    for given in ("parted", "parted/*/*.parquet"):
+        assert embed_here(stored(inputs=[f"{s3_bucket.address}/{given}"], overwrite=True)) == 4
+        assert rows_of(open_table(place))["lang"].to_pylist() == ["a", "a", "b", "b"]
+
+
+def test_a_copy_that_is_not_what_was_written_is_not_searched(place, write, stored) -> None:
+    embed_here(stored())
+    file = open_table(place).files[0].path
+    content = bytearray(file.read_bytes())
+    # The first byte behind the name of the format is in a page.
+    content[60] ^= 1
+    versions.put_bytes(file, bytes(content))
+    with pytest.raises(OSError, match=r"(?i)checksum|corrupt|thrift|page"):
+        rows_at(open_table(place), [0], ["id", "text"])
+
+
+def test_embed_and_search_as_on_a_file_system(
+    spark, place, stored, lines, s3_bucket, small_model, tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with (tmp_path / "lines.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(lines[:60])])
+    versions.put_file(tmp_path / "lines.csv", s3_bucket.root / "lines.csv")
+    known = {"model": small_model, "format": "csv", "key_column": "id", "part_rows": 20}
+    common = [f"embedding.{key}={value}" for key, value in known.items()]
+    common.append("embedding.precision=fp32")
+    common.append(f"storage.s3_endpoint={s3_bucket.options.s3_endpoint}")
+    common.append(f"storage.cache_folder={tmp_path / 'cache'}")
+    said, tables = {}, {}
+    for where in (str(tmp_path), s3_bucket.address):
+        own = [f"embedding.inputs=[{where}/lines.csv]", f"embedding.output={where}/vectors"]
+        settings = [word for pair in [*common, *own] for word in ("--set", pair)]
+        assert main(["embed", *settings]) == 0
+        capsys.readouterr()
+        for extra in ([], ["--index"]):
+            asked = ["--query", lines[17], "--query", lines[40], "-k", "3"]
+            assert main(["search", *asked, *extra, *settings]) == 0
+        said[where] = capsys.readouterr().out
+        stores = s3_bucket.options
+        tables[where] = rows_of(open_table(f"{where}/vectors", stores=stores))
+    assert said[str(tmp_path)] == said[s3_bucket.address]
+    assert lines[17][:20] in said[s3_bucket.address]
+    assert tables[str(tmp_path)].equals(tables[s3_bucket.address])
+    # What a search has read is on this machine, the index too.
+    copies = {path.suffix for path in (tmp_path / "cache").rglob("part-*")}
+    assert copies == {".parquet", ".usearch"}
+    table = open_table(place)
+    index = versions.current(index_folder(table))
+    versions.put_bytes(index / f"{table.files[0].path.stem}.usearch", b"no index")
+    with pytest.raises(OSError, match="was not copied as it was written"):
+        search_index(table, np.zeros((1, table.dimensions)), 1)
+
+
+def test_a_table_that_grows_keeps_vectors_and_indexes(
+    spark, place, stored, write, lines, caplog
+) -> None:
+    caplog.set_level(logging.INFO, "pipelines")
+    write({"a": list(enumerate(lines[:40])), "b": list(enumerate(lines[40:80], 40))})
+    config = stored(part_rows=20)
+    embed_table(spark, config)
+    build_index(spark, open_table(place))
+    rows = list(reversed([*enumerate(lines[40:80], 40)]))
+    write({"a": list(enumerate(lines[:40])), "b": [*rows[1:], (777, "A new one.")]})
+    summary = embed_table(spark, config)
+    assert (summary.rows, summary.embedded) == (80, 1)
+    assert summary.folder == str(versions.current(place))
+    assert "79 unchanged, 0 changed, 1 new, 1 gone; 2 of 4 parts stay as they are" in caplog.text
+    table = open_table(place)
+    assert not has_index(table)
+    build_index(spark, table)
+    assert "index: 2 of 4 files built" in caplog.text
+    assert has_index(table)
+    queries = vectors_of(rows_of(table)["embedding"])[::20]
+    for session in (None, spark):
+        assert (search_index(table, queries, 1, session).scores > 0.99).all()
+
+
+def test_a_merge_has_the_columns_of_all_files(spark, s3_bucket) -> None:
+    files = {"a": {"id": [1], "tag": pa.array(["x"]).dictionary_encode()}, "b": {"id": [2]}}
+    for name, columns in files.items():
+        with storage.built_file(s3_bucket.root / "mixed" / f"{name}.parquet") as made:
+            pq.write_table(pa.table(columns), made)
+    frame = read_all_columns(spark, s3_bucket.root / "mixed")
+    assert sorted(map(tuple, frame.collect())) == [(1, "x"), (2, None)]
