@@ -28,7 +28,9 @@ needs_connect = pytest.mark.skipif(_missing() is not None, reason=str(_missing()
 
 def said_in_a_session(program: str, *arguments: str) -> Any:
     """What a program prints last, JSON; `SPARK_REMOTE` has its session be one of Spark Connect."""
-    environment = {**os.environ, "SPARK_REMOTE": "local[2]", "SPARK_SUBMIT_OPTS": ""}
+    # Spark then takes a free port for the server, instead of the same one for all.
+    own_port = {"SPARK_TESTING": "1"}
+    environment = {**os.environ, **own_port, "SPARK_REMOTE": "local[2]", "SPARK_SUBMIT_OPTS": ""}
     # Of the classic session of the tests.
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
         environment.pop(name, None)
