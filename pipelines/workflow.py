@@ -299,7 +299,8 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
 
     table = open_table(config.embedding.output, stores=config.storage)
     here = fits_in_process(table) and not (indexed and not has_index(table))
-    session = None if here else spark_session(for_stage(config, "embed"))
+    asked = for_stage(config, "embed")
+    session = None if here else spark_session(asked, needs_context=False)
     return find_texts(
         table,
         queries,

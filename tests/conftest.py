@@ -69,7 +69,7 @@ CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 
 # What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
 STARTING = {
-    *("spark", "ask_airflow", "mlflow_server", "s3_server", "any_bucket", "bucket", "lockable"),
+    *("spark", "ask_airflow", "mlflow_server", "s3_server", "any_bucket", "lockable"),
     *("subprocess", "NotebookClient", "measure_command", "_embedder", "_trainer", "build_package"),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from corpus_factory import only_retrieval, small_config, write_docstrings
-from object_stores import Bucket, new_bucket
+from object_stores import Bucket
 from store_proxies import BUSY, EXPIRED, PASS, SLOW, store_proxy
 
 from pipelines import workflow
@@ -21,6 +21,8 @@ from pipelines.files.versions import POINTER, put_file
 from pipelines.promotion import current
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.settings import Config
+
+pytestmark = pytest.mark.matrix
 
 STEPS = 4
 
@@ -62,17 +64,9 @@ def leftovers(root: RemotePath) -> list[str]:
     return left + [name for name in names if ".lock" in name or ".probe" in name]
 
 
-@pytest.fixture(
-    params=["s3", *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("azure", "google"))]
-)
-def bucket(request) -> Bucket:
-    """One on each of the servers."""
-    return new_bucket(request.param, request.getfixturevalue(f"{request.param}_server"))
-
-
 @pytest.mark.usefixtures("spark")
-def test_the_whole_job(bucket, tmp_path):
-    config = job_in(bucket, tmp_path)
+def test_the_whole_job(any_bucket, tmp_path):
+    config = job_in(any_bucket, tmp_path)
     workflow.prepare(config)
     workflow.train(config)
     workflow.evaluate(config)
@@ -83,10 +77,9 @@ def test_the_whole_job(bucket, tmp_path):
     assert served.is_relative_to(tmp_path / "cache")
     assert (served / "modules.json").is_file()
     assert promotion.version.name == "00001"
-    assert leftovers(bucket.root) == []
+    assert leftovers(any_bucket.root) == []
 
 
-@pytest.mark.matrix
 @pytest.mark.usefixtures("spark")
 def test_the_whole_job_while_the_store_is_busy_and_credentials_end(s3_bucket, tmp_path):
     turns, turn = count(), threading.Lock()

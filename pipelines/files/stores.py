@@ -170,8 +170,8 @@ def _s3(store: Store) -> OpenStore:
     options = store.options
     endpoint = s3_endpoint(options)
     if endpoint:
-        # Servers other than AWS's know no checksum behind a body, such as Ceph's before 19 and
-        # MinIO's of 2024, and Arrow has no other way to turn it off.
+        # Servers other than AWS's may know no checksum behind a body: Ceph 16 refuses it. Arrow
+        # has no other way to turn it off.
         os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
     files = S3FileSystem(
         endpoint_override=endpoint,

@@ -17,10 +17,12 @@ from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
+from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.errors import executor_failures
+from pipelines.spark.sharing import Shared, shared_value
+from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
-    from pyspark.broadcast import Broadcast
     from pyspark.sql import SparkSession
 
 FileSearch = Callable[[np.ndarray, VectorFile], Neighbours]
@@ -70,16 +72,10 @@ def best_of_files(
     """
     if session is None:
         return _best(map(partial(search, queries), table.files), k)
-    context = session.sparkContext
-    shared = context.broadcast(queries)
-    try:
-        tasks = deal(table.files, context.defaultParallelism)
+    tasks = deal(table.files, default_parallelism(session))
+    with shared_value(session, queries) as shared, executor_failures("the search"):
         work = partial(_search_task, search=search, shared=shared, k=k)
-        with executor_failures("the search"):
-            found = context.parallelize(tasks, len(tasks)).mapPartitions(work).collect()
-    finally:
-        shared.destroy()
-    return _best(found, k)
+        return _best(collect_from_tasks(session, tasks, work), k)
 
 
 def check_queries(table: VectorTable, queries: np.ndarray) -> np.ndarray:
@@ -112,7 +108,7 @@ def _search_task(
     tasks: Iterable[Sequence[VectorFile]],
     *,
     search: FileSearch,
-    shared: Broadcast[np.ndarray],
+    shared: Shared[np.ndarray],
     k: int,
 ) -> Iterator[Neighbours]:
     """Runs on an executor."""

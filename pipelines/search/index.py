@@ -32,6 +32,7 @@ from pipelines.files.locations import Location, RemotePath
 from pipelines.files.versions import copy_file, current
 from pipelines.search.exact import best_of_files, check_queries
 from pipelines.spark.errors import executor_failures
+from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,15 +67,13 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
         PipelineError: An executor could not build an index; what was there stays.
     """
     _check_installed()
-    context = session.sparkContext
     target = index_folder(table)
     with storage.new_folder(target) as folder:
         files, digests = _without_index(table, folder)
         work = partial(_build_task, table=table, folder=folder)
         if files:
             with executor_failures("building the index"):
-                built = context.parallelize(files, len(files)).mapPartitions(work).collect()
-            digests |= dict(built)
+                digests |= dict(collect_from_tasks(session, files, work))
         storage.write_json(folder / INDEX_FILE, {**_identity(table), "digests": digests})
     logger.info("index: %d of %d files built", len(files), len(table.files))
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from pipelines.errors import InputError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 
 def is_connected() -> bool:
@@ -39,13 +42,15 @@ def check_context() -> None:
             "spark.master",
             "this session is of Spark Connect (on Databricks: standard access mode, or serverless) "
             "and has no SparkContext, which this job needs",
-            "run it on a cluster of dedicated access mode; prepare, evaluate, embed and training "
-            "by engine local work here too",
+            "run it on a cluster of dedicated access mode; prepare, evaluate, embed, search and "
+            "training by engine local work here too",
         )
 
 
 def connected_session() -> SparkSession:
     """The session of Spark Connect, whose tasks are counted from now on.
+
+    The client tries again for some ten minutes: a server may have yet to start.
 
     Raises:
         InputError: Its server cannot be reached.
@@ -55,10 +60,14 @@ def connected_session() -> SparkSession:
 
     try:
         session: Any = SparkSession.builder.getOrCreate()
-    except PySparkException as error:
+        # Nothing has been asked of the server before.
+        logger.debug("Spark Connect %s", session.version)
+    except (ImportError, PySparkException) as error:
         summary = str(error).strip().splitlines()[0]
         raise InputError(
-            "spark.master", f"no session of Spark Connect ({summary})", "see the server's log"
+            "spark.master",
+            f"no session of Spark Connect ({summary})",
+            'correct SPARK_REMOTE, start the server, or pip install "pyspark[connect]"',
         ) from error
     if tells_tasks(session):
         # The client keeps a handler once.

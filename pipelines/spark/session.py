@@ -85,7 +85,8 @@ def spark_session(
     # Executors must run the Python of the driver, where `pipelines` is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if is_connected():
-        return connected_session()
+        with activity("starting Spark"):
+            return connected_session()
     builder = SparkSession.builder.appName(app_name)
     submitted = under_spark_submit()
     own = session_conf(config, submitted=submitted, executors=executors, trains=trains)

@@ -56,7 +56,7 @@ def shared_value(session: SparkSession, value: Value) -> Iterator[Shared[Value]]
         raise InputError(
             "spark.master",
             f"tasks need {size / 2**20:.0f} MiB that a session of Spark Connect cannot send them",
-            f"measure on fewer queries (up to {MOST_BYTES >> 20} MiB of vectors), or run it on a "
-            "cluster of dedicated access mode",
+            f"ask fewer queries at a time (up to {MOST_BYTES >> 20} MiB of vectors), or run it on "
+            "a cluster of dedicated access mode",
         )
     yield Shared(value)

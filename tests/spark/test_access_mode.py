@@ -46,6 +46,20 @@ def test_a_job_that_needs_a_context_is_refused(connected):
         spark_session(Config())
 
 
+@pytest.mark.parametrize(
+    "error",
+    [ModuleNotFoundError("No module named 'grpc_status'"), PySparkException("[NO] It is\noff")],
+)
+def test_a_server_that_does_not_answer_is_told_in_one_line(connected, monkeypatch, error):
+    def fails(_):
+        raise error
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.Builder.getOrCreate", fails)
+    with pytest.raises(InputError, match=r"^spark\.master: no session of Spark Connect \(") as told:
+        spark_session(Config(), needs_context=False)
+    assert "\n" not in str(told.value)
+
+
 def test_keys_that_a_session_does_not_tell_have_their_defaults(connected, monkeypatch):
     session = SimpleNamespace(conf=Reticent(**{"spark.task.cpus": "3"}))
     assert task_threads(session) == 3

@@ -14,6 +14,8 @@ from corpus_factory import small_config
 from embedding_fixtures import lines, small_model
 
 from pipelines import workflow
+from pipelines.embedding.store import open_table
+from pipelines.search.text_search import find_texts
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
 from pipelines.spark.json_rows import shape_of
@@ -22,17 +24,29 @@ __all__ = ["lines", "small_model"]
 
 JOBS = """
 import json, sys
+from dataclasses import astuple
 from pipelines import workflow
 from pipelines.errors import PipelineError
+from pipelines.search import text_search
 from pipelines.settings.load import load
+
+# No table fits into this process.
+text_search.IN_PROCESS_BYTES = -1
+QUERIES = ["print the help", "a list of arguments"]
+
+def search(config):
+    exact = workflow.search(config, QUERIES, 3)
+    indexed = workflow.search(config, QUERIES, 3, indexed=True)
+    return [list(map(astuple, hits)) for hits in (exact, indexed)]
 
 done = {}
 for given in sys.argv[1:]:
     job, _, path = given.partition("=")
+    work = search if job == "search" else getattr(workflow, job)
     try:
-        done[path] = getattr(workflow, job)(load(path, []))
+        done[given] = work(load(path, []))
     except PipelineError as error:
-        done[path] = str(error)
+        done[given] = str(error)
 print(json.dumps(done, default=str))
 """
 STANDS_STILL = """
@@ -99,53 +113,67 @@ def written(home: Path, name: str, config: Config) -> str:
     return str(path)
 
 
-@needs_connect
-def test_prepare_evaluate_and_embed(spark, prepared, tmp_path, small_model, lines):
-    home = tmp_path
+@pytest.fixture
+def training(prepared, tmp_path) -> Config:
+    """A short training by the engine that needs no executors."""
     config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=4)
-    config = config.model_copy(
-        update={"run": config.run.model_copy(update={"folder": str(home / "run")})}
-    )
-    workflow.train(config)
-    figures = workflow.evaluate(config)
-    tables = write_texts(home, lines[:100])
-    jobs: list[str] = []
-    for kind, path in tables.items():
-        embedding = {"model": str(small_model), "inputs": [str(path)], "format": kind}
-        embedding |= {"part_rows": 40, "precision": "auto", "key_column": "id"}
-        workflow.embed(parse({"embedding": embedding | {"output": str(home / kind)}}))
-        again = parse({"embedding": embedding | {"output": str(home / f"connected-{kind}")}})
-        jobs += [f"embed={written(home, kind, again)}"] * 2
-    anew = {
-        "prepared": config.prepared.model_copy(update={"folder": str(home / "prepared")}),
-        "run": config.run.model_copy(update={"folder": str(home / "connected-run")}),
-    }
-    jobs.append(f"run={written(home, 'run', config.model_copy(update=anew))}")
-    training = config.training.model_copy(update={"engine": "torch"})
-    refused = config.run.model_copy(update={"folder": str(home / "refused")})
-    refused_config = config.model_copy(update={"training": training, "run": refused})
-    jobs.append(f"train={written(home, 'train', refused_config)}")
+    return in_folder(config, "run", tmp_path / "run")
+
+
+def in_folder(config: Config, section: str, folder: Path) -> Config:
+    """The settings with another folder in a section."""
+    changed = getattr(config, section).model_copy(update={"folder": str(folder)})
+    return config.model_copy(update={section: changed})
+
+
+@needs_connect
+def test_prepare_train_and_evaluate(spark, prepared, training, tmp_path):
+    workflow.train(training)
+    figures = workflow.evaluate(training)
+    anew = in_folder(in_folder(training, "run", tmp_path / "anew"), "prepared", tmp_path / "lanes")
+    engine = training.training.model_copy(update={"engine": "torch"})
+    refused = in_folder(training, "run", tmp_path / "no").model_copy(update={"training": engine})
+    jobs = [
+        f"run={written(tmp_path, 'anew', anew)}",
+        f"train={written(tmp_path, 'refused', refused)}",
+    ]
     said = said_in_a_session(JOBS, *jobs)
 
-    for kind in tables:
-        ours, theirs = rows_of(home / f"connected-{kind}"), rows_of(home / kind)
-        vectors = [np.array([row.pop("embedding") for row in rows]) for rows in (ours, theirs)]
-        assert ours == theirs
-        np.testing.assert_allclose(*vectors, atol=1e-5)
     for name in ("corpus/pairs.parquet", "corpus/evaluation/queries.parquet"):
-        ours, theirs = rows_of(home / "prepared" / name), rows_of(prepared / name)
+        ours, theirs = rows_of(tmp_path / "lanes" / name), rows_of(prepared / name)
         assert sorted(ours, key=str) == sorted(theirs, key=str)
-    manifests = [
-        json.loads((folder / "lanes" / "manifest.json").read_text())
-        for folder in (home / "prepared", prepared)
-    ]
-    assert manifests[0] == manifests[1]
-    found = said[str(home / "run.yaml")]
+    manifests = [folder / "lanes" / "manifest.json" for folder in (tmp_path / "lanes", prepared)]
+    assert manifests[0].read_text() == manifests[1].read_text()
+    found = said[jobs[0]]
     for when in ("before", "after"):
         assert found[when].keys() == figures[when].keys()
         for name, of_set in figures[when].items():
             assert found[when][name] == pytest.approx(of_set, abs=1e-3)
-    assert said[str(home / "train.yaml")].startswith("spark.master: this session is of Spark")
+    assert said[jobs[1]].startswith("spark.master: this session is of Spark Connect")
+
+
+@needs_connect
+def test_embed_and_search(spark, tmp_path, small_model, lines):
+    jobs: list[str] = []
+    for kind, path in write_texts(tmp_path, lines[:100]).items():
+        embedding = {"model": str(small_model), "inputs": [str(path)], "format": kind}
+        embedding |= {"part_rows": 40, "key_column": "id"}
+        workflow.embed(parse({"embedding": embedding | {"output": str(tmp_path / kind)}}))
+        again = parse({"embedding": embedding | {"output": str(tmp_path / f"connected-{kind}")}})
+        jobs.append(f"embed={written(tmp_path, kind, again)}")
+    searching = f"search={tmp_path / 'csv.yaml'}"
+    exact, indexed = said_in_a_session(JOBS, *jobs, searching)[searching]
+
+    for kind in ("csv", "jsonl"):
+        ours, theirs = rows_of(tmp_path / f"connected-{kind}"), rows_of(tmp_path / kind)
+        vectors = [np.array([row.pop("embedding") for row in rows]) for rows in (ours, theirs)]
+        assert ours == theirs
+        np.testing.assert_allclose(*vectors, atol=1e-5)
+    queries = ["print the help", "a list of arguments"]
+    hits = find_texts(open_table(tmp_path / "csv"), queries, 3)
+    wanted = [[hit.query, hit.rank, hit.position, hit.text, hit.key] for hit in hits]
+    for found in (exact, indexed):
+        assert [hit[:2] + hit[3:] for hit in found] == wanted
 
 
 @needs_connect
