@@ -64,7 +64,7 @@ def test_work_that_stands_still_says_so(capsys, impatient):
     with WorkProgress("training", 40, 0, "step {done}/{total}  {text}", "workers start") as bar:
         still = _lines_until(capsys, lambda lines: len(lines) >= 3)
         bar.move(1)
-        _lines_until(capsys, lambda lines: "step 1/40  " in lines)
+        _lines_until(capsys, lambda lines: "step 1/40" in lines)
     assert still[:3] == ["step 0/40  workers start"] * 3
 
 
@@ -85,7 +85,7 @@ def test_a_line_at_each_tenth(capsys):
             bar.move(step)
             bar.show(step, "loss 1")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["step 0/40  ", "step 1/40  loss 1"] + [
+    assert lines == ["step 0/40", "step 1/40  loss 1"] + [
         f"step {step}/40  loss 1" for step in range(4, 41, 4)
     ]
 

@@ -160,7 +160,7 @@ def _unable_in_store(key: str, folder: RemotePath, error: OSError) -> InputError
     return InputError(
         key,
         f"{folder} cannot be written, read and listed ({first_line(error)})",
-        "name a bucket that there is, with credentials that may do so; see docs/storage.md",
+        "mend the address, storage.*_endpoint or the credentials; see docs/storage.md",
     )
 
 

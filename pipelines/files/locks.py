@@ -32,7 +32,13 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from pipelines.errors import PipelineError
-from pipelines.files.conditional import NoConditionalWritesError, can_condition, create, read
+from pipelines.files.conditional import (
+    NoConditionalWritesError,
+    can_condition,
+    create,
+    delete,
+    read,
+)
 from pipelines.files.conditional import replace as conditional_replace
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.lock_files import files_for
@@ -239,9 +245,10 @@ def _unable(folder: RemotePath) -> str | None:
     except NoConditionalWritesError as error:
         return str(error)
     finally:
-        # What could not be written says more than that it cannot be removed.
+        # What could not be written says more than that it cannot be removed, and says it before
+        # a store that is away has been asked for minutes.
         with suppress(OSError):
-            probe.unlink(missing_ok=True)
+            delete(probe)
     return None if able else "its server does not follow conditions"
 
 

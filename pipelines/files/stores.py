@@ -53,6 +53,9 @@ _REFUSED = re.compile(
 )
 """Those of them that other credentials would mend."""
 
+_ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:.*?<Message>([^<]+)</Message>)?", re.DOTALL)
+"""What the document says that S3 and Azure answer with."""
+
 
 @dataclass(frozen=True)
 class Store:
@@ -136,8 +139,14 @@ def _tell(what: str, state: tenacity.RetryCallState) -> None:
 
 
 def first_line(error: BaseException | None) -> str:
-    """What an error says, in one line."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    """What an error says, in one line; of a store's answer in XML, its code and its message."""
+    text = str(error)
+    line = next(iter(text.splitlines()), "") or type(error).__name__
+    answer = _ANSWER.search(text)
+    if answer is None:
+        return line
+    before = re.split(r"<\?xml|<Error", line, maxsplit=1)[0].rstrip(" \ufeff")
+    return " ".join([before, ": ".join(filter(None, answer.groups()))]).splitlines()[0]
 
 
 @lru_cache(maxsize=64)

@@ -107,7 +107,9 @@ class WorkProgress(Work):
 
     def line(self) -> str:
         """By the template."""
-        return self._template.format(done=self.done, total=self._amount, text=self._text)
+        line = self._template.format(done=self.done, total=self._amount, text=self._text)
+        # There is no text between the first progress and the first that is shown with one.
+        return line.rstrip()
 
 
 class Activity(Work):

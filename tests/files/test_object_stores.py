@@ -193,10 +193,14 @@ class TestFolders:
         ):
             folders.check_place("run.folder", missing)
         with (
-            pytest.raises(InputError, match=r"^run\.folder: s3://no-such-bucket-at-all/run cannot"),
+            pytest.raises(
+                InputError,
+                match=r"^run\.folder: s3://no-such-bucket-at-all/run cannot .*: NoSuchBucket: The",
+            ) as refused,
             folders.work_folder("run.folder", missing, "train"),
         ):
             pass
+        assert "<" not in str(refused.value)
         assert time.monotonic() - began < s3_bucket.options.retry_seconds
 
     def test_a_server_that_is_not_there_is_asked_for_a_while(self, s3_server):
@@ -208,3 +212,16 @@ class TestFolders:
             InputError, match=r"^run\.folder: .* cannot be written, read and listed"
         ):
             folders.check_place("run.folder", missing)
+
+    def test_a_wrong_endpoint_is_told_of_before_the_store_has_been_waited_for(self, s3_server):
+        options = s3_server.model_copy(
+            update={"s3_endpoint": "http://127.0.0.1:9", "retry_seconds": 300.0}
+        )
+        missing = RemotePath.parse("s3://bucket-elsewhere/run", options)
+        began = time.monotonic()
+        with (
+            pytest.raises(InputError, match=r"http://127\.0\.0\.1:9/.*, mend the address, storage"),
+            folders.work_folder("run.folder", missing, "train"),
+        ):
+            pass
+        assert time.monotonic() - began < 60.0

@@ -89,7 +89,7 @@ def test_an_upload_that_is_half_done_is_never_read(root, traffic, stage, fault):
 def test_credentials_that_have_ended_are_told_at_once(root, traffic):
     traffic.decide = lambda _method, _path: EXPIRED
     began = time.monotonic()
-    said = r"^run\.folder: s3://.*/run cannot be written, .*ExpiredToken.*credentials that may"
+    said = r"^run\.folder: s3://.*/run cannot be written, .*ExpiredToken.*or the credentials;"
     with pytest.raises(InputError, match=said), folders.work_folder("run.folder", root / "run", ""):
         pytest.fail("the job began")
     said = r"^writing failed: .*expired.*; renew the store's credentials, or let them"
