@@ -33,7 +33,12 @@ _CONNECT_SECONDS = 10.0
 # The SDK's own attempts are for a request that is lost; ours are for a store that is away.
 _SDK_ATTEMPTS = 4
 
+_TOLD_ATTEMPT = 4
+
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
+
+_AWAY: set[Store] = set()
+"""Stores that were away in this process for as long as they are waited for, and not back since."""
 
 _DEFINITE = re.compile(
     r"ACCESS_DENIED|AccessDenied|NO_SUCH_BUCKET|NoSuchBucket|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN"
@@ -92,16 +97,25 @@ class Store:
             attempt: The request; it must make no difference whether it is made once or twice.
 
         Raises:
-            OSError: The store says no, or is away for ``storage.retry_seconds``.
+            OSError: The store says no, or is away for ``storage.retry_seconds``. Once it was away
+                for so long, each request is made once, until one succeeds: what a job then does to
+                clean up, and Spark to repeat its tasks, does not take the same time again each.
         """
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(self.options.retry_seconds),
+            stop=tenacity.stop_after_delay(0 if self in _AWAY else self.options.retry_seconds),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE_SECONDS),
             retry=tenacity.retry_if_exception(is_transient),
             before_sleep=lambda state: _tell(what, state),
             reraise=True,
         )
-        return retrying(attempt)
+        try:
+            found = retrying(attempt)
+        except OSError as error:
+            if is_transient(error):
+                _AWAY.add(self)
+            raise
+        _AWAY.discard(self)
+        return found
 
 
 @dataclass(frozen=True)
@@ -135,7 +149,10 @@ def credentials_remedy(error: OSError) -> str:
 
 def _tell(what: str, state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
-    logger.info("%s: attempt %d failed (%s)", what, state.attempt_number, first_line(error))
+    # Most requests succeed the second time. Of one that does not, any program is told once, since
+    # what follows may take minutes.
+    level = logging.WARNING if state.attempt_number == _TOLD_ATTEMPT else logging.INFO
+    logger.log(level, "%s: attempt %d failed (%s)", what, state.attempt_number, first_line(error))
 
 
 def first_line(error: BaseException | None) -> str:
