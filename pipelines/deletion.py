@@ -106,7 +106,7 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
 def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:
     if not has_rows_by(config, deleted.column):
         return None
-    session = spark_session(for_stage(config, "embed"))
+    session = spark_session(for_stage(config, "embed"), needs_context=False)
     return delete_from_table(session, config, deleted)
 
 

@@ -7,10 +7,11 @@ table that takes the place of this one; see :mod:`pipelines.embedding.deleted_ro
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ from pipelines.files import storage, versions
 from pipelines.files.folders import work_folder
 from pipelines.files.locations import Location, RemotePath, arrow_source
 from pipelines.settings import Config
+from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.tasks import collect_from_tasks, slices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,9 +113,8 @@ def _replace(session: SparkSession, whole: Version, folder: Location, deleted: D
             deleted=deleted,
         )
         numbered = list(enumerate(plan.parts))
-        tasks = min(len(numbered), 4 * session.sparkContext.defaultParallelism)
-        listed = session.sparkContext.parallelize(numbered, tasks)
-        act = listed.mapPartitions(work).collect
+        tasks = slices(numbered, 4 * default_parallelism(session))
+        act = partial(collect_from_tasks, session, tasks, work)
         found: list[_Written] = run_job(session, "embedding: deleting rows", act)
         named = {one.number: one.name for one in found}
         parts = [replace(part, name=named[number]) for number, part in numbered]
@@ -133,7 +135,7 @@ def _replace(session: SparkSession, whole: Version, folder: Location, deleted: D
 
 
 def _write_parts(
-    numbered: Iterator[tuple[int, RowRange]],
+    tasks: Iterable[Sequence[tuple[int, RowRange]]],
     *,
     source: Location,
     target: Location,
@@ -142,7 +144,7 @@ def _write_parts(
     deleted: DeletedRows,
 ) -> Iterator[_Written]:
     """Writes parts without the rows, or takes them over as they are. Runs on an executor."""
-    for number, part in numbered:
+    for number, part in chain.from_iterable(tasks):
         file = part_file(source, part)
         footer = read_part_footer(file, columns.text)
         gone = _count(file, footer.rows, deleted)

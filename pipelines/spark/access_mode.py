@@ -55,6 +55,7 @@ def connected_session() -> SparkSession:
     Raises:
         InputError: Its server cannot be reached.
     """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -62,7 +63,7 @@ def connected_session() -> SparkSession:
         session: Any = SparkSession.builder.getOrCreate()
         # Nothing has been asked of the server before.
         logger.debug("Spark Connect %s", session.version)
-    except (ImportError, PySparkException) as error:
+    except (ImportError, PySparkException, Py4JError) as error:
         summary = str(error).strip().splitlines()[0]
         raise InputError(
             "spark.master",

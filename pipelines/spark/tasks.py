@@ -6,6 +6,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -18,8 +19,16 @@ if TYPE_CHECKING:
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 _ROW = "value"
+
+
+def slices(values: Sequence[Value], most: int) -> list[Sequence[Value]]:
+    """Values in at most so many runs of nearly equal length, none of them empty."""
+    count = min(len(values), most)
+    ends = [len(values) * number // count for number in range(count + 1)] if count else []
+    return [values[start:end] for start, end in pairwise(ends)]
 
 
 def collect_from_tasks(

@@ -21,6 +21,7 @@ from pipelines.spark.job_timeout import run_with_timeout
 from pipelines.spark.session import spark_session
 from pipelines.spark.sharing import shared_value
 from pipelines.spark.stage_resources import resources_in
+from pipelines.spark.tasks import slices
 
 
 @pytest.fixture
@@ -130,6 +131,15 @@ def test_what_functions_bring_along_is_bounded(connected, monkeypatch):
     told = r"^spark\.master: tasks need 2 MiB that a session of Spark Connect cannot send them, "
     with pytest.raises(InputError, match=told), shared_value(None, many):
         pass
+
+
+@pytest.mark.parametrize(
+    ("values", "most", "lengths"), [(7, 3, [2, 2, 3]), (2, 9, [1, 1]), (0, 4, [])]
+)
+def test_slices_hold_all_values_in_their_order(values, most, lengths):
+    found = slices(range(values), most)
+    assert [len(one) for one in found] == lengths
+    assert [value for one in found for value in one] == list(range(values))
 
 
 def test_the_cause_is_told_without_the_stack_of_the_server():

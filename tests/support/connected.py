@@ -28,9 +28,10 @@ needs_connect = pytest.mark.skipif(_missing() is not None, reason=str(_missing()
 
 def said_in_a_session(program: str, *arguments: str) -> Any:
     """What a program prints last, JSON; `SPARK_REMOTE` has its session be one of Spark Connect."""
-    # Spark then takes a free port for the server, instead of the same one for all.
-    own_port = {"SPARK_TESTING": "1"}
-    environment = {**os.environ, **own_port, "SPARK_REMOTE": "local[2]", "SPARK_SUBMIT_OPTS": ""}
+    environment = {**os.environ, "SPARK_REMOTE": "local[2]", "SPARK_SUBMIT_OPTS": ""}
+    environment["PYSPARK_PYTHON"] = sys.executable
+    # Gives the server a free port, instead of one that another on this machine may have.
+    environment["SPARK_TESTING"] = "1"
     # Of the classic session of the tests.
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
         environment.pop(name, None)
