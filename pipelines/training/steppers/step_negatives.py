@@ -1,9 +1,9 @@
 """Negatives from all granules of a step, on whichever workers they are. Runs on executors.
 
 A worker compares its own anchors with the candidates of all workers, some anchors at a time, and
-sends the gradients of the candidates to the workers that embedded them. With E examples and C
-candidates in a step (E positives, or 2 E with hard negatives), embeddings of d numbers and W
-workers, a worker
+sends the gradients of the candidates to the workers that embedded them. With E examples in a step,
+C candidates (E positives, and n E hard negatives where examples have n), embeddings of d numbers
+and W workers, a worker
 
 - makes 6 C d E/W multiplications and additions (two matrix products for the gradients, one before),
 - holds some 7 C d fp32 numbers (the candidates, also joined if there are hard negatives, the
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.lanes.files import Granule, SideName
+from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Candidates, Picks, identities
 from pipelines.training.collectives.base import Collectives
 
@@ -40,7 +40,7 @@ the anchors' share of this worker's; gives their mean loss times this share, and
 
 
 def gathered_candidates(
-    granules: Sequence[Granule], sides: Sequence[SideName], collectives: Collectives
+    granules: Sequence[Granule], sides: Sequence[str], collectives: Collectives
 ) -> Candidates:
     """The candidates that all workers bring to a step; all workers call it.
 
