@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.engines.base import Engine, check_fit
 from pipelines.errors import InputError
 from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
@@ -92,7 +93,7 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
             f"one of {', '.join(map(str, fitting))}",
         )
     needs = LOSSES.load(config.objective.name).needs
-    if needs != "singles" and not manifest.paired:
+    if needs not in ("singles", "teacher") and not manifest.paired:
         raise InputError("objective.name", "the lanes hold single texts", "set it to simcse")
     there = {"scores": manifest.scored, "candidate_scores": manifest.candidates_scored}
     columns = {"scores": "corpus.score_column", "candidate_scores": "corpus.score_columns"}
@@ -100,6 +101,8 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
         raise InputError(
             "objective.name", "the lanes hold no scores", f"set {columns[needs]} and prepare again"
         )
+    if config.objective.uses_teacher:
+        check_lanes_of_teacher(config, manifest.teacher)
     return BatchPlan(
         lanes=manifest.lanes,
         rows=manifest.rows,

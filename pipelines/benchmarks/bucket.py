@@ -28,7 +28,7 @@ from pipelines.benchmarks.slow_store import BUCKET, slow_store
 from pipelines.benchmarks.trainers import new_stepper
 from pipelines.files.locations import RemotePath
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.lanes.files import SCHEMA, LaneManifest
+from pipelines.lanes.files import LaneManifest, lane_schema
 from pipelines.lanes.plan import BatchPlan, plan_segments
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.remote import Fetching
@@ -52,6 +52,7 @@ PACED_SECONDS = 5.0
 GRANULES_PER_PACED_STEP = 8
 PACES = (1_000, 5_000, 10_000, 20_000)
 TRIED_PACE = 10_000
+COLUMNS = ("positive",)
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,12 @@ def write_random_lanes(folder: Path, lanes: int = LANES, rows: int = ROWS) -> La
     for lane in range(lanes):
         batches = (_random_granule(generator, lane, row) for row in range(rows))
         for written in write_lanes(
-            batches, folder=folder, granule=GRANULE, rows_per_part=rows, vocabulary=VOCABULARY
+            batches,
+            folder=folder,
+            columns=COLUMNS,
+            granule=GRANULE,
+            rows_per_part=rows,
+            vocabulary=VOCABULARY,
         ):
             summary = written.to_pylist()[0]
             checksums.append(summary["checksum"])
@@ -291,6 +297,7 @@ def write_random_lanes(folder: Path, lanes: int = LANES, rows: int = ROWS) -> La
         negatives=0,
         scored=False,
         candidates_scored=False,
+        teacher=None,
         checksums=tuple(checksums),
     )
     manifest.save(folder)
@@ -312,9 +319,8 @@ def _random_granule(generator: np.random.Generator, lane: int, row: int) -> pa.R
         "anchor": texts(),
         "positive": texts(),
     }
-    nothing = {field.name: pa.nulls(GRANULE, field.type) for field in SCHEMA}
-    schema = SCHEMA.insert(0, pa.field("lane", pa.int32()))
-    return pa.RecordBatch.from_pydict(nothing | columns, schema=schema)
+    schema = lane_schema(COLUMNS).insert(0, pa.field("lane", pa.int32()))
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
 def _median_ratio(rounds: Sequence[Round]) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,8 +23,10 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import LanesFolder
+from pipelines.lanes.binary import binary_values, value_offsets
 from pipelines.lanes.index import ANEW, INDEX_FILE
 from pipelines.lanes.plan import Segment, bucket_length
+from pipelines.lanes.teacher import TeacherVectors
 
 FORMAT = 7
 PADDING_MULTIPLE = 8
@@ -40,8 +42,19 @@ SCHEMA = pa.schema(
         ("negatives", pa.list_(pa.binary())),
         ("score", pa.float32()),
         ("candidate_scores", pa.list_(pa.float32())),
+        ("teacher", pa.list_(pa.binary())),
     ]
 )
+_ALWAYS = ("id", "group", "anchor")
+
+
+def lane_schema(columns: Collection[str]) -> pa.Schema:
+    """The schema of lanes that have some of the optional columns: one without values costs bytes.
+
+    Args:
+        columns: Their names.
+    """
+    return pa.schema([field for field in SCHEMA if field.name in (*_ALWAYS, *columns)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +79,7 @@ class LaneManifest:
         negatives: Hard negatives of each example.
         scored: Whether examples have a score.
         candidates_scored: Whether their positive and each hard negative have one.
+        teacher: The vectors that a teacher gave their texts, if there are any.
         checksums: Of the index of each lane, 16 hexadecimal digits.
     """
 
@@ -86,6 +100,7 @@ class LaneManifest:
     negatives: int
     scored: bool
     candidates_scored: bool
+    teacher: TeacherVectors | None
     checksums: tuple[str, ...]
 
     @property
@@ -106,6 +121,18 @@ class LaneManifest:
             "negative": tuple(map(negative_side, range(self.negatives))),
         }
         return tuple(side for name in wanted for side in present[name])
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of a granule."""
+        present = {
+            "positive": self.paired,
+            "negatives": self.negatives > 0,
+            "score": self.scored,
+            "candidate_scores": self.candidates_scored,
+            "teacher": self.teacher is not None,
+        }
+        return lane_schema([name for name, is_there in present.items() if is_there])
 
     @property
     def digest(self) -> str:
@@ -152,7 +179,9 @@ class LaneManifest:
         del values["format"]
         segments = tuple(Segment(**segment) for segment in values.pop("segments"))
         checksums = tuple(values.pop("checksums"))
-        return cls(segments=segments, checksums=checksums, **values)
+        teacher = values.pop("teacher")
+        teacher = teacher and TeacherVectors(**teacher)
+        return cls(segments=segments, checksums=checksums, teacher=teacher, **values)
 
 
 def _digest(record: dict[str, Any]) -> str:
@@ -193,6 +222,8 @@ class Granule:
         scores: float32 [examples]; None without scores.
         candidate_scores: float32 [examples, 1 + negatives], of the positive and of each hard
             negative; None without such scores.
+        teacher: The vectors that a teacher gave the texts of each side, fp32 [examples, width], of
+            length 1; empty where they are not wanted.
     """
 
     number: int
@@ -202,6 +233,7 @@ class Granule:
     negatives: tuple[Side | None, ...] = ()
     scores: np.ndarray | None = None
     candidate_scores: np.ndarray | None = None
+    teacher: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def examples(self) -> int:
@@ -247,11 +279,8 @@ def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         All ids in one int32 array, and int32 [rows] with the number of ids of each row.
     """
-    _, offset_buffer, data = column.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=np.int32)
-    offsets = offsets[column.offset : column.offset + len(column) + 1]
-    ids = np.frombuffer(data, dtype="<i4", count=offsets[-1] // 4) if data else np.empty(0, "<i4")
-    return ids[offsets[0] // 4 :], (np.diff(offsets) // 4).astype(np.int32)
+    lengths = (np.diff(value_offsets(column)) // 4).astype(np.int32)
+    return binary_values(column, np.dtype("<i4")), lengths
 
 
 def padded_width(lengths: np.ndarray) -> int:
@@ -270,25 +299,42 @@ def pad(column: pa.Array) -> Side:
 
 def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """The texts of a granule's record batch, a binary column for each side that it has."""
-    columns = {name: batch.column(name) for name in ("anchor", "positive")}
-    lists = batch.column("negatives")
-    if not lists.null_count:
-        texts, rows = lists.flatten(), batch.num_rows
-        count = len(texts) // rows
-        for place in range(count):
-            # Of one hard negative each, the texts are the column as it is.
-            own = texts if count == 1 else texts.take(pa.array(range(place, len(texts), count)))
-            columns[negative_side(place)] = own
-    return {name: column for name, column in columns.items() if not column.null_count}
+    found = {name: _values(batch, name) for name in ("anchor", "positive")}
+    columns = {name: column for name, column in found.items() if column is not None}
+    lists = _values(batch, "negatives")
+    negatives = [] if lists is None else _by_place(lists)
+    return columns | {negative_side(place): own for place, own in enumerate(negatives)}
 
 
-def decode(batch: pa.RecordBatch, number: int, sides: Collection[str] | None = None) -> Granule:
+def _values(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """A column, unless it is not there or rows lack a value."""
+    column = batch.column(name) if name in batch.schema.names else None
+    return None if column is None or column.null_count else column
+
+
+def _by_place(lists: pa.ListArray) -> list[pa.Array]:
+    """The first values of lists of one size, the second, and so on."""
+    values = lists.flatten()
+    count = len(values) // len(lists)
+    if count == 1:
+        return [values]
+    places = np.arange(len(values)).reshape(-1, count).T
+    return [values.take(pa.array(place)) for place in places]
+
+
+def decode(
+    batch: pa.RecordBatch,
+    number: int,
+    sides: Collection[str] | None = None,
+    teacher: TeacherVectors | None = None,
+) -> Granule:
     """Turns a granule's record batch into padded arrays.
 
     Args:
-        batch: The record batch, of ``SCHEMA``.
+        batch: The record batch, of columns of ``SCHEMA``.
         number: The number that names the granule.
         sides: The sides that are wanted, None for all; `anchor` is always given.
+        teacher: The vectors of a teacher that the batch holds, if they are wanted.
     """
     texts = text_columns(batch)
     wanted = {
@@ -296,17 +342,25 @@ def decode(batch: pa.RecordBatch, number: int, sides: Collection[str] | None = N
         for name, column in texts.items()
         if sides is None or name in ("anchor", *sides)
     }
-    candidates = batch.column("candidate_scores")
+    scores, of_candidates = (_values(batch, name) for name in ("score", "candidate_scores"))
+    vectors = _values(batch, "teacher") if teacher is not None else None
     return Granule(
         number=number,
         groups=_numbers(batch.column("group")),
         anchor=wanted["anchor"],
         positive=wanted.get("positive"),
         negatives=tuple(wanted.get(name) for name in texts if name not in ("anchor", "positive")),
-        scores=None if batch.column("score").null_count else _numbers(batch.column("score")),
+        scores=None if scores is None else _numbers(scores),
         candidate_scores=None
-        if candidates.null_count
-        else _numbers(candidates.flatten()).reshape(batch.num_rows, -1),
+        if of_candidates is None
+        else _numbers(of_candidates.flatten()).reshape(batch.num_rows, -1),
+        teacher={}
+        if teacher is None or vectors is None
+        else {
+            name: teacher.read(own)
+            for name, own in zip(texts, _by_place(vectors), strict=True)
+            if name in wanted
+        },
     )
 
 

@@ -39,8 +39,9 @@ class Loss:
     Attributes:
         name: As in the registry.
         needs: Of the corpus: `pairs`, `scores` (scored pairs), `candidate_scores` (of the positive
-            and each hard negative), or `singles`. Scores are then what embeddings are compared
-            with, and otherwise :class:`~pipelines.losses.candidates.Picks`.
+            and each hard negative), `teacher` (a teacher's vectors of the texts), or `singles`.
+            Scores or vectors are then what embeddings are compared with, and otherwise
+            :class:`~pipelines.losses.candidates.Picks`.
         sides: The texts of an example that it embeds, each under noise of its own; `negative`
             stands for all hard negatives, a side each. Those that the lanes do not have are left
             out.
@@ -53,7 +54,7 @@ class Loss:
     """
 
     name: str
-    needs: Literal["pairs", "scores", "candidate_scores", "singles"]
+    needs: Literal["pairs", "scores", "candidate_scores", "teacher", "singles"]
     sides: tuple[SideName, ...]
     uses_negatives: bool
     settings: type[ObjectiveSettings]
@@ -90,7 +91,9 @@ class Loss:
             raise InputError(
                 "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to single"
             )
-        if self.needs != "singles" and corpus.pairs == "single":
+        if config.objective.uses_teacher and not config.teacher.is_asked:
+            raise InputError("teacher.model", f"`{self.name}` needs it", "name its folder")
+        if self.needs not in ("singles", "teacher") and corpus.pairs == "single":
             raise InputError("objective.name", "single texts have no partner", "set it to simcse")
         self.form(config.training.framework)
 

@@ -11,10 +11,11 @@ from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Candidates, Picks, identities
 from pipelines.settings import ObjectiveSettings
 
-Targets = Picks | np.ndarray
+Targets = Picks | np.ndarray | list[np.ndarray]
 """The scores of a loss that needs them, fp32 [examples], or [examples, 1 + hard negatives] where it
-needs those of the candidates; of any other, which texts the anchors may be compared with. The forms
-of a loss take both as tensors."""
+needs those of the candidates; the vectors of a teacher of one that needs these, fp32 [examples,
+width] for each side; of any other, which texts the anchors may be compared with. The forms of a
+loss take all of them as tensors."""
 
 SCORES: Mapping[str, Callable[[Granule], np.ndarray | None]] = {
     "scores": lambda granule: granule.scores,
@@ -31,7 +32,10 @@ def granule_targets(settings: ObjectiveSettings, granule: Granule, sides: Sequen
         granule: All its sides may be there; those that are not embedded do not count.
         sides: Those that are embedded, as the loss takes them.
     """
-    scores = SCORES.get(LOSSES.load(settings.name).needs)
+    needs = LOSSES.load(settings.name).needs
+    if needs == "teacher":
+        return [granule.teacher[name] for name in sides]
+    scores = SCORES.get(needs)
     if scores is not None:
         found = scores(granule)
         assert found is not None, "the driver has seen that there are scores"

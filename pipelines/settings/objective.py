@@ -25,6 +25,11 @@ class ObjectiveSettings(Settings):
 
     name: Annotated[str, choice_of(LOSSES)] = Field(default=DEFAULT, description="The loss.")
 
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether the loss is given the vectors that a teacher gave the texts."""
+        return LOSSES.load(self.name).needs == "teacher"
+
     def check_with(self, config: Config) -> None:
         """Refuses a corpus, a framework or a training that the loss cannot work with."""
         LOSSES.load(self.name).check_with(config)

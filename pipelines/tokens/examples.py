@@ -28,6 +28,8 @@ SCHEMA = pa.schema(
 )
 """Of ``examples.parquet``; see :func:`pipelines.tokens.stage.prepare_tokens`."""
 
+OPTIONAL = ("positive", "negatives", "score", "candidate_scores")
+"""Columns that all rows have values in, or none."""
 _CARRIED = ("id", "group", "score", "candidate_scores")
 CORPUS_COLUMNS = (*TEXT_COLUMNS, *_CARRIED)
 """Of the corpus, that examples are made of."""
@@ -41,17 +43,20 @@ class TaskSums:
         longest: int64 [lengths]; how many rows have a longest text of each length, from 0 on.
         texts: int64 [lengths]; how many texts of any side have each length; nulls are none.
         negatives: int64 [hard negatives]; how many rows have so many, from 0 on.
+        columns: Names of the optional columns that some rows have values in.
     """
 
     longest: np.ndarray
     texts: np.ndarray
     negatives: np.ndarray
+    columns: frozenset[str] = frozenset()
 
     def __add__(self, other: TaskSums) -> TaskSums:
         return TaskSums(
             _summed(self.longest, other.longest),
             _summed(self.texts, other.texts),
             _summed(self.negatives, other.negatives),
+            self.columns | other.columns,
         )
 
 
@@ -75,11 +80,14 @@ def tokenise_batch(
         **{name: one.holding(encoded[name].ids) for name, one in texts.items()},
     }
     is_text = np.concatenate([side.ids.is_valid() for side in encoded.values()])
-    negatives = list_lengths(batch.column("negatives"))
+    examples = pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
     sums = TaskSums(
-        np.bincount(rows.most(whole)), np.bincount(whole[is_text]), np.bincount(negatives)
+        np.bincount(rows.most(whole)),
+        np.bincount(whole[is_text]),
+        np.bincount(list_lengths(examples["negatives"])),
+        frozenset(name for name in OPTIONAL if examples[name].null_count < examples.num_rows),
     )
-    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA), sums
+    return examples, sums
 
 
 def shorten_batch(batch: pa.RecordBatch, max_length: int) -> pa.RecordBatch:

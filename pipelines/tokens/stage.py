@@ -36,6 +36,7 @@ from pipelines.spark.parquet_parts import (
 from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
 from pipelines.tokens.examples import (
     CORPUS_COLUMNS,
+    OPTIONAL,
     SCHEMA,
     TaskSums,
     shorten_batch,
@@ -65,6 +66,7 @@ class TokenSummary:
         dropped: Tokens that they had more.
         vocabulary: Rows of a word embedding for these ids.
         negatives: Hard negatives of each example.
+        columns: Names of the optional columns that examples have.
         prompts: What stands before the texts of a side, by its name.
     """
 
@@ -76,6 +78,7 @@ class TokenSummary:
     dropped: int
     vocabulary: int
     negatives: int
+    columns: tuple[str, ...]
     prompts: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -149,7 +152,7 @@ def check_tokens(folder: Location, config: Config) -> None:
     """
     manifest = storage.read_json(TokensFolder(folder).manifest)
     length, prompts = model_length(config), training_prompts(config)
-    if not {"max_length", "negatives"} <= manifest.keys():
+    if not {"max_length", "columns"} <= manifest.keys():
         raise InputError("prepared.folder", f"{folder} has another format", _AGAIN)
     if manifest["max_length"] > length:
         raise InputError(
@@ -216,6 +219,7 @@ def _summary(
         dropped=int(sums.texts @ lengths) - kept,
         vocabulary=vocabulary,
         negatives=negatives,
+        columns=tuple(name for name in OPTIONAL if name in sums.columns),
         prompts=prompts,
     )
 

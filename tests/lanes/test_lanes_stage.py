@@ -82,6 +82,7 @@ def write_tokens(folder: Path, examples: list[Example]) -> None:
     pq.write_table(table.slice(len(examples) // 3), parquet / "part-1.parquet")
     told = {"vocabulary": 900, "max_length": 40, "examples": len(examples)}
     told["negatives"] = len(examples[0].negatives)
+    told["columns"] = ["positive", *([] if none else ["negatives", "candidate_scores"])]
     storage.write_json(folder / "tokens" / "manifest.json", told)
     counted = {"lengths": sorted(Counter(lengths).items())}
     storage.write_json(folder / "tokens" / "lengths.json", counted)

@@ -105,6 +105,7 @@ def prepared(tmp_path):
         negatives=0,
         scored=False,
         candidates_scored=False,
+        teacher=None,
         checksums=("0" * 16,) * 2,
     ).save(tmp_path / "lanes")
     stages = [("corpus", 20.0, False), ("tokens", 5.0, True), ("lanes", 0.5, False)]
