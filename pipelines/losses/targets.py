@@ -29,4 +29,5 @@ def granule_targets(
     if LOSSES.load(settings.name).needs == "scores":
         assert granule.scores is not None, "the driver has seen that there are scores"
         return granule.scores
-    return Candidates(identities([granule], sides)).picks(0, granule.examples)
+    candidates = Candidates(identities([granule], sides), anchors=settings.compares_anchors)
+    return candidates.picks(0, granule.examples)

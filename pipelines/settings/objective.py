@@ -25,6 +25,11 @@ class ObjectiveSettings(Settings):
 
     name: Annotated[str, choice_of(LOSSES)] = Field(default=DEFAULT, description="The loss.")
 
+    @property
+    def compares_anchors(self) -> bool:
+        """Whether anchors are compared with other anchors, which then are candidates too."""
+        return False
+
     def check_with(self, config: Config) -> None:
         """Refuses a corpus, a framework or a training that the loss cannot work with."""
         LOSSES.load(self.name).check_with(config)
@@ -68,7 +73,7 @@ def _is_of_others(name: str, key: str, value: Any) -> bool:
         raise InputError(
             f"objective.{key}",
             f"loss {name} has no such setting",
-            f"leave it out: it is one of {' and '.join(owners)}",
+            f"leave it out: it is one of {', '.join(owners)}",
         )
     logger.warning("objective.%s is left out: loss %s has no such setting", key, name)
     return True

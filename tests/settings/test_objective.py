@@ -23,7 +23,7 @@ def test_the_keys_are_those_of_the_loss():
 def test_a_key_of_another_loss_is_refused():
     told = (
         r"^objective\.temperature: loss cosine_regression has no such setting, "
-        r"leave it out: it is one of in_batch_negatives and simcse$"
+        r"leave it out: it is one of in_batch_negatives, simcse$"
     )
     with pytest.raises(InputError, match=told):
         load(None, [*SCORES, "objective.temperature=0.1"])
@@ -57,3 +57,30 @@ def test_a_loss_without_a_form_in_the_framework_is_refused():
     told = r"^training\.framework: loss simcse has no form for bigdl, one of tensorflow, torch$"
     with pytest.raises(InputError, match=told):
         load(None, [*SINGLES, "objective.name=simcse", "training.framework=bigdl"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["directions=[doc_to_query]"], r"directions: it is doc_to_query, name query_to_doc, and"),
+        (["directions=[]"], r"directions: it is empty, name query_to_doc, and others once"),
+        (
+            ["directions=[query_to_doc,doc_to_doc]", "partition_mode=per_direction"],
+            r"partition_mode: doc_to_doc has no pair to pick",
+        ),
+        (
+            ["hardness_mode=hard_negatives", "hardness_strength=5"],
+            r"hardness_mode: pairs of kind columns have no hard negatives, set it to in_batch",
+        ),
+    ],
+)
+def test_comparisons_without_meaning_are_refused(keys, told):
+    given = [f"objective.{key}" for key in keys]
+    with pytest.raises(InputError, match=rf"^objective\.{told}"):
+        load(None, ["corpus.pairs=columns", *given])
+
+
+def test_what_bigdl_does_not_compare_is_refused():
+    given = ["training.framework=bigdl", "training.engine=bigdl"]
+    with pytest.raises(InputError, match=r"^training\.framework: bigdl knows query_to_doc only"):
+        load(None, [*given, "objective.false_negative_margin=0.1"])

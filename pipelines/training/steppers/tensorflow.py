@@ -191,7 +191,9 @@ class TensorFlowStepper:
         :mod:`.step_negatives`; then each granule once more, pulling its part of that gradient
         through.
         """
-        candidates = gathered_candidates(work.granules, self._sides, self._timed)
+        candidates = gathered_candidates(
+            work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
+        )
         inputs = [self._inputs(granule, work.epoch) for granule in work.granules]
         loss, pulls = pulls_on_embeddings(
             [

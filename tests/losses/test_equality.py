@@ -1,0 +1,188 @@
+"""Every loss against sentence-transformers' own: same embeddings in, same value and gradient out.
+
+``pytest tests/losses/test_equality.py -s`` prints the largest differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.losses import (
+    GISTEmbedLoss,
+    MultipleNegativesRankingLoss,
+)
+from torch.nn.functional import normalize
+
+from pipelines.losses import LOSSES
+from pipelines.losses.candidates import Picks
+from pipelines.settings.objective import objective
+from pipelines.training.steppers.torch import on_device
+
+EXAMPLES, WIDTH = 7, 12
+MODEL = torch.nn.Identity()
+ALL = Picks(np.arange(EXAMPLES), np.empty((0, 2), np.int64))
+"""Each anchor sees all candidates."""
+
+Theirs = Callable[[list[torch.Tensor]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss of ours, and one of theirs.
+
+    Attributes:
+        label: What is compared.
+        name: Of our loss.
+        sides: How many it has.
+        theirs: Their loss, of unit vectors.
+        keys: Of our settings.
+        targets: What ours compares with.
+    """
+
+    label: str
+    name: str
+    sides: int
+    theirs: Theirs
+    keys: dict[str, Any] = field(default_factory=dict)
+    targets: Any = ALL
+
+
+def ranking(label: str, sides: int, keys: dict[str, Any] | None = None, **theirs: Any) -> Case:
+    """In-batch negatives; the keys that have one name and one meaning are given once."""
+    keys, scale = {**theirs, **(keys or {})}, theirs.pop("scale", 20.0)
+    module = MultipleNegativesRankingLoss(MODEL, scale=scale, **theirs)
+
+    def of(embeddings: list[torch.Tensor]) -> torch.Tensor:
+        return module.compute_loss_from_embeddings(embeddings, None)
+
+    keys = {"temperature": 1 / scale} | {key: keys[key] for key in keys if key != "scale"}
+    return Case(label, "in_batch_negatives", sides, of, keys)
+
+
+ALL_FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+BOTH_WAYS = ("query_to_doc", "doc_to_query")
+
+
+def guided(label: str, sides: int, guide: Sequence[torch.Tensor] | None, **keys: Any) -> Case:
+    """In-batch negatives without what a guide, or the model itself, takes for false negatives."""
+    # The constructor wants two whole models.
+    module = GISTEmbedLoss.__new__(GISTEmbedLoss)
+    torch.nn.Module.__init__(module)
+    module.model, module.guide = MODEL, torch.nn.Module()
+    module.must_retokenize = module.gather_across_devices = False
+    module.similarity_fct = torch.nn.CosineSimilarity(dim=-1)
+    module.cross_entropy_loss = torch.nn.CrossEntropyLoss()
+    module.temperature, module.margin = 0.05, keys["false_negative_margin"]
+    module.margin_strategy = keys["margin_strategy"]
+    among = sides == 2
+    module.contrast_anchors = module.contrast_positives = among
+    if among:
+        keys["directions"] = ("query_to_doc", "query_to_query", "doc_to_doc")
+
+    def of(embeddings: list[torch.Tensor]) -> torch.Tensor:
+        seen = guide or [side.detach() for side in embeddings]
+        by_model = {module.model: embeddings, module.guide: seen}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(
+                GISTEmbedLoss.forward.__globals__,
+                "embed_columns",
+                lambda model, features: by_model[model],
+            )
+            return module([{} for _ in embeddings], None)
+
+    vectors = tuple(side.numpy() for side in guide or ())
+    return Case(label, "in_batch_negatives", sides, of, keys, ALL._replace(guide=vectors))
+
+
+def vectors(sides: int, width: int = WIDTH, seed: int = 5) -> list[torch.Tensor]:
+    """Of which the positives are near their anchors, and some others too."""
+    generator = torch.Generator().manual_seed(seed)
+    anchors, *others = torch.randn(sides, EXAMPLES, width, generator=generator)
+    if not others:
+        return [anchors]
+    near = [anchors + 0.7 * others[0], *(0.6 * anchors.roll(1, 0) + other for other in others[1:])]
+    return [anchors, *near]
+
+
+TEACHER = [normalize(side, dim=-1) for side in vectors(3, width=5, seed=9)]
+
+CASES = [
+    ranking("pairs", 2),
+    ranking("triplets", 3, scale=7.0),
+    ranking("both ways", 3, directions=BOTH_WAYS),
+    ranking("both ways, a softmax each", 3, directions=BOTH_WAYS, partition_mode="per_direction"),
+    ranking("within documents", 3, directions=("query_to_doc", "doc_to_doc")),
+    ranking("four directions, pairs", 2, directions=ALL_FOUR),
+    ranking("four directions, triplets", 3, directions=ALL_FOUR),
+    *(
+        ranking(
+            f"hardness of {mode}, {len(chosen)} directions",
+            3,
+            hardness_mode=mode,
+            hardness_strength=5.0,
+            directions=chosen,
+        )
+        for mode in ("in_batch_negatives", "hard_negatives", "all_negatives")
+        for chosen in (("query_to_doc",), ALL_FOUR)
+    ),
+    *(
+        guided(f"{how} margin {margin}, {who}, {sides} sides", sides, guide, **keys)
+        for sides in (2, 3)
+        for how, margin in (("absolute", 0.1), ("relative", 0.3))
+        for who, guide in (("by itself", None), ("by a teacher", TEACHER[:sides]))
+        for keys in [{"false_negative_margin": margin, "margin_strategy": how}]
+    ),
+]
+
+
+def ours_in_torch(case: Case, raw: Sequence[np.ndarray]) -> tuple[float, list[np.ndarray]]:
+    """Loss and gradients of what is not yet of length 1."""
+    settings = objective(case.name, **case.keys)
+    form = LOSSES.load(case.name).form("torch")
+    leaves = [torch.tensor(side, requires_grad=True) for side in raw]
+    units = [normalize(leaf, dim=-1) for leaf in leaves]
+    loss = form(units, on_device(case.targets, torch.device("cpu")), settings)
+    return loss.item(), [slope.numpy() for slope in torch.autograd.grad(loss, leaves)]
+
+
+def ours_in_tensorflow(case: Case, raw: Sequence[np.ndarray]) -> tuple[float, list[np.ndarray]]:
+    """The same."""
+    import tensorflow as tf
+
+    settings = objective(case.name, **case.keys)
+    form = LOSSES.load(case.name).form("tensorflow")
+    leaves = [tf.constant(side) for side in raw]
+    with tf.GradientTape() as tape:
+        tape.watch(leaves)
+        units = [tf.math.l2_normalize(leaf, axis=-1) for leaf in leaves]
+        loss = form(units, case.targets, settings)
+    return float(loss), [tf.convert_to_tensor(one).numpy() for one in tape.gradient(loss, leaves)]
+
+
+OURS = {"torch": ours_in_torch, "tensorflow": ours_in_tensorflow}
+
+
+@pytest.mark.parametrize("framework", OURS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}: {case.label}")
+def test_equality(case: Case, framework: str) -> None:
+    if framework not in LOSSES.load(case.name).forms:
+        pytest.skip(f"no form for {framework}")
+    raw = vectors(case.sides)
+    leaves = [side.clone().requires_grad_() for side in raw]
+    expected = case.theirs([normalize(leaf, dim=-1) for leaf in leaves])
+    slopes = torch.autograd.grad(expected, leaves)
+    value, found = OURS[framework](case, [side.numpy() for side in raw])
+    of_value = abs(value - expected.item())
+    of_slope = max(
+        float(np.abs(one - other.numpy()).max()) for one, other in zip(found, slopes, strict=True)
+    )
+    told = f"{case.name}: {case.label} | {framework} | {of_value:.1e} | {of_slope:.1e}"
+    print(f"\n| {told} |", end="")
+    assert of_value < 1e-5 * max(1, abs(value)), told
+    assert of_slope < 1e-5, told
+    assert max(np.abs(slope).max() for slope in found) > 1e-3, "there is something to compare"
