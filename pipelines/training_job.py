@@ -94,11 +94,11 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
     needs = LOSSES.load(config.objective.name).needs
     if needs != "singles" and not manifest.paired:
         raise InputError("objective.name", "the lanes hold single texts", "set it to simcse")
-    if needs == "scores" and not manifest.scored:
+    there = {"scores": manifest.scored, "candidate_scores": manifest.candidates_scored}
+    columns = {"scores": "corpus.score_column", "candidate_scores": "corpus.score_columns"}
+    if not there.get(needs, True):
         raise InputError(
-            "objective.name",
-            "the lanes hold no scores",
-            "set corpus.score_column and prepare again",
+            "objective.name", "the lanes hold no scores", f"set {columns[needs]} and prepare again"
         )
     return BatchPlan(
         lanes=manifest.lanes,

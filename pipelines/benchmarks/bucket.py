@@ -288,8 +288,9 @@ def write_random_lanes(folder: Path, lanes: int = LANES, rows: int = ROWS) -> La
         vocabulary=VOCABULARY,
         max_length=TOKENS[1],
         paired=True,
-        triplets=False,
+        negatives=0,
         scored=False,
+        candidates_scored=False,
         checksums=tuple(checksums),
     )
     manifest.save(folder)
@@ -310,12 +311,10 @@ def _random_granule(generator: np.random.Generator, lane: int, row: int) -> pa.R
         "group": numbers,
         "anchor": texts(),
         "positive": texts(),
-        "negative": pa.nulls(GRANULE, pa.binary()),
-        "score": pa.nulls(GRANULE, pa.float32()),
     }
-    return pa.RecordBatch.from_pydict(
-        columns, schema=SCHEMA.insert(0, pa.field("lane", pa.int32()))
-    )
+    nothing = {field.name: pa.nulls(GRANULE, field.type) for field in SCHEMA}
+    schema = SCHEMA.insert(0, pa.field("lane", pa.int32()))
+    return pa.RecordBatch.from_pydict(nothing | columns, schema=schema)
 
 
 def _median_ratio(rounds: Sequence[Round]) -> float:

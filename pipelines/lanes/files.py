@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,18 +26,20 @@ from pipelines.files.prepared_folder import LanesFolder
 from pipelines.lanes.index import ANEW, INDEX_FILE
 from pipelines.lanes.plan import Segment, bucket_length
 
-FORMAT = 6
+FORMAT = 7
 PADDING_MULTIPLE = 8
 SideName = Literal["anchor", "positive", "negative"]
-SIDES: tuple[SideName, ...] = get_args(SideName)
+"""What a loss embeds of an example; `negative` stands for all its hard negatives, which are the
+sides `negative_0`, `negative_1` and so on of a granule."""
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
         ("group", pa.int64()),
         ("anchor", pa.binary()),
         ("positive", pa.binary()),
-        ("negative", pa.binary()),
+        ("negatives", pa.list_(pa.binary())),
         ("score", pa.float32()),
+        ("candidate_scores", pa.list_(pa.float32())),
     ]
 )
 
@@ -61,8 +63,9 @@ class LaneManifest:
         vocabulary: Entries of the vocabulary.
         max_length: Longest text, in tokens.
         paired: Whether examples have a positive.
-        triplets: Whether examples have a hard negative.
+        negatives: Hard negatives of each example.
         scored: Whether examples have a score.
+        candidates_scored: Whether their positive and each hard negative have one.
         checksums: Of the index of each lane, 16 hexadecimal digits.
     """
 
@@ -80,8 +83,9 @@ class LaneManifest:
     vocabulary: int
     max_length: int
     paired: bool
-    triplets: bool
+    negatives: int
     scored: bool
+    candidates_scored: bool
     checksums: tuple[str, ...]
 
     @property
@@ -90,10 +94,18 @@ class LaneManifest:
         return self.lanes * self.granule * self.rows
 
     @property
-    def sides(self) -> tuple[SideName, ...]:
+    def sides(self) -> tuple[str, ...]:
         """The sides that every example has."""
-        present = {"anchor": True, "positive": self.paired, "negative": self.triplets}
-        return tuple(name for name in SIDES if present[name])
+        return self.embedded(("anchor", "positive", "negative"))
+
+    def embedded(self, wanted: Iterable[SideName]) -> tuple[str, ...]:
+        """The sides that every example has of those that a loss embeds, in its order."""
+        present: Mapping[SideName, tuple[str, ...]] = {
+            "anchor": ("anchor",),
+            "positive": ("positive",) if self.paired else (),
+            "negative": tuple(map(negative_side, range(self.negatives))),
+        }
+        return tuple(side for name in wanted for side in present[name])
 
     @property
     def digest(self) -> str:
@@ -176,16 +188,20 @@ class Granule:
         groups: int64 [examples]; examples of one group are no negatives of one another.
         anchor: The texts that the others are compared with.
         positive: Texts that mean about the same; None for single texts.
-        negative: Hard negatives; None without them, or where they are not wanted.
+        negatives: Hard negatives: the first of each example, the second of each, and so on; None
+            in the place of those that are not wanted.
         scores: float32 [examples]; None without scores.
+        candidate_scores: float32 [examples, 1 + negatives], of the positive and of each hard
+            negative; None without such scores.
     """
 
     number: int
     groups: np.ndarray
     anchor: Side
     positive: Side | None = None
-    negative: Side | None = None
+    negatives: tuple[Side | None, ...] = ()
     scores: np.ndarray | None = None
+    candidate_scores: np.ndarray | None = None
 
     @property
     def examples(self) -> int:
@@ -193,10 +209,11 @@ class Granule:
         return len(self.anchor.lengths)
 
     @property
-    def sides(self) -> dict[SideName, Side]:
+    def sides(self) -> dict[str, Side]:
         """The sides that are there, by name."""
-        named = zip(SIDES, (self.anchor, self.positive, self.negative), strict=True)
-        return {name: side for name, side in named if side is not None}
+        negatives = {negative_side(place): side for place, side in enumerate(self.negatives)}
+        named = {"anchor": self.anchor, "positive": self.positive, **negatives}
+        return {name: side for name, side in named.items() if side is not None}
 
     @property
     def tokens(self) -> int:
@@ -207,6 +224,11 @@ class Granule:
     def padded_tokens(self) -> int:
         """Token ids with padding."""
         return sum(int(side.token_ids.size) for side in self.sides.values())
+
+
+def negative_side(place: int) -> str:
+    """The name of the side that holds the hard negatives at one place of the examples' lists."""
+    return f"negative_{place}"
 
 
 def part_path(folder: Location, lane: int, part: int) -> Location:
@@ -246,26 +268,48 @@ def pad(column: pa.Array) -> Side:
     return Side(token_ids, lengths)
 
 
-def decode(batch: pa.RecordBatch, number: int, sides: Collection[SideName] = SIDES) -> Granule:
+def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """The texts of a granule's record batch, a binary column for each side that it has."""
+    columns = {name: batch.column(name) for name in ("anchor", "positive")}
+    lists = batch.column("negatives")
+    if not lists.null_count:
+        texts, rows = lists.flatten(), batch.num_rows
+        count = len(texts) // rows
+        for place in range(count):
+            # Of one hard negative each, the texts are the column as it is.
+            own = texts if count == 1 else texts.take(pa.array(range(place, len(texts), count)))
+            columns[negative_side(place)] = own
+    return {name: column for name, column in columns.items() if not column.null_count}
+
+
+def decode(batch: pa.RecordBatch, number: int, sides: Collection[str] | None = None) -> Granule:
     """Turns a granule's record batch into padded arrays.
 
     Args:
         batch: The record batch, of ``SCHEMA``.
         number: The number that names the granule.
-        sides: The sides that are wanted; `anchor` is always given.
+        sides: The sides that are wanted, None for all; `anchor` is always given.
     """
-    scores = batch.column("score")
+    texts = text_columns(batch)
     wanted = {
-        name: pad(batch.column(name))
-        for name in SIDES
-        if name in ("anchor", *sides) and not batch.column(name).null_count
+        name: pad(column)
+        for name, column in texts.items()
+        if sides is None or name in ("anchor", *sides)
     }
+    candidates = batch.column("candidate_scores")
     return Granule(
         number=number,
-        # Not `to_numpy`, for which pyarrow imports pandas in every worker.
-        groups=np.from_dlpack(batch.column("group")),
+        groups=_numbers(batch.column("group")),
         anchor=wanted["anchor"],
         positive=wanted.get("positive"),
-        negative=wanted.get("negative"),
-        scores=None if scores.null_count else np.from_dlpack(scores),
+        negatives=tuple(wanted.get(name) for name in texts if name not in ("anchor", "positive")),
+        scores=None if batch.column("score").null_count else _numbers(batch.column("score")),
+        candidate_scores=None
+        if candidates.null_count
+        else _numbers(candidates.flatten()).reshape(batch.num_rows, -1),
     )
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    # Not `to_numpy`, for which pyarrow imports pandas in every worker.
+    return np.from_dlpack(column)

@@ -14,10 +14,8 @@ from pipelines.files.locations import Location, RemotePath
 from pipelines.files.versions import current
 from pipelines.lanes.files import (
     SCHEMA,
-    SIDES,
     Granule,
     LaneManifest,
-    SideName,
     decode,
     index_path,
     part_path,
@@ -110,7 +108,7 @@ class LaneReader:
     Args:
         folder: The folder of the lanes, as this process sees it.
         manifest: What it holds.
-        sides: The sides of a granule that are wanted; the others are not decoded.
+        sides: The sides of a granule that are wanted, None for all; the others are not decoded.
         cache_bytes: What this machine may keep of lanes in object stores.
         fetching: How lanes in object stores are fetched.
     """
@@ -119,7 +117,7 @@ class LaneReader:
         self,
         folder: Location,
         manifest: LaneManifest,
-        sides: Collection[SideName] = SIDES,
+        sides: Collection[str] | None = None,
         *,
         cache_bytes: int = 0,
         fetching: Fetching | None = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,14 +25,14 @@ from pipelines.lanes.arrangement import (
     bucket_counts,
     example_keys,
 )
-from pipelines.lanes.files import SCHEMA, SIDES, LaneManifest
+from pipelines.lanes.files import SCHEMA, LaneManifest
 from pipelines.lanes.plan import choose_lanes
 from pipelines.lanes.writer import COUNTED, OPTIONAL, WRITTEN, write_lanes
 from pipelines.progress import next_part
 from pipelines.settings import Config
 from pipelines.spark.frames import Scratch, read_parquet
 from pipelines.spark.parquet_parts import data_files
-from pipelines.tokens.stage import SCHEMA as EXAMPLE_SCHEMA
+from pipelines.tokens.examples import SCHEMA as EXAMPLE_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +48,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
 
     Raises:
         InputError: There are no tokens, too few examples for one row, or only some of the
-            examples have a positive, a hard negative or a score.
+            examples have a positive or scores.
     """
     prepared = PreparedFolder.of(config)
     if not prepared.tokens.manifest.is_file():
@@ -57,8 +58,8 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
             _AGAIN,
         )
     examples = _examples(session, prepared.tokens)
-    prepared_tokens = storage.read_json(prepared.tokens.manifest)
-    count = int(prepared_tokens["examples"])
+    tokens = storage.read_json(prepared.tokens.manifest)
+    count = int(tokens["examples"])
     lanes = choose_lanes(
         count,
         config.lanes.granule,
@@ -70,8 +71,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     # Steps of this size are refused later if it does not divide the lanes; any other may come.
     granules_per_step = config.training.granules_per_step
     granules_per_step = granules_per_step if lanes % granules_per_step == 0 else 1
-    max_length, vocabulary = (int(prepared_tokens[key]) for key in ("max_length", "vocabulary"))
-    rows_per_part = max(1, PART_BYTES // (config.lanes.granule * _most_bytes(max_length)))
+    rows_per_part = max(1, PART_BYTES // (config.lanes.granule * _most_bytes(tokens)))
     with storage.new_folder(prepared.lanes.path) as folder, Scratch(folder / "scratch") as scratch:
         next_part("arranging examples by length and group")
         counts = bucket_counts(prepared.tokens, config.lanes.bucket)
@@ -84,16 +84,16 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
                 f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
             )
         next_part("writing granules")
-        written, checksums = _write(examples, arrangement, folder, rows_per_part, vocabulary)
+        written, checksums = _write(
+            examples, arrangement, folder, rows_per_part, int(tokens["vocabulary"])
+        )
         manifest = _manifest(
             arrangement,
             written,
             checksums,
-            examples=count,
+            tokens,
             granules_per_step=granules_per_step,
             rows_per_part=rows_per_part,
-            vocabulary=vocabulary,
-            max_length=max_length,
         )
         manifest.save(folder)
     return manifest
@@ -108,7 +108,7 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     first = next(iter(data_files(tokens.examples)), None)
-    if first is not None and SIDES[0] not in pq.read_schema(arrow_source(first)).names:
+    if first is not None and not {*SCHEMA.names} <= {*pq.read_schema(arrow_source(first)).names}:
         raise InputError("prepared.folder", f"{tokens.path} has another format", _AGAIN)
     return read_parquet(session, tokens.examples, from_arrow_schema(EXAMPLE_SCHEMA))
 
@@ -117,14 +117,20 @@ def _manifest(
     arrangement: Arrangement,
     written: Counter[str],
     checksums: tuple[str, ...],
+    tokens: Mapping[str, int],
     *,
-    examples: int,
     granules_per_step: int,
     rows_per_part: int,
-    vocabulary: int,
-    max_length: int,
 ) -> LaneManifest:
-    """What the manifest says of lanes that were written; arguments as its attributes.
+    """What the manifest says of lanes that were written.
+
+    Args:
+        arrangement: Of the examples.
+        written: What is ``COUNTED``, over all lanes.
+        checksums: Of the index of each lane.
+        tokens: What the tokens stage wrote.
+        granules_per_step: As in the manifest.
+        rows_per_part: As in the manifest.
 
     Raises:
         InputError: Only some of the examples have an optional column.
@@ -136,24 +142,30 @@ def _manifest(
         rows=arrangement.rows,
         rows_per_part=rows_per_part,
         segments=arrangement.segments,
-        examples=examples,
+        examples=int(tokens["examples"]),
         left_over=arrangement.left_over,
         granules_per_step=granules_per_step,
         same_group_in_step=arrangement.same_group_in_step,
         tokens=written["tokens"],
         slots=written["slots"],
-        vocabulary=vocabulary,
-        max_length=max_length,
+        vocabulary=int(tokens["vocabulary"]),
+        max_length=int(tokens["max_length"]),
         paired=present["positive"],
-        triplets=present["negative"],
+        negatives=int(tokens["negatives"]),
         scored=present["score"],
+        candidates_scored=present["candidate_scores"],
         checksums=checksums,
     )
 
 
-def _most_bytes(max_length: int) -> int:
-    """Upper bound of an example's size in a lane file."""
-    return len(SIDES) * 4 * max_length + 64
+def _most_bytes(tokens: Mapping[str, int]) -> int:
+    """Upper bound of an example's size in a lane file.
+
+    Args:
+        tokens: What the tokens stage wrote.
+    """
+    texts = 2 + int(tokens["negatives"])
+    return texts * (4 * int(tokens["max_length"]) + 16) + 64
 
 
 def _present(written: Counter[str], granule: int) -> dict[str, bool]:

@@ -12,14 +12,14 @@ import pyarrow as pa
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location
-from pipelines.lanes.files import SCHEMA, SIDES, index_path, padded_width, part_path, ragged
+from pipelines.lanes.files import SCHEMA, index_path, padded_width, part_path, ragged, text_columns
 from pipelines.lanes.index import IndexEntry, checksum, encode_index
 
 # What an example may be without, and the setting that names where it comes from.
 OPTIONAL = {
     "positive": "corpus.pair_columns",
-    "negative": "corpus.triplet_columns",
     "score": "corpus.score_column",
+    "candidate_scores": "corpus.score_columns",
 }
 # Counted in every lane; a column's name counts the examples that have it.
 COUNTED = ("granules", "tokens", "slots", *OPTIONAL)
@@ -110,13 +110,11 @@ class _LaneWriter:
     def _count(self, batch: pa.RecordBatch) -> None:
         for name in OPTIONAL:
             self._counts[name] += batch.num_rows - batch.column(name).null_count
-        for name in SIDES:
-            column = batch.column(name)
-            if not column.null_count:
-                ids, lengths = ragged(column)
-                self._check_range(ids)
-                self._counts["tokens"] += int(lengths.sum())
-                self._counts["slots"] += len(lengths) * padded_width(lengths)
+        for column in text_columns(batch).values():
+            ids, lengths = ragged(column)
+            self._check_range(ids)
+            self._counts["tokens"] += int(lengths.sum())
+            self._counts["slots"] += len(lengths) * padded_width(lengths)
 
     def _check_range(self, ids: np.ndarray) -> None:
         least, most = int(ids.min(initial=0)), int(ids.max(initial=0))

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.lanes.files import Granule, SideName
+from pipelines.lanes.files import Granule
 
 
 class Picks(NamedTuple):
     """What some anchors pick from; arrays, or tensors of a framework.
 
-    Candidates are numbered: the positives of all examples, then their hard negatives, then, for a
-    loss that compares with them, the anchors.
+    Candidates are numbered: the positives of all examples, then the first hard negative of each,
+    the second of each, and so on; then, for a loss that compares with them, the anchors.
 
     Attributes:
         own: int64 [anchors], the candidate that is right; the number of the anchor's example.
@@ -40,7 +40,7 @@ class Picks(NamedTuple):
     guide: Sequence[Any] = ()
 
 
-def identities(granules: Iterable[Granule], sides: Sequence[SideName]) -> np.ndarray:
+def identities(granules: Iterable[Granule], sides: Sequence[str]) -> np.ndarray:
     """What tells examples and their texts apart.
 
     Args:
@@ -62,8 +62,8 @@ class Candidates:
     """The candidates that some examples bring.
 
     Args:
-        identities: Of the examples, see :func:`identities`: anchors, positives, and if there
-            are some, hard negatives.
+        identities: Of the examples, see :func:`identities`: anchors, positives, and as many sides
+            of hard negatives as there are.
         anchors: Whether anchors are candidates too.
 
     Attributes:
@@ -88,8 +88,8 @@ class Candidates:
         """What the anchors of examples ``first`` to ``last - 1`` pick from.
 
         Left out are all texts of other examples of the anchor's group, and all texts that equal
-        the anchor or its positive, its own hard negative too; never its positive nor the anchor
-        itself. A group is no reason to leave out the example's own hard negative.
+        the anchor or its positive, its own hard negatives too; never its positive nor the anchor
+        itself. A group is no reason to leave out the example's own hard negatives.
 
         Takes memory and time by the pairs that are left out, which are few, and not by all.
         """

@@ -38,11 +38,12 @@ class Loss:
 
     Attributes:
         name: As in the registry.
-        needs: Of the corpus: `pairs`, `scores` (scored pairs), or `singles`. Scores are then what
-            embeddings are compared with, and otherwise
-            :class:`~pipelines.losses.candidates.Picks`.
-        sides: The texts of an example that it embeds, each under noise of its own; those that
-            the lanes do not have are left out.
+        needs: Of the corpus: `pairs`, `scores` (scored pairs), `candidate_scores` (of the positive
+            and each hard negative), or `singles`. Scores are then what embeddings are compared
+            with, and otherwise :class:`~pipelines.losses.candidates.Picks`.
+        sides: The texts of an example that it embeds, each under noise of its own; `negative`
+            stands for all hard negatives, a side each. Those that the lanes do not have are left
+            out.
         uses_negatives: Whether examples see one another. Its settings may then have a key
             `negatives`, of which `step` asks for the examples of a whole step.
         settings: Its keys of the section `objective`.
@@ -52,7 +53,7 @@ class Loss:
     """
 
     name: str
-    needs: Literal["pairs", "scores", "singles"]
+    needs: Literal["pairs", "scores", "candidate_scores", "singles"]
     sides: tuple[SideName, ...]
     uses_negatives: bool
     settings: type[ObjectiveSettings]
@@ -83,6 +84,8 @@ class Loss:
         corpus = config.corpus
         if self.needs == "scores" and corpus.score_column is None:
             raise InputError("corpus.score_column", f"`{self.name}` needs it", "name the column")
+        if self.needs == "candidate_scores" and not corpus.score_columns:
+            raise InputError("corpus.score_columns", f"`{self.name}` needs it", "name the columns")
         if self.needs == "singles" and corpus.pairs != "single":
             raise InputError(
                 "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to single"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipelines.files.locations import Location
-from pipelines.lanes.files import LaneManifest, SideName
+from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
 from pipelines.lanes.reader import LaneReader
 from pipelines.losses import LOSSES
@@ -82,10 +82,9 @@ class TrainingRun:
         return LaneReader(self.lanes_folder, self.manifest, self.sides, cache_bytes=cache_bytes)
 
     @property
-    def sides(self) -> tuple[SideName, ...]:
+    def sides(self) -> tuple[str, ...]:
         """The sides of a granule that are embedded, in the order in which the loss takes them."""
-        wanted = LOSSES.load(self.config.objective.name).sides
-        return tuple(name for name in wanted if name in self.manifest.sides)
+        return self.manifest.embedded(LOSSES.load(self.config.objective.name).sides)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,6 +156,6 @@ def training_prompts(config: Config) -> dict[str, str]:
     prompts, corpus = configured_prompts(config), config.corpus
     alike = corpus.pairs == "single" or corpus.score_column is not None
     query, document = (None, None) if alike else prompts.sides
-    names = {"anchor": query, "positive": document, "negative": document}
+    names = {"anchor": query, "positive": document, "negatives": document}
     before = {side: prompts.before(name) for side, name in names.items()}
     return {side: prompt for side, prompt in before.items() if prompt}

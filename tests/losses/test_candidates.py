@@ -17,7 +17,7 @@ VALUES = st.sampled_from([-(2**63), -1, 0, 2**62, 2**62 + 1, 2**63 - 1])
 @st.composite
 def examples(draw):
     """Identities of some examples of pairs, triplets or single texts."""
-    sides = draw(st.sampled_from([2, 3]))
+    sides = draw(st.sampled_from([2, 3, 5]))
     rows = draw(st.lists(st.tuples(*[VALUES] * (1 + sides)), min_size=1, max_size=9))
     array = np.array(rows, np.int64)
     return array[:, [0, 1, 1]] if draw(st.booleans()) else array
@@ -60,6 +60,8 @@ def granule_of(groups, **sides):
     columns |= {"group": groups} | {
         name: [np.array(ids, "<i4").tobytes() for ids in texts] for name, texts in sides.items()
     }
+    if "negative" in columns:
+        columns["negatives"] = [[text] for text in columns.pop("negative")]
     arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
     return decode(pa.record_batch(arrays, schema=SCHEMA), 0)
 
@@ -82,7 +84,7 @@ def test_a_hard_negative_that_is_anothers_positive():
         positive=[[3], [4]],
         negative=[[4], [2]],
     )
-    sides = ("anchor", "positive", "negative")
+    sides = ("anchor", "positive", "negative_0")
     # The second's positive is the first's hard negative, which the second must not push away;
     # its own hard negative is itself.
     assert excluded(granule, sides=sides) == [[1, 2], [1, 3]]
@@ -90,7 +92,7 @@ def test_a_hard_negative_that_is_anothers_positive():
 
 def test_a_group_protects_all_texts_but_the_own_hard_negative():
     granule = granule_of([7, 7], anchor=[[1], [2]], positive=[[3], [4]], negative=[[5], [6]])
-    sides = ("anchor", "positive", "negative")
+    sides = ("anchor", "positive", "negative_0")
     assert excluded(granule, sides=sides) == [[0, 1], [0, 3], [1, 0], [1, 2]]
 
 

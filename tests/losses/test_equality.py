@@ -118,11 +118,11 @@ CASES = [
     ranking("both ways, a softmax each", 3, directions=BOTH_WAYS, partition_mode="per_direction"),
     ranking("within documents", 3, directions=("query_to_doc", "doc_to_doc")),
     ranking("four directions, pairs", 2, directions=ALL_FOUR),
-    ranking("four directions, triplets", 3, directions=ALL_FOUR),
+    ranking("four directions, three hard negatives", 5, directions=ALL_FOUR),
     *(
         ranking(
             f"hardness of {mode}, {len(chosen)} directions",
-            3,
+            4,
             hardness_mode=mode,
             hardness_strength=5.0,
             directions=chosen,

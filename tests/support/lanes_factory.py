@@ -32,8 +32,9 @@ def small_manifest(**values) -> LaneManifest:
             "vocabulary": VOCABULARY,
             "max_length": 8,
             "paired": True,
-            "triplets": False,
+            "negatives": 0,
             "scored": False,
+            "candidates_scored": False,
             "checksums": ("0" * 16, "1" * 16),
         }
         | values
@@ -60,11 +61,10 @@ def write_small_lanes(folder: Path, seed: int = 1, largest: int = VOCABULARY - 1
         "group": numbers % 7,
         "anchor": texts(),
         "positive": texts(),
-        "negative": pa.nulls(count, pa.binary()),
-        "score": pa.nulls(count, pa.float32()),
     }
+    nothing = {field.name: pa.nulls(count, field.type) for field in SCHEMA}
     schema = SCHEMA.insert(0, pa.field("lane", pa.int32()))
-    rows = pa.RecordBatch.from_pydict(columns, schema=schema)
+    rows = pa.RecordBatch.from_pydict(nothing | columns, schema=schema)
     written = pa.Table.from_batches(
         write_lanes(
             iter([rows]),

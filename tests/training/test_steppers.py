@@ -7,7 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from steppers import FRAMEWORKS, PAIR, SPEC, TRIPLET, assert_close, granule, work
+from steppers import (
+    FRAMEWORKS,
+    PAIR,
+    SEVERAL,
+    SPEC,
+    TRIPLET,
+    assert_close,
+    fields_of,
+    granule,
+    work,
+)
 from steppers import stepper as make_stepper
 
 from pipelines.lanes.files import Granule, Side
@@ -23,9 +33,9 @@ from pipelines.runs.checkpoint import (
 from pipelines.training.steppers.adamw import AdamW
 
 UNCLIPPED = {"clip_norm": 0.0}
-# A triplet holds a pair, and steps of pairs are compared throughout.
+# Several hard negatives hold a pair and a triplet, and steps of pairs are compared throughout.
 PAIRS_OR_TRIPLETS = pytest.mark.parametrize(
-    "sides", [pytest.param(PAIR, marks=pytest.mark.matrix), TRIPLET]
+    "sides", [*(pytest.param(few, marks=pytest.mark.matrix) for few in (PAIR, TRIPLET)), SEVERAL]
 )
 
 
@@ -115,14 +125,14 @@ def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys
     parts = [granule(number, sides) for number in (1, 2, 3)]
 
     def joined(name: str) -> Side:
-        sides = [getattr(part, name) for part in parts]
+        sides = [part.sides[name] for part in parts]
         return Side(
             np.concatenate([side.token_ids for side in sides]),
             np.concatenate([side.lengths for side in sides]),
         )
 
     groups = np.concatenate([part.groups for part in parts])
-    whole = Granule(number=9, groups=groups, **{name: joined(name) for name in sides})
+    whole = Granule(number=9, groups=groups, **fields_of({name: joined(name) for name in sides}))
     start = random_weights(SPEC, 3)
     by_step = stepper({"negatives": "step", **keys}, UNCLIPPED, sides=sides)
     by_granule = stepper(keys, UNCLIPPED, sides=sides)

@@ -1,9 +1,9 @@
 """Negatives from all granules of a step, on whichever workers they are. Runs on executors.
 
 A worker compares its own examples with the candidates of all workers, some examples at a time, and
-sends the gradients of the candidates to the workers that embedded them. With E examples and C
-candidates in a step (E positives, 2 E with hard negatives, and E more where anchors are compared
-with anchors), embeddings of d numbers and W workers, a worker
+sends the gradients of the candidates to the workers that embedded them. With E examples in a step,
+C candidates (E positives, n E hard negatives where examples have n, and E more where anchors are
+compared with anchors), embeddings of d numbers and W workers, a worker
 
 - makes 6 S d E/W multiplications and additions (two matrix products for the gradients, one before),
   S being the candidates of all directions that are compared: C unless the loss names others,
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.lanes.files import Granule, SideName
+from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Candidates, Picks, identities
 from pipelines.training.collectives.base import Collectives
 
@@ -44,7 +44,7 @@ times this share, and its gradients."""
 
 def gathered_candidates(
     granules: Sequence[Granule],
-    sides: Sequence[SideName],
+    sides: Sequence[str],
     collectives: Collectives,
     *,
     anchors: bool,

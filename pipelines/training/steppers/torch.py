@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
-from pipelines.lanes.files import Granule, SideName
+from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps
@@ -236,9 +236,7 @@ class TorchStepper(TorchRun):
             )
 
 
-def granule_texts(
-    granule: Granule, sides: Sequence[SideName], seed: int, epoch: int
-) -> list[Texts]:
+def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int) -> list[Texts]:
     """The sides of a granule that the objective embeds.
 
     Args:
