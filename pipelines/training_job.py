@@ -114,6 +114,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
     with activity("training", "reading the start encoder"):
         spec, weights = start_encoder(config, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
+        config.objective.check_width(spec.hidden)
         check_tokens(prepared.tokens.path, config)
     if config.evaluation.every_checkpoints:
         check_sets(config)
@@ -221,7 +222,9 @@ def train_steps(
 def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     """Writes the model that came out as a sentence-transformers folder."""
     folder = run.run_folder
-    _export(folder, max(run.first_step, run.last_step), prepared, RunFolder(folder).model)
+    last_step = max(run.first_step, run.last_step)
+    dimensions = run.config.objective.dimensions
+    _export(folder, last_step, prepared, RunFolder(folder).model, dimensions)
 
 
 def _train(
@@ -270,9 +273,15 @@ class _Listener:
             lock.check()
 
 
-def _export(folder: Location, step: int, prepared: PreparedFolder, target: Location) -> None:
+def _export(
+    folder: Location,
+    step: int,
+    prepared: PreparedFolder,
+    target: Location,
+    dimensions: Sequence[int] = (),
+) -> None:
     """Writes the weights before a step as a sentence-transformers folder."""
     checkpoint = load_checkpoint(folder, step)
     tokens = prepared.tokens
-    card = model_card(checkpoint.spec, step, storage.read_json(tokens.manifest))
+    card = model_card(checkpoint.spec, step, storage.read_json(tokens.manifest), dimensions)
     write_encoder(target, checkpoint.spec, checkpoint.weights, tokens.tokenizer, card)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.errors import InputError
 from pipelines.losses import LOSSES
+from pipelines.losses.operations import CUTS
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -100,11 +101,27 @@ def configured_loss(
 ) -> Callable[[Sequence[Any], Any], Any]:
     """The loss that is configured, of the sides and the targets.
 
+    With ``dimensions`` the weighted sum of the losses of embeddings that are cut to each of them
+    and scaled to length 1 again.
+
+    Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, arXiv:2205.13147.
+
     Raises:
         InputError: It has no form in the framework.
     """
     form = LOSSES.load(settings.name).form(framework)
-    return lambda sides, targets: form(sides, targets, settings)
+    if not settings.dimensions:
+        return lambda sides, targets: form(sides, targets, settings)
+    cut = CUTS[framework]
+    weights = settings.dimension_weights or (1.0,) * len(settings.dimensions)
+
+    def nested(sides: Sequence[Any], targets: Any) -> Any:
+        return sum(
+            weight * form([cut(side, width) for side in sides], targets, settings)
+            for width, weight in zip(settings.dimensions, weights, strict=True)
+        )
+
+    return nested
 
 
 def spans_steps(settings: ObjectiveSettings) -> bool:

@@ -6,7 +6,7 @@ these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -173,3 +173,22 @@ class TensorFlowOperations:
         """See :class:`Operations`."""
         losses = self._tf.nn.sparse_softmax_cross_entropy_with_logits(right, logits)
         return self._tf.reduce_mean(losses)
+
+
+def _cut_in_torch(vectors: Any, width: int) -> Any:
+    from torch.nn.functional import normalize
+
+    return normalize(vectors[:, :width], dim=-1)
+
+
+def _cut_in_tensorflow(vectors: Any, width: int) -> Any:
+    import tensorflow as tf
+
+    return tf.math.l2_normalize(vectors[:, :width], axis=-1)
+
+
+CUTS: Mapping[str, Callable[[Any, int], Any]] = {
+    "torch": _cut_in_torch,
+    "tensorflow": _cut_in_tensorflow,
+}
+"""By framework what keeps the first numbers of vectors [texts, width], scaled to length 1."""

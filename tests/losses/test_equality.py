@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,14 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.losses import (
     GISTEmbedLoss,
+    MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
 from torch.nn.functional import normalize
 
 from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
+from pipelines.losses.loss import configured_loss
 from pipelines.settings.objective import objective
 from pipelines.training.steppers.torch import on_device
 
@@ -99,6 +101,36 @@ def guided(label: str, sides: int, guide: Sequence[torch.Tensor] | None, **keys:
     return Case(label, "in_batch_negatives", sides, of, keys, ALL._replace(guide=vectors))
 
 
+class Given(torch.nn.Module):
+    """A model whose embeddings are given."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": features["given"]}
+
+    def get_embedding_dimension(self) -> int:
+        return WIDTH
+
+
+def nested(case: Case, module: type[torch.nn.Module], **theirs: Any) -> Case:
+    """A case at three widths, one of which counts twice.
+
+    Args:
+        case: At the whole width.
+        module: Their loss.
+        theirs: Its arguments.
+    """
+    keys = {"dimensions": (WIDTH, 7, 4), "dimension_weights": (1.0, 0.5, 2.0)}
+    model = Given()
+    inner = module(model, **theirs)
+    outer = MatryoshkaLoss(model, inner, keys["dimensions"], keys["dimension_weights"])
+    labels = None if isinstance(case.targets, Picks) else torch.from_numpy(case.targets)
+
+    def of(embeddings: list[torch.Tensor]) -> torch.Tensor:
+        return outer([{"given": side} for side in embeddings], labels)
+
+    return replace(case, label=f"{case.label}, nested", theirs=of, keys={**case.keys, **keys})
+
+
 def vectors(sides: int, width: int = WIDTH, seed: int = 5) -> list[torch.Tensor]:
     """Of which the positives are near their anchors, and some others too."""
     generator = torch.Generator().manual_seed(seed)
@@ -137,16 +169,21 @@ CASES = [
         for who, guide in (("by itself", None), ("by a teacher", TEACHER[:sides]))
         for keys in [{"false_negative_margin": margin, "margin_strategy": how}]
     ),
+    nested(ranking("pairs", 2), MultipleNegativesRankingLoss),
+    nested(
+        ranking("four directions", 3, directions=ALL_FOUR),
+        MultipleNegativesRankingLoss,
+        directions=ALL_FOUR,
+    ),
 ]
 
 
 def ours_in_torch(case: Case, raw: Sequence[np.ndarray]) -> tuple[float, list[np.ndarray]]:
     """Loss and gradients of what is not yet of length 1."""
-    settings = objective(case.name, **case.keys)
-    form = LOSSES.load(case.name).form("torch")
+    loss_of = configured_loss(objective(case.name, **case.keys), "torch")
     leaves = [torch.tensor(side, requires_grad=True) for side in raw]
     units = [normalize(leaf, dim=-1) for leaf in leaves]
-    loss = form(units, on_device(case.targets, torch.device("cpu")), settings)
+    loss = loss_of(units, on_device(case.targets, torch.device("cpu")))
     return loss.item(), [slope.numpy() for slope in torch.autograd.grad(loss, leaves)]
 
 
@@ -154,13 +191,12 @@ def ours_in_tensorflow(case: Case, raw: Sequence[np.ndarray]) -> tuple[float, li
     """The same."""
     import tensorflow as tf
 
-    settings = objective(case.name, **case.keys)
-    form = LOSSES.load(case.name).form("tensorflow")
+    loss_of = configured_loss(objective(case.name, **case.keys), "tensorflow")
     leaves = [tf.constant(side) for side in raw]
     with tf.GradientTape() as tape:
         tape.watch(leaves)
         units = [tf.math.l2_normalize(leaf, axis=-1) for leaf in leaves]
-        loss = form(units, case.targets, settings)
+        loss = loss_of(units, case.targets)
     return float(loss), [tf.convert_to_tensor(one).numpy() for one in tape.gradient(loss, leaves)]
 
 

@@ -14,7 +14,11 @@ SCORES = ["objective.name=cosine_regression", "corpus.score_column=score"]
 
 def test_the_keys_are_those_of_the_loss():
     assert Config().objective == objective()
-    assert list(objective("cosine_regression").model_dump()) == ["name"]
+    assert list(objective("cosine_regression").model_dump()) == [
+        "name",
+        "dimensions",
+        "dimension_weights",
+    ]
     found = load(None, [*SINGLES, "objective.name=simcse", "objective.temperature=0.1"]).objective
     assert found == objective("simcse", temperature=0.1)
     assert parse(load(None, SCORES).model_dump()).objective == objective("cosine_regression")
@@ -84,3 +88,42 @@ def test_what_bigdl_does_not_compare_is_refused():
     given = ["training.framework=bigdl", "training.engine=bigdl"]
     with pytest.raises(InputError, match=r"^training\.framework: bigdl knows query_to_doc only"):
         load(None, [*given, "objective.false_negative_margin=0.1"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["dimensions=[64,64]"], r"objective\.dimensions: it is 64, 64, whole numbers above 0, e"),
+        (["dimensions=[64,0]"], r"objective\.dimensions: it is 64, 0, whole numbers above 0"),
+        (
+            ["dimensions=[64,32]", "dimension_weights=[1]"],
+            r"objective\.dimension_weights: it has 1 weights for 2 dimensions, one for each, or no",
+        ),
+        (
+            ["dimensions=[64]", "dimension_weights=[0]"],
+            r"objective\.dimension_weights: it is 0\.0, numbers above 0",
+        ),
+    ],
+)
+def test_dimensions_without_meaning_are_refused(keys, told):
+    with pytest.raises(InputError, match=f"^{told}"):
+        load(None, [f"objective.{key}" for key in keys])
+
+
+def test_dimensions_are_those_of_the_encoder(caplog):
+    nested = objective(dimensions=(8, 4))
+    nested.check_width(8)
+    assert not caplog.messages
+    with pytest.raises(InputError, match=r"^objective\.dimensions: 8 is more than the 6 of the"):
+        nested.check_width(6)
+    nested.check_width(12)
+    assert caplog.messages == [
+        "objective.dimensions leaves out 12, the whole width of an embedding: its last 4 numbers "
+        "are not trained"
+    ]
+
+
+def test_bigdl_trains_the_whole_width_only():
+    given = ["training.framework=bigdl", "training.engine=bigdl", "objective.dimensions=[64]"]
+    with pytest.raises(InputError, match=r"^training\.framework: bigdl trains embeddings of the w"):
+        load(None, given)

@@ -31,6 +31,7 @@ EVERYTHING = {
     "directions": ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc"),
     "hardness_strength": 4.0,
     "false_negative_margin": 0.1,
+    "dimensions": (8, 3),
 }
 APART = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
 

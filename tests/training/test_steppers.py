@@ -44,6 +44,8 @@ EVERYTHING = {
     "directions": ["query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc"],
     "hardness_strength": 4.0,
     "false_negative_margin": 0.1,
+    "dimensions": [16, 5],
+    "dimension_weights": [1.0, 0.3],
 }
 PLAIN_OR_EVERYTHING = pytest.mark.parametrize("keys", [{}, EVERYTHING], ids=["plain", "all"])
 
