@@ -39,9 +39,9 @@ class Loss:
 
     Attributes:
         name: As in the registry.
-        needs: Of the corpus: `pairs`, `scores` (scored pairs), `candidate_scores` (of the positive
-            and each hard negative), or `singles`. Scores are then what embeddings are compared
-            with, and otherwise :class:`~pipelines.losses.candidates.Picks`.
+        needs: Of the corpus: `pairs`, `triplets`, `scores` (scored pairs), `candidate_scores` (of
+            the positive and each hard negative), or `singles`. Scores are then what embeddings are
+            compared with, and otherwise :class:`~pipelines.losses.candidates.Picks`.
         sides: The texts of an example that it embeds, each under noise of its own; `negative`
             stands for all hard negatives, a side each. Those that the lanes do not have are left
             out.
@@ -49,16 +49,18 @@ class Loss:
             `negatives`, of which `step` asks for the examples of a whole step.
         settings: Its keys of the section `objective`.
         forms: By framework; see :data:`Form`.
+        labels: Whether scores must be 0 or 1.
         check: Refuses, with an `InputError`, settings that the loss cannot work with, beyond those
             that follow from ``needs`` and ``forms``.
     """
 
     name: str
-    needs: Literal["pairs", "scores", "candidate_scores", "singles"]
+    needs: Literal["pairs", "triplets", "scores", "candidate_scores", "singles"]
     sides: tuple[SideName, ...]
     uses_negatives: bool
     settings: type[ObjectiveSettings]
     forms: Mapping[str, Form]
+    labels: bool = False
     check: Callable[[Config], None] = _no_further_check
 
     def form(self, framework: str) -> Form:
@@ -87,6 +89,10 @@ class Loss:
             raise InputError("corpus.score_column", f"`{self.name}` needs it", "name the column")
         if self.needs == "candidate_scores" and not corpus.score_columns:
             raise InputError("corpus.score_columns", f"`{self.name}` needs it", "name the columns")
+        if self.needs == "triplets" and corpus.pairs != "triplets":
+            raise InputError(
+                "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to triplets"
+            )
         if self.needs == "singles" and corpus.pairs != "single":
             raise InputError(
                 "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to single"

@@ -27,7 +27,7 @@ def test_the_keys_are_those_of_the_loss():
 def test_a_key_of_another_loss_is_refused():
     told = (
         r"^objective\.temperature: loss cosine_regression has no such setting, "
-        r"leave it out: it is one of in_batch_negatives, simcse$"
+        r"leave it out: it is one of in_batch_negatives, simcse, cosent, "
     )
     with pytest.raises(InputError, match=told):
         load(None, [*SCORES, "objective.temperature=0.1"])
@@ -43,9 +43,9 @@ def test_files_with_the_defaults_of_all_losses_are_read(tmp_path, caplog):
 
 
 def test_an_unknown_loss_is_refused_with_those_that_there_are():
-    told = r"^objective\.name: there is no loss `triplet`, one of in_batch_negatives, cosine_regr"
+    told = r"^objective\.name: there is no loss `infonce`, one of in_batch_negatives, simcse, tri"
     with pytest.raises(InputError, match=told):
-        load(None, ["objective.name=triplet"])
+        load(None, ["objective.name=infonce"])
 
 
 def test_an_old_name_is_read(tmp_path, caplog):
