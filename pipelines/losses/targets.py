@@ -40,4 +40,5 @@ def granule_targets(settings: ObjectiveSettings, granule: Granule, sides: Sequen
         found = scores(granule)
         assert found is not None, "the driver has seen that there are scores"
         return found
-    return Candidates(identities([granule], sides)).picks(0, granule.examples)
+    candidates = Candidates(identities([granule], sides), anchors=settings.compares_anchors)
+    return candidates.picks(0, granule.examples)

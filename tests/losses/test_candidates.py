@@ -23,18 +23,17 @@ def examples(draw):
     return array[:, [0, 1, 1]] if draw(st.booleans()) else array
 
 
-def excluded_one_by_one(everyone, first, last):
+def excluded_one_by_one(everyone, first, last, anchors):
     """The rule, for one anchor and one candidate after the other."""
+    sides = [*range(2, everyone.shape[1]), *([1] if anchors else [])]
     candidates = [
-        (example, side, row[side])
-        for side in range(2, everyone.shape[1])
-        for example, row in enumerate(everyone)
+        (example, side, row[side]) for side in sides for example, row in enumerate(everyone)
     ]
     found = []
     for anchor in range(first, last):
         group, own, positive = everyone[anchor, :3]
         for number, (example, side, key) in enumerate(candidates):
-            if example == anchor and side == 2:
+            if example == anchor and side in (1, 2):
                 continue
             of_the_group = example != anchor and everyone[example, 0] == group
             if of_the_group or key in (own, positive):
@@ -42,13 +41,16 @@ def excluded_one_by_one(everyone, first, last):
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-@given(examples(), st.data())
-def test_what_an_anchor_does_not_see(everyone, data):
+@given(examples(), st.booleans(), st.data())
+def test_what_an_anchor_does_not_see(everyone, anchors, data):
     last = data.draw(st.integers(0, len(everyone)))
     first = data.draw(st.integers(0, last))
-    picks = Candidates(everyone).picks(first, last)
+    candidates = Candidates(everyone, anchors=anchors)
+    assert candidates.count == len(everyone) * (everyone.shape[1] - 2 + anchors)
+    picks = candidates.picks(first, last)
     np.testing.assert_array_equal(picks.own, np.arange(first, last))
-    np.testing.assert_array_equal(picks.excluded, excluded_one_by_one(everyone, first, last))
+    expected = excluded_one_by_one(everyone, first, last, anchors)
+    np.testing.assert_array_equal(picks.excluded, expected)
 
 
 def granule_of(groups, **sides):

@@ -31,6 +31,11 @@ FRAMEWORKS = ("tensorflow", "torch")
 CORPUS = {
     "simcse": {"pairs": "single"},
     "cosine_regression": {"pairs": "columns", "score_column": "score"},
+    "listwise_kl": {
+        "pairs": "triplets",
+        "triplet_columns": ["a", "b", "c", "d", "e"],
+        "score_columns": ["f", "g", "h", "i"],
+    },
 }
 
 
@@ -48,7 +53,14 @@ def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
     scores = generator.random(examples).astype(np.float32)
     groups = np.arange(examples) + (number % 2) * 2**62
     texts = {name: side() for name in sides}
-    return Granule(number=number, groups=groups, scores=scores, **fields_of(texts))
+    candidates = generator.random((examples, len(sides) - 1)).astype(np.float32)
+    return Granule(
+        number=number,
+        groups=groups,
+        scores=scores,
+        candidate_scores=candidates,
+        **fields_of(texts),
+    )
 
 
 def fields_of(sides: dict[str, Side]) -> dict[str, Any]:
