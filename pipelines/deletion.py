@@ -17,6 +17,7 @@ from pathlib import Path
 from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys, deleted_keys
 from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.row_deletion import delete_from_table, has_rows_by
+from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError
 from pipelines.files import storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
@@ -92,8 +93,9 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
         logger.warning(still, folder.path)
         raise
     # In a store a folder keeps the version before; on NFS a file that was open may be left.
-    for stage in (folder.corpus, folder.tokens, folder.lanes):
+    for stage in (folder.corpus, folder.tokens, folder.teacher, folder.lanes):
         versions.forget_earlier(stage.path)
+    forget_texts(config)
     storage.sweep(folder.path)
     lines = storage.read_json(folder.corpus.funnel)
     rows = sum(line["rows"] for line in lines if line.get("reason") == DELETED)

@@ -49,7 +49,6 @@ from pipelines.tokens.prompts import configured_prompts
 __all__ = ["SentenceEncoder", "SentenceEncoderModel"]
 
 _MODEL = "model"
-_PAIRS = {2: ("columns", "pair_columns"), 3: ("triplets", "triplet_columns")}
 _DECIDED = {
     "corpus": {
         "inputs": "workFolder",
@@ -207,18 +206,18 @@ class _ModelReader(MLReader):  # type: ignore[misc]
 class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, DefaultParamsWritable):  # type: ignore[misc]
     """Trains a sentence encoder on a frame's pairs; its model embeds.
 
-    Params: `pairCols` (two columns of texts that belong together, or three: text, partner, hard
-    negative), `workFolder` (for the pairs, the prepared lanes and the run; seen by the driver and
+    Params: `pairCols` (two columns of texts that belong together, or more: text, partner, hard
+    negatives), `workFolder` (for the pairs, the prepared lanes and the run; seen by the driver and
     every executor), `settings` (a dict, YAML text or YAML file of settings on top, as in
-    docs/settings.md, except those that a Param sets; `corpus.group_column` and
-    `corpus.score_column` are columns of the frame), and those of :class:`SentenceEncoderModel` for
-    the resulting model. An existing run in the folder is overwritten, unless `run.overwrite` is
-    false or `training.resume` is true.
+    docs/settings.md, except those that a Param sets; `corpus.group_column`,
+    `corpus.score_column` and `corpus.score_columns` are columns of the frame), and those of
+    :class:`SentenceEncoderModel` for the resulting model. An existing run in the folder is
+    overwritten, unless `run.overwrite` is false or `training.resume` is true.
     Where `inputCol` is not set, the model embeds the first of the `pairCols`.
     """
 
     pairCols = Param(  # noqa: N815
-        Params._dummy(), "pairCols", "two or three text columns", TypeConverters.toListString
+        Params._dummy(), "pairCols", "two or more text columns", TypeConverters.toListString
     )
     workFolder = Param(  # noqa: N815
         Params._dummy(), "workFolder", "folder for lanes and run", TypeConverters.toString
@@ -281,12 +280,15 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
         if not self.isDefined(self.workFolder):
             raise InputError("workFolder", "it is not set", "name a folder that executors see")
         columns = self.getOrDefault(self.pairCols)
-        if len(columns) not in _PAIRS:
-            raise InputError("pairCols", f"{len(columns)} columns", "two, or three with negatives")
+        if len(columns) < 2:
+            raise InputError(
+                "pairCols", f"{len(columns)} columns", "two, and one more for each hard negative"
+            )
         work = location(self.getOrDefault(self.workFolder)).absolute()
         tree: dict[str, Any] = json.loads(self.getOrDefault(self.settings))
         _check_free(tree)
-        kind, key = _PAIRS[len(columns)]
+        pairs = ("columns", "pair_columns")
+        kind, key = pairs if len(columns) == 2 else ("triplets", "triplet_columns")
         ours = {
             "corpus": {
                 "inputs": [str(work / "pairs")],
@@ -321,6 +323,7 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
             for key in ("group_column", "score_column")
             if (name := getattr(settings.corpus, key)) is not None
         ]
+        named += [("corpus.score_columns", name) for name in settings.corpus.score_columns]
         for key, name in named:
             if name not in dataset.columns:
                 there = ", ".join(dataset.columns)

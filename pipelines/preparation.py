@@ -1,8 +1,8 @@
-"""The three stages that turn text into lanes, each run again only if what it depends on changed.
+"""The stages that turn text into lanes, each run again only if what it depends on changed.
 
 A stage folder is written as a whole and then gets `stage.json`: how long it took, and a
 fingerprint of everything that its content follows from (inputs with size and time of change,
-settings, the stage before). A job that died half way finds the stages that were finished, and
+settings, the stages before). A job that died half way finds the stages that were finished, and
 does the rest; since every stage gives the same bytes for the same fingerprint, so do the lanes.
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,13 @@ from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
+from pipelines.embedding.teacher import check_teacher, prepare_teacher
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
+from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.stages import for_stage
@@ -48,15 +50,19 @@ class Stage:
     Attributes:
         name: Of the stage and of its folder.
         run: Writes the folder; what it returns is logged, as a summary of what was done.
-        inputs: What the content follows from besides the stage before, as plain values; None where
+        inputs: What the content follows from besides the stages before, as plain values; None where
             that cannot be known, so that the stage is run each time.
+        after: Names of the stages before.
         choices: What the content follows from besides that, once it is there.
+        is_asked: Whether the settings ask for it.
     """
 
     name: str
     run: Callable[[SparkSession, Config], object]
     inputs: Callable[[Config], Any]
+    after: tuple[str, ...] = ()
     choices: Callable[[Config], Any] = lambda config: None
+    is_asked: Callable[[Config], bool] = lambda config: True
 
 
 def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
@@ -71,12 +77,16 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     from pipelines.report.corpus_page import write_corpus_report
 
     folder = PreparedFolder.of(config)
-    # The stage that needs it comes hours later.
+    # The stages that need them come hours later.
     check_tokenizer(config)
-    fingerprint: str | None = ""
+    check_teacher(config)
+    fingerprints: dict[str, str | None] = {}
     records = []
     for stage in STAGES:
-        fingerprint = _fingerprint(fingerprint, stage.inputs(config))
+        if not stage.is_asked(config):
+            continue
+        before = [fingerprints[name] for name in stage.after if name in fingerprints]
+        fingerprint = _fingerprint(before, stage.inputs(config))
         known = _known(folder.stage_record(stage.name))
         kept = config.prepared.reuse and fingerprint is not None
         kept = kept and known.get("fingerprint") == fingerprint
@@ -89,7 +99,8 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
             with stage_settings(session, config, "prepare"):
                 seconds = _run(stage, session, config, folder, fingerprint)
         if fingerprint is not None:
-            fingerprint = _fingerprint(fingerprint, [stage.choices(config)])
+            fingerprint = _fingerprint([fingerprint], [stage.choices(config)])
+        fingerprints[stage.name] = fingerprint
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, records)
     with activity("drawing the report of the corpus"):
@@ -120,8 +131,8 @@ def _known(record: Location) -> dict[str, Any]:
     return known
 
 
-def _fingerprint(before: str | None, inputs: Any) -> str | None:
-    if before is None or inputs is None:
+def _fingerprint(before: Sequence[str | None], inputs: Any) -> str | None:
+    if None in before or inputs is None:
         return None
     content = json.dumps([code_versions(), before, inputs], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
@@ -156,14 +167,23 @@ def _token_inputs(config: Config) -> Any:
     ]
 
 
+def _teacher_inputs(config: Config) -> Any:
+    return [TEACHER_SCHEMA.names, check_teacher(config), config.teacher.precision]
+
+
+def _has_teacher(config: Config) -> bool:
+    return config.teacher.is_asked
+
+
 def _lane_inputs(config: Config) -> Any:
     # Lanes are arranged for steps of this many granules.
     return [FORMAT, config.lanes.model_dump(mode="json"), config.training.granules_per_step]
 
 
 STAGES = (
-    Stage("corpus", prepare_corpus, _corpus_inputs, _held_out_choices),
-    Stage("tokens", prepare_tokens, _token_inputs),
-    Stage("lanes", prepare_lanes, _lane_inputs),
+    Stage("corpus", prepare_corpus, _corpus_inputs, choices=_held_out_choices),
+    Stage("tokens", prepare_tokens, _token_inputs, ("corpus",)),
+    Stage("teacher", prepare_teacher, _teacher_inputs, ("corpus",), is_asked=_has_teacher),
+    Stage("lanes", prepare_lanes, _lane_inputs, ("tokens", "teacher")),
 )
 """In their order."""

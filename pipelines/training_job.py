@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
+
+from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.engines.base import Engine, check_fit
 from pipelines.errors import InputError
 from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
@@ -17,7 +20,7 @@ from pipelines.evaluation.sets import check_sets
 from pipelines.evaluation.snapshot import Snapshot, read_snapshots
 from pipelines.files import locks, storage
 from pipelines.files.folders import check_room
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
@@ -55,6 +58,7 @@ from pipelines.runs.run_metrics import (
 from pipelines.settings import Config
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
+from pipelines.spark.parquet_parts import data_files
 from pipelines.spark.session import spark_session
 from pipelines.tokens.stage import check_tokens
 from pipelines.tracking import check_trackers
@@ -92,14 +96,22 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
             f"one of {', '.join(map(str, fitting))}",
         )
     needs = LOSSES.load(config.objective.name).needs
-    if needs != "singles" and not manifest.paired:
+    if needs not in ("singles", "teacher") and not manifest.paired:
         raise InputError("objective.name", "the lanes hold single texts", "set it to simcse")
-    if needs == "scores" and not manifest.scored:
+    if needs == "triplets" and not manifest.negatives:
         raise InputError(
             "objective.name",
-            "the lanes hold no scores",
-            "set corpus.score_column and prepare again",
+            "the lanes hold no hard negatives",
+            "set corpus.pairs to triplets and prepare again",
         )
+    there = {"scores": manifest.scored, "candidate_scores": manifest.candidates_scored}
+    columns = {"scores": "corpus.score_column", "candidate_scores": "corpus.score_columns"}
+    if not there.get(needs, True):
+        raise InputError(
+            "objective.name", "the lanes hold no scores", f"set {columns[needs]} and prepare again"
+        )
+    if config.objective.uses_teacher:
+        check_lanes_of_teacher(config, manifest.teacher)
     return BatchPlan(
         lanes=manifest.lanes,
         rows=manifest.rows,
@@ -108,13 +120,40 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
     )
 
 
+def check_labels(config: Config, examples: Location) -> None:
+    """Refuses scores other than 0 and 1 where the loss takes them for labels.
+
+    Args:
+        examples: What the lanes are made of; of its files only this column is read.
+
+    Raises:
+        InputError: There is one.
+    """
+    name = config.objective.name
+    if not LOSSES.load(name).labels:
+        return
+    for path in data_files(examples):
+        with pq.ParquetFile(arrow_source(path)) as file:
+            for batch in file.iter_batches(columns=["score"]):
+                scores = batch.column("score").to_numpy(zero_copy_only=False)
+                others = scores[(scores != 0) & (scores != 1)]
+                if len(others):
+                    raise InputError(
+                        "corpus.score_column",
+                        f"`{name}` needs labels, 0 or 1, and {others[0]:g} is among the scores",
+                        "name a column of labels, or another loss",
+                    )
+
+
 def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManifest) -> Checkpoint:
     """What a run begins with, once all has been looked at that can be before Spark starts."""
     folder, has_run = check_run_folder(config)
     with activity("training", "reading the start encoder"):
         spec, weights = start_encoder(config, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
+        config.objective.check_width(spec.hidden)
         check_tokens(prepared.tokens.path, config)
+        check_labels(config, prepared.tokens.examples)
     if config.evaluation.every_checkpoints:
         check_sets(config)
     if not has_run:
@@ -221,7 +260,9 @@ def train_steps(
 def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     """Writes the model that came out as a sentence-transformers folder."""
     folder = run.run_folder
-    _export(folder, max(run.first_step, run.last_step), prepared, RunFolder(folder).model)
+    last_step = max(run.first_step, run.last_step)
+    dimensions = run.config.objective.dimensions
+    _export(folder, last_step, prepared, RunFolder(folder).model, dimensions)
 
 
 def _train(
@@ -270,9 +311,15 @@ class _Listener:
             lock.check()
 
 
-def _export(folder: Location, step: int, prepared: PreparedFolder, target: Location) -> None:
+def _export(
+    folder: Location,
+    step: int,
+    prepared: PreparedFolder,
+    target: Location,
+    dimensions: Sequence[int] = (),
+) -> None:
     """Writes the weights before a step as a sentence-transformers folder."""
     checkpoint = load_checkpoint(folder, step)
     tokens = prepared.tokens
-    card = model_card(checkpoint.spec, step, storage.read_json(tokens.manifest))
+    card = model_card(checkpoint.spec, step, storage.read_json(tokens.manifest), dimensions)
     write_encoder(target, checkpoint.spec, checkpoint.weights, tokens.tokenizer, card)

@@ -35,11 +35,13 @@ KEYS = st.sampled_from(["a", "b", "c", "12", "", None])
 @given(st.lists(KEYS), st.sets(st.sampled_from(["a", "12", "z"])))
 def test_rows_are_parted_by_their_keys(keys, deleted):
     rows = len(keys)
-    texts = {name: ["secret"] * rows for name in ("title", "text_0", "text_1", "text_2", "group")}
+    texts = {name: ["secret"] * rows for name in ("title", "text_0", "text_1", "group")}
+    lists = pa.array([["secret", "secret"]] * rows, pa.list_(pa.string()))
     nothing = pa.nulls(rows, pa.string())
     hashes = hashed_keys(pa.array(keys, pa.string()))
     batch = pa.RecordBatch.from_pydict(
         {"key": hashes, "reason": nothing, "score": nothing}
+        | {"negatives": lists, "candidate_scores": lists}
         | {name: pa.array(values, pa.string()) for name, values in texts.items()}
     )
     others, gone = without_deleted(batch, [hash_of(key) for key in deleted])

@@ -249,6 +249,11 @@ def test_bad_corpora_are_refused_in_one_line(
             ["objective.name=cosine_regression", "corpus.score_column=s", "corpus.pairs=columns"],
             "objective.name: the lanes hold no scores",
         ),
+        (
+            ["objective.name=triplet", "corpus.pairs=triplets"],
+            "objective.name: the lanes hold no hard negatives",
+        ),
+        (["objective.dimensions=[4096]"], "objective.dimensions: 4096 is more than the"),
     ],
 )
 def test_what_does_not_fit_the_lanes_is_refused(config_file, tmp_path, capsys, settings, message):

@@ -28,7 +28,7 @@ from pipelines.benchmarks.slow_store import BUCKET, slow_store
 from pipelines.benchmarks.trainers import new_stepper
 from pipelines.files.locations import RemotePath
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.lanes.files import SCHEMA, LaneManifest
+from pipelines.lanes.files import LaneManifest, lane_schema
 from pipelines.lanes.plan import BatchPlan, plan_segments
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.remote import Fetching
@@ -52,6 +52,7 @@ PACED_SECONDS = 5.0
 GRANULES_PER_PACED_STEP = 8
 PACES = (1_000, 5_000, 10_000, 20_000)
 TRIED_PACE = 10_000
+COLUMNS = ("positive",)
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,12 @@ def write_random_lanes(folder: Path, lanes: int = LANES, rows: int = ROWS) -> La
     for lane in range(lanes):
         batches = (_random_granule(generator, lane, row) for row in range(rows))
         for written in write_lanes(
-            batches, folder=folder, granule=GRANULE, rows_per_part=rows, vocabulary=VOCABULARY
+            batches,
+            folder=folder,
+            columns=COLUMNS,
+            granule=GRANULE,
+            rows_per_part=rows,
+            vocabulary=VOCABULARY,
         ):
             summary = written.to_pylist()[0]
             checksums.append(summary["checksum"])
@@ -288,8 +294,10 @@ def write_random_lanes(folder: Path, lanes: int = LANES, rows: int = ROWS) -> La
         vocabulary=VOCABULARY,
         max_length=TOKENS[1],
         paired=True,
-        triplets=False,
+        negatives=0,
         scored=False,
+        candidates_scored=False,
+        teacher=None,
         checksums=tuple(checksums),
     )
     manifest.save(folder)
@@ -310,12 +318,9 @@ def _random_granule(generator: np.random.Generator, lane: int, row: int) -> pa.R
         "group": numbers,
         "anchor": texts(),
         "positive": texts(),
-        "negative": pa.nulls(GRANULE, pa.binary()),
-        "score": pa.nulls(GRANULE, pa.float32()),
     }
-    return pa.RecordBatch.from_pydict(
-        columns, schema=SCHEMA.insert(0, pa.field("lane", pa.int32()))
-    )
+    schema = lane_schema(COLUMNS).insert(0, pa.field("lane", pa.int32()))
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
 def _median_ratio(rounds: Sequence[Round]) -> float:

@@ -179,7 +179,9 @@ def write_texts(files: Sequence[Path], folder: Location) -> None:
             "group": ids,
             "anchor": texts,
             "positive": pa.nulls(len(texts), pa.string()),
+            "negatives": pa.nulls(len(texts), pa.list_(pa.string())),
             "score": pa.nulls(len(texts), pa.float32()),
+            "candidate_scores": pa.nulls(len(texts), pa.list_(pa.float32())),
         }
         table = pa.table(columns)
         pq.write_table(table, folder / f"part-{number:05d}.parquet", row_group_size=2**17)

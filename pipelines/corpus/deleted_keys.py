@@ -17,6 +17,7 @@ from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
 
 DELETED = "deleted by its key"
+_PERSONAL = ("title", "text_0", "text_1", "negatives", "group", "score", "candidate_scores")
 
 
 def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...]:
@@ -83,9 +84,10 @@ def without_deleted(
     if not pc.any(is_deleted).as_py():
         return batch, None
     gone = batch.filter(is_deleted)
-    nothing = pa.nulls(gone.num_rows, pa.string())
-    for name in ("title", "text_0", "text_1", "text_2", "group", "score"):
-        gone = gone.set_column(gone.schema.get_field_index(name), name, nothing)
+    for name in _PERSONAL:
+        place = gone.schema.get_field_index(name)
+        nothing = pa.nulls(gone.num_rows, gone.schema.field(place).type)
+        gone = gone.set_column(place, name, nothing)
     reason = pa.array([DELETED] * gone.num_rows, pa.string())
     gone = gone.set_column(gone.schema.get_field_index("reason"), "reason", reason)
     return batch.filter(pc.invert(is_deleted)), gone

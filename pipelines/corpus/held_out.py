@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.cleaning.rules import text_key
+from pipelines.corpus.pairs import text_columns
 from pipelines.corpus.readers import FORMATS
 from pipelines.files import storage
 from pipelines.files.locations import Location
@@ -30,7 +31,6 @@ LEAK = "a text of it is held out"
 # A scored pair asks for its other side only if people found the two to mean about the same: 4 of
 # 5 in STS-B's scale, "mostly equivalent".
 _SIMILAR = 0.8
-_SIDES = ("anchor", "positive", "negative")
 # Of a held-out pair, the query and the document.
 _ASKED = ("anchor", "positive")
 _BUCKETS = 1_000_000
@@ -178,7 +178,7 @@ def write_evaluation(chosen: pa.Table, folder: Location) -> int:
     return len(documents)
 
 
-def without_leaks(pairs: DataFrame, chosen: DataFrame) -> DataFrame:
+def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings) -> DataFrame:
     """The training pairs that share no text with the evaluation.
 
     A hard negative of training counts as its other texts do: a held-out text that training pushes
@@ -188,11 +188,12 @@ def without_leaks(pairs: DataFrame, chosen: DataFrame) -> DataFrame:
     Args:
         pairs: Those that are not held out.
         chosen: The pairs that are asked: few enough to be sent to every executor.
+        settings: Of the corpus.
     """
     sides = F.explode(F.array(*(text_key(F.col(side)) for side in _ASKED)))
     # A text alone has no other side, and null is no text that two of them share.
     keys = F.broadcast(chosen.select(sides.alias("_key")).where("_key is not null").distinct())
-    for side in _SIDES:
-        pairs = pairs.withColumn("_key", text_key(F.col(side)))
+    for text in text_columns(settings):
+        pairs = pairs.withColumn("_key", text_key(text))
         pairs = pairs.join(keys, "_key", "left_anti").drop("_key")
     return pairs

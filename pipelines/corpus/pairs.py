@@ -1,9 +1,9 @@
 """How rows become pairs: one function for each form of `corpus.pairs`, and what drops a pair.
 
-Rows are those of :func:`hashed`; pairs have `id`, `group`, `anchor`, `positive`, `negative`,
-`score`, `unit` and `reason`. `group` (no two of it in one granule) and `unit` (held out as a whole)
-are hashes here. Nothing is filtered before it is counted: what is dropped keeps
-its reason.
+Rows are those of :func:`hashed`; pairs have `id`, `group`, `anchor`, `positive`, `negatives`,
+`score`, `candidate_scores`, `unit` and `reason`. `group` (no two of it in one granule) and `unit`
+(held out as a whole) are hashes here. Nothing is filtered before it is counted: what is dropped
+keeps its reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,17 @@ BOILERPLATE = "paragraph that follows many sentences"
 
 # A paragraph after more different sentences than this says nothing about any of them.
 _MAX_SENTENCES = 3
-_PAIR = ("group", "anchor", "positive", "negative", "score", "unit", "reason")
+_INFINITY = float("inf")
+_PAIR = (
+    "group",
+    "anchor",
+    "positive",
+    "negatives",
+    "score",
+    "candidate_scores",
+    "unit",
+    "reason",
+)
 
 
 def check_settings(settings: CorpusSettings) -> None:
@@ -49,11 +59,18 @@ def drops_duplicates(settings: CorpusSettings) -> bool:
     return unit_of(settings) in ("sentences", "paragraphs", "lines")
 
 
+def text_columns(settings: CorpusSettings) -> list[Column]:
+    """The texts of a row, a column each; null where it has no such text."""
+    places = range(settings.hard_negatives)
+    negatives = (F.get("negatives", F.lit(place)) for place in places)
+    return [F.col("anchor"), F.col("positive"), *negatives]
+
+
 def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     """The rows of :mod:`~pipelines.corpus.units` with their owners as hashes, scores judged.
 
-    Columns `level`, `group`, `anchor`, `positive`, `negative`, `score` (0 to 1), `unit`, `run`,
-    `place`, `reason` and `rows`.
+    Columns `level`, `group`, `anchor`, `positive`, `negatives`, `score` (0 to 1),
+    `candidate_scores` (as they were read), `unit`, `run`, `place`, `reason` and `rows`.
     """
     own_level = F.col("level") == text_level(settings)
     own = F.col("run") if settings.pairs == "adjacent" else F.xxhash64("anchor")
@@ -67,19 +84,27 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     if settings.score_column:
         outside = F.isnan(score) | ~score.between(low, high)
         reason = F.coalesce(reason, F.when(score.isNull(), NO_SCORE), F.when(outside, OUT_OF_RANGE))
+    scores = F.expr("transform(candidate_scores, score -> try_cast(score as float))")
+    if settings.score_columns:
+        reason = F.coalesce(reason, F.when(F.exists(scores, _is_no_number), NO_SCORE))
     return units.where("quarantined is null").select(
         "level",
         group.alias("group"),
         "anchor",
         "positive",
-        "negative",
+        "negatives",
         ((score - low) / (high - low)).cast("float").alias("score"),
+        scores.alias("candidate_scores"),
         F.coalesce(F.col("unit"), group).alias("unit"),
         "run",
         "place",
         F.when(own_level, reason).otherwise(F.col("reason")).alias("reason"),
         "rows",
     )
+
+
+def _is_no_number(value: Column) -> Column:
+    return value.isNull() | F.isnan(value) | (F.abs(value) == _INFINITY)
 
 
 def choose_members(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
@@ -136,7 +161,7 @@ def make_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     """The pairs of the rows that are kept, each with its reason where it is dropped."""
     kept = rows.where(_kept(settings))
     pairs = PAIR_FORMS[settings.pairs](kept, settings)
-    key = F.xxhash64("anchor", "positive", "negative")
+    key = F.xxhash64("anchor", "positive", "negatives")
     same = F.when(F.col("anchor") == F.col("positive"), SAME_SIDES)
     judged = pairs.withColumn("id", key).withColumn("reason", F.coalesce("reason", same))
     if drops_duplicates(settings):
@@ -192,8 +217,9 @@ def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
         "group",
         _member(k % n).alias("anchor"),
         _member((k % n + 1 + F.floor(k / n)) % n).alias("positive"),
-        F.lit(None).cast("string").alias("negative"),
+        F.lit(None).cast("array<string>").alias("negatives"),
         F.lit(None).cast("float").alias("score"),
+        F.lit(None).cast("array<float>").alias("candidate_scores"),
         "unit",
         F.lit(None).cast("string").alias("reason"),
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from pipelines.arrow_lists import lists_of
 from pipelines.corpus.cleaning.paragraphs import split_paragraphs
 from pipelines.corpus.cleaning.prose import NO_PROSE, summary_pair
 from pipelines.corpus.cleaning.rules import (
@@ -21,7 +22,6 @@ from pipelines.corpus.cleaning.rules import (
     text_reasons,
 )
 from pipelines.corpus.unit_schema import (
-    SIDES,
     carried_key,
     hash_of,
     sampled_language,
@@ -35,13 +35,22 @@ NOT_FIRST = "not the beginning of a document"
 _RULES_OF_TITLES = {
     name: rule for name, rule in TEXT_RULES.items() if name not in (OTHER_LANGUAGE, TOO_SHORT)
 }
-_SIDES = {"single": 1, "group": 1, "columns": 2, "triplets": 3}
+_ONE_TEXT = ("single", "group")
 
 
 def row_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
     """A row's texts as they are."""
-    sides = [clean(batch[f"text_{side}"]) for side in range(_SIDES[settings.pairs])]
-    yield _judged(batch, dict(zip(SIDES, sides, strict=False)), settings)
+    columns = {"anchor": clean(batch["text_0"])}
+    if settings.pairs not in _ONE_TEXT:
+        columns["positive"] = clean(batch["text_1"])
+    lists = batch["negatives"]
+    negatives = [
+        clean(pa.compute.list_element(lists, place)) for place in range(settings.hard_negatives)
+    ]
+    judged = [*columns.values(), *negatives]
+    if negatives:
+        columns["negatives"] = lists_of(negatives)
+    yield _judged(batch, columns, settings, judged)
 
 
 def summary_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
@@ -51,7 +60,8 @@ def summary_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[p
         (text, text, None) if text is None or not text.strip() else _summary(text)
         for text in clean_lines(batch["text_0"]).to_pylist()
     ]
-    yield _judged(batch, _two_sides(pairs), settings)
+    columns = _two_sides(pairs)
+    yield _judged(batch, columns, settings, [columns["anchor"], columns["positive"]])
 
 
 def _summary(text: str) -> tuple[str | None, str | None, str | None]:
@@ -69,7 +79,7 @@ def title_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.
     columns["reason"] = text_reasons(
         columns["reason"], [columns["anchor"]], settings, _RULES_OF_TITLES
     )
-    yield _judged(batch, columns, settings, judged=("positive",))
+    yield _judged(batch, columns, settings, [columns["positive"]])
 
 
 def _title(
@@ -98,12 +108,11 @@ def _judged(
     batch: pa.RecordBatch,
     columns: dict[str, pa.Array],
     settings: CorpusSettings,
-    judged: Sequence[str] = SIDES,
+    judged: Sequence[pa.Array],
 ) -> pa.RecordBatch:
-    """One text row a raw row, with the first reason that drops it."""
-    sides = [columns[side] for side in judged if side in columns]
+    """One text row a raw row, with the first reason that drops one of the texts to be judged."""
     reasons = columns.pop("reason", batch["reason"])
-    carried = ("level", "score", "group", "rows", "bytes")
+    carried = ("level", "score", "candidate_scores", "group", "rows", "bytes")
     units = pa.compute.coalesce(batch["unit"], batch["document"]).to_pylist()
     return unit_batch(
         batch.num_rows,
@@ -112,8 +121,8 @@ def _judged(
             **carried_key(batch, settings),
             **columns,
             "unit": pa.array([name and hash_of(name) for name in units], pa.int64()),
-            "language": _languages(sides[0]),
-            "reason": text_reasons(reasons, sides, settings),
+            "language": _languages(judged[0]),
+            "reason": text_reasons(reasons, judged, settings),
         },
     )
 

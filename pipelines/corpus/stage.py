@@ -52,7 +52,7 @@ from pipelines.spark.frames import (
 
 logger = logging.getLogger(__name__)
 
-PAIR_COLUMNS = ("id", "group", "anchor", "positive", "negative", "score")
+PAIR_COLUMNS = ("id", "group", "anchor", "positive", "negatives", "score", "candidate_scores")
 
 TRAINING = "pairs for training"
 HELD_OUT = "held out for evaluation"
@@ -121,7 +121,8 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     In `<prepared.folder>/corpus`, which is replaced as a whole or left as it was:
 
     - `pairs.parquet/`: `id` and `group` (int64), `anchor`, `positive` (null for single texts),
-      `negative` (null but for triplets), `score` (float, 0 to 1, null without scores);
+      `negatives` (strings; null but for triplets), `score` (float, 0 to 1, null without scores),
+      `candidate_scores` (floats, of `positive` and `negatives`; null without such scores);
     - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`) and
       `evaluation/documents.parquet` (`document_id`, `text`), unless nothing is held out;
     - `quarantine.parquet`: `file`, `offset`, `reason`, `rows`, `excerpt` of what could not be read;
@@ -306,7 +307,7 @@ def _write_split(
         pairs = pairs.withColumn("held", F.lit(False))
     training = pairs.where("reason is null and not held")
     if asked:
-        training = held_out.without_leaks(training, chosen.frame)
+        training = held_out.without_leaks(training, chosen.frame, settings)
     path = CorpusFolder(aside).pairs
     ordered = training.select(*PAIR_COLUMNS).sortWithinPartitions("id")
     write_parquet(ordered, path)

@@ -12,7 +12,6 @@ import xxhash
 from pipelines.corpus.cleaning.languages import identify, is_installed
 from pipelines.settings import CorpusSettings
 
-SIDES = ("anchor", "positive", "negative")
 SCHEMA = pa.schema(
     [
         ("level", pa.string()),
@@ -20,8 +19,9 @@ SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("anchor", pa.string()),
         ("positive", pa.string()),
-        ("negative", pa.string()),
+        ("negatives", pa.list_(pa.string())),
         ("score", pa.string()),
+        ("candidate_scores", pa.list_(pa.string())),
         ("group", pa.string()),
         ("unit", pa.int64()),
         ("run", pa.int64()),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 from pipelines.errors import InputError
@@ -101,7 +100,7 @@ def embedding_options(
         )
     return EmbeddingOptions(
         model=folder,
-        model_sha256=_sha256(local_folder(folder)),
+        model_sha256=model_digest(folder),
         hidden=spec.hidden,
         normalise=spec.normalise,
         backend=choose_backend(backend, spec.kind),
@@ -119,8 +118,9 @@ def _check_known(key: str, name: str, known: tuple[str, ...]) -> None:
         raise InputError(key, f"there is no `{name}`", f"{', '.join(known[:-1])} or {known[-1]}")
 
 
-def _sha256(folder: Path) -> str:
-    """Digest of all files that decide an embedding."""
+def model_digest(model: Location) -> str:
+    """SHA-256 of all files of a model's folder that decide an embedding."""
+    folder = local_folder(model)
     digest = hashlib.sha256()
     for file in sorted(file for kind in _MODEL_FILES for file in folder.rglob(kind)):
         digest.update(f"{file.relative_to(folder)}\0".encode())

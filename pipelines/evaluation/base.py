@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -33,6 +34,33 @@ SnapshotTables: TypeAlias = Callable[[str], Iterator[pa.RecordBatch]]
 
 OnRetrieved: TypeAlias = "Callable[[Retrieved], None]"
 """Takes what was found, which says more than the figures: margins and samples follow from it."""
+
+
+WHOLE = 0
+"""Stands for the whole width of an embedding, among widths to which it is cut."""
+
+ByWidth: TypeAlias = Mapping[int, dict[str, float]]
+"""Figures of embeddings that are cut to a width and scaled to length 1, :data:`WHOLE` first."""
+
+
+class Nested(NamedTuple):
+    """How an evaluation measures embeddings that are cut to several widths, embedding once.
+
+    Attributes:
+        measure: As that of the evaluation, with the widths as a fourth argument; what is retrieved
+            is told with the width before it. Widths that embeddings do not exceed are left out.
+        measure_snapshot: The same on a snapshot, with the widths as a third argument.
+    """
+
+    measure: Callable[
+        [Tables, EmbedderLoader, Callable[[int, Retrieved], None], Sequence[int]], ByWidth
+    ]
+    measure_snapshot: Callable[[SnapshotTables, EmbedderLoader, Sequence[int]], ByWidth]
+
+
+def nested_name(name: str, width: int) -> str:
+    """What a set is called in ``metrics.json`` where it is measured on at a width."""
+    return name if width == WHOLE else f"{name}@{width}"
 
 
 @dataclass(frozen=True)
@@ -77,6 +105,7 @@ class Evaluation:
         measure: Measures on the tables that `read` gives, by Spark.
         snapshot: Makes of these tables the smaller ones that `measure_snapshot` needs.
         measure_snapshot: The same figures on a snapshot, in this process.
+        nested: How it measures at the widths of a run's `objective.dimensions`, if it does.
         held_out: It measures on the pairs that the preparation holds out, which are not there
             before.
     """
@@ -91,7 +120,28 @@ class Evaluation:
     measure: Callable[[Tables, EmbedderLoader, OnRetrieved], dict[str, float]]
     snapshot: Callable[[Tables], Tables] = _unchanged
     measure_snapshot: Callable[[SnapshotTables, EmbedderLoader], dict[str, float]]
+    nested: Nested | None = None
     held_out: bool = False
+
+    def measure_at(
+        self,
+        tables: Tables,
+        load: EmbedderLoader,
+        on_retrieved: Callable[[int, Retrieved], None],
+        dimensions: Sequence[int],
+    ) -> ByWidth:
+        """The figures at the whole width, and at others where this evaluation knows them."""
+        if self.nested is not None and dimensions:
+            return self.nested.measure(tables, load, on_retrieved, dimensions)
+        return {WHOLE: self.measure(tables, load, partial(on_retrieved, WHOLE))}
+
+    def measure_snapshot_at(
+        self, tables: SnapshotTables, load: EmbedderLoader, dimensions: Sequence[int]
+    ) -> ByWidth:
+        """The same on a snapshot."""
+        if self.nested is not None and dimensions:
+            return self.nested.measure_snapshot(tables, load, dimensions)
+        return {WHOLE: self.measure_snapshot(tables, load)}
 
 
 def figure_named(name: str) -> Figure:

@@ -16,8 +16,14 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError
-from pipelines.evaluation.base import Evaluation, Tables
-from pipelines.evaluation.retrieval import FIGURES, measure, measure_snapshot
+from pipelines.evaluation.base import Evaluation, Nested, Tables
+from pipelines.evaluation.retrieval import (
+    FIGURES,
+    measure,
+    measure_nested,
+    measure_snapshot,
+    measure_snapshot_nested,
+)
 from pipelines.files.compression import is_compressed
 from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.settings import Config
@@ -250,4 +256,8 @@ EVALUATION = Evaluation(
     read=lambda session, config, given: read_retrieval_set(session, given, config.storage),
     measure=partial(measure, skip_themselves=True),
     measure_snapshot=partial(measure_snapshot, skip_themselves=True),
+    nested=Nested(
+        partial(measure_nested, skip_themselves=True),
+        partial(measure_snapshot_nested, skip_themselves=True),
+    ),
 )

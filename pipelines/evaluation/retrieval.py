@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from pipelines.evaluation.base import (
     BATCH_ROWS,
+    WHOLE,
     Evaluation,
     Figure,
+    Nested,
     OnRetrieved,
     SnapshotTables,
     Tables,
@@ -97,21 +99,51 @@ def measure(
         ``queries`` and ``documents`` (counts) and :data:`METRICS` (means over the queries, times
         100).
     """
+    by_width = measure_nested(
+        tables, load, lambda _, found: on_retrieved(found), (), skip_themselves=skip_themselves
+    )
+    return by_width[WHOLE]
+
+
+def measure_nested(
+    tables: Tables,
+    load: EmbedderLoader,
+    on_retrieved: Callable[[int, Retrieved], None],
+    dimensions: Sequence[int],
+    *,
+    skip_themselves: bool = False,
+) -> dict[int, dict[str, float]]:
+    """The same at several widths of the embeddings; see :class:`pipelines.evaluation.base.Nested`.
+
+    Texts are embedded once.
+    """
     queries = embed_queries(tables["asked"], load)
-    best = rank_documents(tables["documents"], queries, load, DEPTH + skip_themselves)
-    ranked = without_themselves(best) if skip_themselves else best
-    on_retrieved(Retrieved(queries, ranked))
-    return {
-        "queries": len(queries.ids),
-        "documents": tables["documents"].count(),
-        **retrieval_metrics(ranked, queries.relevant),
-    }
+    widths = _widths(queries, dimensions)
+    best = rank_documents(tables["documents"], queries, load, DEPTH + skip_themselves, widths)
+    documents = tables["documents"].count()
+    figures = {}
+    for width in widths:
+        found = without_themselves(best[width]) if skip_themselves else best[width]
+        on_retrieved(width, Retrieved(queries, found))
+        figures[width] = _figures(queries, documents, found)
+    return figures
 
 
 def measure_snapshot(
     tables: SnapshotTables, load: EmbedderLoader, *, skip_themselves: bool = False
 ) -> dict[str, float]:
-    """The same in this process; `asked` has its ``gain``."""
+    """The same as :func:`measure` in this process; `asked` has its ``gain``."""
+    return measure_snapshot_nested(tables, load, (), skip_themselves=skip_themselves)[WHOLE]
+
+
+def measure_snapshot_nested(
+    tables: SnapshotTables,
+    load: EmbedderLoader,
+    dimensions: Sequence[int],
+    *,
+    skip_themselves: bool = False,
+) -> dict[int, dict[str, float]]:
+    """The same as :func:`measure_nested` in this process; `asked` has its ``gain``."""
     asked = pa.Table.from_batches(list(tables("asked")))
     judged = asked.select(["query_id", "document_id", "gain"]).to_pylist()
     relevant = relevant_of(tuple(row.values()) for row in judged)
@@ -128,18 +160,30 @@ def measure_snapshot(
             documents += batch.num_rows
             yield batch
 
-    shared = Shared(queries.embeddings)
-    ranked: dict[int, list[int]] = {}
+    shared, widths = Shared(queries.embeddings), _widths(queries, dimensions)
+    ranked: dict[int, dict[int, list[int]]] = {width: {} for width in widths}
     # Already sorted by score, since one task has seen all documents.
-    for row in _rows(neighbour_batches(load, shared, DEPTH + skip_themselves)(counted())):
-        ranked.setdefault(int(queries.ids[row["query"]]), []).append(row["document_id"])
+    find = neighbour_batches(load, shared, DEPTH + skip_themselves, widths)
+    for row in _rows(find(counted())):
+        key = int(queries.ids[row["query"]])
+        ranked[row["width"]].setdefault(key, []).append(row["document_id"])
     return {
-        "queries": len(queries.ids),
-        "documents": documents,
-        **retrieval_metrics(
-            without_themselves(ranked) if skip_themselves else ranked, queries.relevant
-        ),
+        width: _figures(queries, documents, without_themselves(found) if skip_themselves else found)
+        for width, found in ranked.items()
     }
+
+
+def _widths(queries: Queries, dimensions: Sequence[int]) -> list[int]:
+    """The whole width, then those that are less, the largest first."""
+    shorter = {one for one in dimensions if one < queries.embeddings.shape[1]}
+    return [WHOLE, *sorted(shorter, reverse=True)]
+
+
+def _figures(
+    queries: Queries, documents: int, ranked: Mapping[int, Sequence[int]]
+) -> dict[str, float]:
+    metrics = retrieval_metrics(ranked, queries.relevant)
+    return {"queries": len(queries.ids), "documents": documents, **metrics}
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
@@ -218,8 +262,12 @@ def queries_of(
 
 
 def rank_documents(
-    documents: DataFrame, queries: Queries, load: EmbedderLoader, depth: int = DEPTH
-) -> dict[int, list[int]]:
+    documents: DataFrame,
+    queries: Queries,
+    load: EmbedderLoader,
+    depth: int = DEPTH,
+    widths: Sequence[int] = (WHOLE,),
+) -> dict[int, dict[int, list[int]]]:
     """The ids of the best documents of each query, the best first.
 
     Args:
@@ -227,24 +275,31 @@ def rank_documents(
         queries: From :func:`embed_queries`.
         load: Loads the model on an executor.
         depth: Documents of a query.
+        widths: To which embeddings are cut.
+
+    Returns:
+        By width and query.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     with shared_value(documents.sparkSession, queries.embeddings) as shared:
-        best_first = Window.partitionBy("query").orderBy(F.desc("score"), F.asc("document_id"))
+        of_query = Window.partitionBy("width", "query")
+        best_first = of_query.orderBy(F.desc("score"), F.asc("document_id"))
         best = (
             spread(documents)
             .mapInArrow(
-                neighbour_batches(load, shared, depth), "query long, document_id long, score double"
+                neighbour_batches(load, shared, depth, widths),
+                "width int, query long, document_id long, score double",
             )
             .withColumn("rank", F.row_number().over(best_first))
             .where(F.col("rank") <= depth)
             .collect()
         )
-    ranked: dict[int, list[int]] = {}
+    ranked: dict[int, dict[int, list[int]]] = {width: {} for width in widths}
     for row in sorted(best, key=lambda row: (row["query"], row["rank"])):
-        ranked.setdefault(int(queries.ids[row["query"]]), []).append(row["document_id"])
+        key = int(queries.ids[row["query"]])
+        ranked[row["width"]].setdefault(key, []).append(row["document_id"])
     return ranked
 
 
@@ -266,29 +321,44 @@ def query_batches(load: EmbedderLoader, *, as_documents: bool = False) -> Batche
     return embed
 
 
-def neighbour_batches(load: EmbedderLoader, shared: Shared[np.ndarray], depth: int) -> Batches:
-    """Of ``document_id``, ``text`` the best for each query: ``query``, ``document_id``, ``score``.
+def neighbour_batches(
+    load: EmbedderLoader,
+    shared: Shared[np.ndarray],
+    depth: int,
+    widths: Sequence[int] = (WHOLE,),
+) -> Batches:
+    """Of ``document_id``, ``text`` the best: ``width``, ``query``, ``document_id``, ``score``.
 
     Args:
         load: Loads the model on an executor.
         shared: The queries' embeddings.
         depth: Documents of a query.
+        widths: To which embeddings are cut.
     """
 
     def find(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
-        embedder, best = None, Neighbours.none()
+        embedder, best = None, {width: Neighbours.none() for width in widths}
         for batch in batches:
             embedder = embedder or load()
             embeddings = unit_length(embedder.documents(batch.column("text").to_pylist()))
             ids = batch.column("document_id").to_numpy()
-            best = merged(best, nearest(shared.value, embeddings, ids, depth), depth)
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(best.queries), pa.array(best.documents), pa.array(best.scores)],
-            names=["query", "document_id", "score"],
-        )
+            for width in widths:
+                asked, found = cut_to(shared.value, width), cut_to(embeddings, width)
+                best[width] = merged(best[width], nearest(asked, found, ids, depth), depth)
+        for width, of_width in best.items():
+            columns = (of_width.queries, of_width.documents, of_width.scores)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(np.full(len(columns[0]), width, np.int32)), *map(pa.array, columns)],
+                names=["width", "query", "document_id", "score"],
+            )
 
     return find
+
+
+def cut_to(embeddings: np.ndarray, width: int) -> np.ndarray:
+    """The first numbers of each row, scaled to length 1; all of them for :data:`WHOLE`."""
+    return embeddings if width == WHOLE else unit_length(embeddings[:, :width])
 
 
 def without_themselves(ranked: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
@@ -305,5 +375,6 @@ EVALUATION = Evaluation(
     measure=measure,
     snapshot=with_gains,
     measure_snapshot=measure_snapshot,
+    nested=Nested(measure_nested, measure_snapshot_nested),
     held_out=True,
 )

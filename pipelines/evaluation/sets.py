@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.evaluation import EVALUATIONS
-from pipelines.evaluation.base import Evaluation, Tables
+from pipelines.evaluation.base import WHOLE, Evaluation, Tables, nested_name
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
     they are measured: two models measured under one digest may be compared.
 
     Returns:
-        By the names of the sets, 16 hexadecimal digits.
+        By the names of the sets, also where they are measured on at a width, 16 hexadecimal digits.
 
     Raises:
         InputError: See :func:`check_tables`.
@@ -122,7 +122,9 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
         source = (one.evaluation.read, one.given)
         if source not in known:
             known[source] = _digest(*one.read(session, config).values())
-        digests[one.name] = known[source]
+        widths = config.objective.dimensions if one.evaluation.nested else ()
+        for width in (WHOLE, *widths):
+            digests[nested_name(one.name, width)] = known[source]
     return digests
 
 

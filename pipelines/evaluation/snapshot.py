@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.evaluation import EVALUATIONS
-from pipelines.evaluation.base import BATCH_ROWS, Tables
+from pipelines.evaluation.base import BATCH_ROWS, Tables, nested_name
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.evaluation.sets import named_sets
 from pipelines.files import storage
@@ -38,11 +38,13 @@ class Snapshot:
         name: Of the set, in ``metrics.json``.
         kind: How it is measured on, the name of an evaluation.
         tables: By name.
+        dimensions: Widths at which it is measured on beside the whole.
     """
 
     name: str
     kind: str
     tables: Tables
+    dimensions: Sequence[int] = ()
 
 
 def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
@@ -52,7 +54,12 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
         InputError: Something cannot be read.
     """
     return [
-        Snapshot(one.name, one.evaluation.name, one.evaluation.snapshot(one.read(session, config)))
+        Snapshot(
+            one.name,
+            one.evaluation.name,
+            one.evaluation.snapshot(one.read(session, config)),
+            config.objective.dimensions,
+        )
         for one in named_sets(config)
     ]
 
@@ -64,7 +71,14 @@ def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
         for number, snapshot in enumerate(snapshots):
             for name, frame in snapshot.tables.items():
                 write_parquet(frame, _table_path(aside, number, name))
-            plan.append({"name": snapshot.name, "kind": snapshot.kind, "number": number})
+            plan.append(
+                {
+                    "name": snapshot.name,
+                    "kind": snapshot.kind,
+                    "number": number,
+                    "dimensions": list(snapshot.dimensions),
+                }
+            )
         storage.write_json(aside / PLAN, plan)
 
 
@@ -79,12 +93,13 @@ def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float
         As :func:`pipelines.evaluation.stage.evaluate`.
     """
     embedder = load()
-    return {
-        line["name"]: EVALUATIONS.load(line["kind"]).measure_snapshot(
-            partial(_batches, folder, line["number"]), lambda: embedder
-        )
-        for line in storage.read_json(folder / PLAN)
-    }
+    figures: dict[str, dict[str, float]] = {}
+    for line in storage.read_json(folder / PLAN):
+        evaluation = EVALUATIONS.load(line["kind"])
+        tables = partial(_batches, folder, line["number"])
+        by_width = evaluation.measure_snapshot_at(tables, lambda: embedder, line["dimensions"])
+        figures |= {nested_name(line["name"], width): one for width, one in by_width.items()}
+    return figures
 
 
 def _table_path(folder: Location, number: int, name: str) -> Location:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from pipelines.evaluation.base import nested_name
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_sets
 from pipelines.evaluation.retrieval import Retrieved
@@ -40,7 +40,8 @@ def evaluate(
             that retrieve.
 
     Returns:
-        By the names of the sets the figures of their evaluations.
+        By the names of the sets the figures of their evaluations; at each of
+        ``objective.dimensions`` too where an evaluation measures at several widths.
 
     Raises:
         InputError: What is asked for cannot be read.
@@ -56,5 +57,11 @@ def evaluate(
         # All of an evaluation are checked before the first is worked on.
         tables = {one.name: read(one) for one in sets}
         for name, of_set in tables.items():
-            figures[name] = evaluation.measure(of_set, load, partial(on_retrieved, name))
+
+            def retrieved(width: int, found: Retrieved, name: str = name) -> None:
+                on_retrieved(nested_name(name, width), found)
+
+            dimensions = config.objective.dimensions
+            by_width = evaluation.measure_at(of_set, load, retrieved, dimensions)
+            figures |= {nested_name(name, width): one for width, one in by_width.items()}
     return figures

@@ -1,6 +1,6 @@
 """Where everything is in the folder of a preparation, `prepared.folder`.
 
-A stage writes its folder aside, and then it takes the place of the one before, so each of the three
+A stage writes its folder aside, and then it takes the place of the one before, so each of them
 has a value of its own, which stands for a folder under either name.
 """
 
@@ -78,6 +78,23 @@ class TokensFolder:
 
 
 @dataclass(frozen=True)
+class TeacherFolder:
+    """What the stage `teacher` writes, where the settings name a teacher."""
+
+    path: Location
+
+    @property
+    def examples(self) -> Location:
+        """The vectors of each example's texts, a folder of Parquet files."""
+        return self.path / "examples.parquet"
+
+    @property
+    def manifest(self) -> Location:
+        """Of :class:`pipelines.lanes.teacher.TeacherVectors`."""
+        return self.path / "manifest.json"
+
+
+@dataclass(frozen=True)
 class LanesFolder:
     """What the stage `lanes` writes; :mod:`pipelines.lanes.files` knows the files of a lane."""
 
@@ -109,6 +126,17 @@ class PreparedFolder:
     def tokens(self) -> TokensFolder:
         """The pairs as token ids."""
         return TokensFolder(current(self.path / "tokens"))
+
+    @property
+    def teacher(self) -> TeacherFolder:
+        """The vectors of a teacher."""
+        return TeacherFolder(current(self.path / "teacher"))
+
+    @property
+    def teacher_texts(self) -> Location:
+        """Texts that a teacher is asked for, and the tables of their vectors; see
+        :mod:`pipelines.embedding.teacher`."""
+        return self.path / "teacher_texts"
 
     @property
     def lanes(self) -> LanesFolder:

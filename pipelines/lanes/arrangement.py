@@ -18,8 +18,14 @@ import pyarrow as pa
 
 from pipelines.files import storage
 from pipelines.files.prepared_folder import TokensFolder
-from pipelines.lanes.plan import Segment, count_same_group_in_step, deal, plan_segments
-from pipelines.settings import Config
+from pipelines.lanes.plan import (
+    Segment,
+    bucket_table,
+    count_same_group_in_step,
+    deal,
+    plan_segments,
+)
+from pipelines.settings import Config, LaneSettings
 from pipelines.spark.frames import Scratch
 
 if TYPE_CHECKING:
@@ -55,25 +61,54 @@ class Arrangement:
         return sum(segment.rows for segment in self.segments)
 
 
-def example_keys(examples: DataFrame, config: Config) -> DataFrame:
+@dataclass(frozen=True)
+class Buckets:
+    """The length buckets of a corpus.
+
+    Attributes:
+        width: Of the narrowest, in tokens.
+        edges: See :func:`~pipelines.lanes.plan.bucket_table`.
+    """
+
+    width: int
+    edges: tuple[int, ...]
+
+    @classmethod
+    def of(cls, longest: int, settings: LaneSettings) -> Buckets:
+        """Those that the settings ask for.
+
+        Args:
+            longest: Tokens of the longest text.
+        """
+        edges = bucket_table(longest, settings.bucket, settings.bucket_growth)
+        return cls(settings.bucket, edges)
+
+    def edge(self, length: int) -> int:
+        """The edge of the bucket of a length."""
+        return self.edges[-(-length // self.width) - 1]
+
+
+def example_keys(examples: DataFrame, buckets: Buckets, config: Config) -> DataFrame:
     """One light row per example: id, group, bucket length and two hashes that order them."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
-    seed, bucket = F.lit(config.lanes.seed), config.lanes.bucket
+    seed = F.lit(config.lanes.seed)
+    edges = F.array(*map(F.lit, buckets.edges))
+    place = F.ceil(F.col("length") / buckets.width) - 1
     return examples.select(
         "id",
         "group",
-        (F.ceil(F.col("length") / bucket) * bucket).cast("int").alias("bucket"),
+        edges[place.cast("int")].alias("bucket"),
         F.xxhash64(seed, "id").alias("id_order"),
         F.xxhash64(seed, "group").alias("group_order"),
     )
 
 
-def bucket_counts(tokens: TokensFolder, bucket: int) -> Counter[int]:
+def bucket_counts(tokens: TokensFolder, buckets: Buckets) -> Counter[int]:
     """How many examples have each bucket length; read on the driver."""
     counts: Counter[int] = Counter()
     for length, number in storage.read_json(tokens.lengths)["lengths"]:
-        counts[-(-length // bucket) * bucket] += number
+        counts[buckets.edge(length)] += number
     return counts
 
 

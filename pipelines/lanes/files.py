@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,23 +23,38 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import LanesFolder
+from pipelines.lanes.binary import binary_values, value_offsets
 from pipelines.lanes.index import ANEW, INDEX_FILE
 from pipelines.lanes.plan import Segment, bucket_length
+from pipelines.lanes.teacher import TeacherVectors
 
-FORMAT = 6
+FORMAT = 7
 PADDING_MULTIPLE = 8
 SideName = Literal["anchor", "positive", "negative"]
-SIDES: tuple[SideName, ...] = get_args(SideName)
+"""What a loss embeds of an example; `negative` stands for all its hard negatives, which are the
+sides `negative_0`, `negative_1` and so on of a granule."""
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
         ("group", pa.int64()),
         ("anchor", pa.binary()),
         ("positive", pa.binary()),
-        ("negative", pa.binary()),
+        ("negatives", pa.list_(pa.binary())),
         ("score", pa.float32()),
+        ("candidate_scores", pa.list_(pa.float32())),
+        ("teacher", pa.list_(pa.binary())),
     ]
 )
+_ALWAYS = ("id", "group", "anchor")
+
+
+def lane_schema(columns: Collection[str]) -> pa.Schema:
+    """The schema of lanes that have some of the optional columns: one without values costs bytes.
+
+    Args:
+        columns: Their names.
+    """
+    return pa.schema([field for field in SCHEMA if field.name in (*_ALWAYS, *columns)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +76,10 @@ class LaneManifest:
         vocabulary: Entries of the vocabulary.
         max_length: Longest text, in tokens.
         paired: Whether examples have a positive.
-        triplets: Whether examples have a hard negative.
+        negatives: Hard negatives of each example.
         scored: Whether examples have a score.
+        candidates_scored: Whether their positive and each hard negative have one.
+        teacher: The vectors that a teacher gave their texts, if there are any.
         checksums: Of the index of each lane, 16 hexadecimal digits.
     """
 
@@ -80,8 +97,10 @@ class LaneManifest:
     vocabulary: int
     max_length: int
     paired: bool
-    triplets: bool
+    negatives: int
     scored: bool
+    candidates_scored: bool
+    teacher: TeacherVectors | None
     checksums: tuple[str, ...]
 
     @property
@@ -90,10 +109,30 @@ class LaneManifest:
         return self.lanes * self.granule * self.rows
 
     @property
-    def sides(self) -> tuple[SideName, ...]:
+    def sides(self) -> tuple[str, ...]:
         """The sides that every example has."""
-        present = {"anchor": True, "positive": self.paired, "negative": self.triplets}
-        return tuple(name for name in SIDES if present[name])
+        return self.embedded(("anchor", "positive", "negative"))
+
+    def embedded(self, wanted: Iterable[SideName]) -> tuple[str, ...]:
+        """The sides that every example has of those that a loss embeds, in its order."""
+        present: Mapping[SideName, tuple[str, ...]] = {
+            "anchor": ("anchor",),
+            "positive": ("positive",) if self.paired else (),
+            "negative": tuple(map(negative_side, range(self.negatives))),
+        }
+        return tuple(side for name in wanted for side in present[name])
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of a granule."""
+        present = {
+            "positive": self.paired,
+            "negatives": self.negatives > 0,
+            "score": self.scored,
+            "candidate_scores": self.candidates_scored,
+            "teacher": self.teacher is not None,
+        }
+        return lane_schema([name for name, is_there in present.items() if is_there])
 
     @property
     def digest(self) -> str:
@@ -140,7 +179,9 @@ class LaneManifest:
         del values["format"]
         segments = tuple(Segment(**segment) for segment in values.pop("segments"))
         checksums = tuple(values.pop("checksums"))
-        return cls(segments=segments, checksums=checksums, **values)
+        teacher = values.pop("teacher")
+        teacher = teacher and TeacherVectors(**teacher)
+        return cls(segments=segments, checksums=checksums, teacher=teacher, **values)
 
 
 def _digest(record: dict[str, Any]) -> str:
@@ -176,16 +217,23 @@ class Granule:
         groups: int64 [examples]; examples of one group are no negatives of one another.
         anchor: The texts that the others are compared with.
         positive: Texts that mean about the same; None for single texts.
-        negative: Hard negatives; None without them, or where they are not wanted.
+        negatives: Hard negatives: the first of each example, the second of each, and so on; None
+            in the place of those that are not wanted.
         scores: float32 [examples]; None without scores.
+        candidate_scores: float32 [examples, 1 + negatives], of the positive and of each hard
+            negative; None without such scores.
+        teacher: The vectors that a teacher gave the texts of each side, fp32 [examples, width], of
+            length 1; empty where they are not wanted.
     """
 
     number: int
     groups: np.ndarray
     anchor: Side
     positive: Side | None = None
-    negative: Side | None = None
+    negatives: tuple[Side | None, ...] = ()
     scores: np.ndarray | None = None
+    candidate_scores: np.ndarray | None = None
+    teacher: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def examples(self) -> int:
@@ -193,10 +241,11 @@ class Granule:
         return len(self.anchor.lengths)
 
     @property
-    def sides(self) -> dict[SideName, Side]:
+    def sides(self) -> dict[str, Side]:
         """The sides that are there, by name."""
-        named = zip(SIDES, (self.anchor, self.positive, self.negative), strict=True)
-        return {name: side for name, side in named if side is not None}
+        negatives = {negative_side(place): side for place, side in enumerate(self.negatives)}
+        named = {"anchor": self.anchor, "positive": self.positive, **negatives}
+        return {name: side for name, side in named.items() if side is not None}
 
     @property
     def tokens(self) -> int:
@@ -207,6 +256,11 @@ class Granule:
     def padded_tokens(self) -> int:
         """Token ids with padding."""
         return sum(int(side.token_ids.size) for side in self.sides.values())
+
+
+def negative_side(place: int) -> str:
+    """The name of the side that holds the hard negatives at one place of the examples' lists."""
+    return f"negative_{place}"
 
 
 def part_path(folder: Location, lane: int, part: int) -> Location:
@@ -225,11 +279,8 @@ def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         All ids in one int32 array, and int32 [rows] with the number of ids of each row.
     """
-    _, offset_buffer, data = column.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=np.int32)
-    offsets = offsets[column.offset : column.offset + len(column) + 1]
-    ids = np.frombuffer(data, dtype="<i4", count=offsets[-1] // 4) if data else np.empty(0, "<i4")
-    return ids[offsets[0] // 4 :], (np.diff(offsets) // 4).astype(np.int32)
+    lengths = (np.diff(value_offsets(column)) // 4).astype(np.int32)
+    return binary_values(column, np.dtype("<i4")), lengths
 
 
 def padded_width(lengths: np.ndarray) -> int:
@@ -246,26 +297,73 @@ def pad(column: pa.Array) -> Side:
     return Side(token_ids, lengths)
 
 
-def decode(batch: pa.RecordBatch, number: int, sides: Collection[SideName] = SIDES) -> Granule:
+def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """The texts of a granule's record batch, a binary column for each side that it has."""
+    found = {name: _values(batch, name) for name in ("anchor", "positive")}
+    columns = {name: column for name, column in found.items() if column is not None}
+    lists = _values(batch, "negatives")
+    negatives = [] if lists is None else _by_place(lists)
+    return columns | {negative_side(place): own for place, own in enumerate(negatives)}
+
+
+def _values(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """A column, unless it is not there or rows lack a value."""
+    column = batch.column(name) if name in batch.schema.names else None
+    return None if column is None or column.null_count else column
+
+
+def _by_place(lists: pa.ListArray) -> list[pa.Array]:
+    """The first values of lists of one size, the second, and so on."""
+    values = lists.flatten()
+    count = len(values) // len(lists)
+    if count == 1:
+        return [values]
+    places = np.arange(len(values)).reshape(-1, count).T
+    return [values.take(pa.array(place)) for place in places]
+
+
+def decode(
+    batch: pa.RecordBatch,
+    number: int,
+    sides: Collection[str] | None = None,
+    teacher: TeacherVectors | None = None,
+) -> Granule:
     """Turns a granule's record batch into padded arrays.
 
     Args:
-        batch: The record batch, of ``SCHEMA``.
+        batch: The record batch, of columns of ``SCHEMA``.
         number: The number that names the granule.
-        sides: The sides that are wanted; `anchor` is always given.
+        sides: The sides that are wanted, None for all; `anchor` is always given.
+        teacher: The vectors of a teacher that the batch holds, if they are wanted.
     """
-    scores = batch.column("score")
+    texts = text_columns(batch)
     wanted = {
-        name: pad(batch.column(name))
-        for name in SIDES
-        if name in ("anchor", *sides) and not batch.column(name).null_count
+        name: pad(column)
+        for name, column in texts.items()
+        if sides is None or name in ("anchor", *sides)
     }
+    scores, of_candidates = (_values(batch, name) for name in ("score", "candidate_scores"))
+    vectors = _values(batch, "teacher") if teacher is not None else None
     return Granule(
         number=number,
-        # Not `to_numpy`, for which pyarrow imports pandas in every worker.
-        groups=np.from_dlpack(batch.column("group")),
+        groups=_numbers(batch.column("group")),
         anchor=wanted["anchor"],
         positive=wanted.get("positive"),
-        negative=wanted.get("negative"),
-        scores=None if scores.null_count else np.from_dlpack(scores),
+        negatives=tuple(wanted.get(name) for name in texts if name not in ("anchor", "positive")),
+        scores=None if scores is None else _numbers(scores),
+        candidate_scores=None
+        if of_candidates is None
+        else _numbers(of_candidates.flatten()).reshape(batch.num_rows, -1),
+        teacher={}
+        if teacher is None or vectors is None
+        else {
+            name: teacher.read(own)
+            for name, own in zip(texts, _by_place(vectors), strict=True)
+            if name in wanted
+        },
     )
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    # Not `to_numpy`, for which pyarrow imports pandas in every worker.
+    return np.from_dlpack(column)

@@ -10,10 +10,14 @@ counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+EVEN_TOKENS = 512
+"""Length up to which all buckets are of one width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,31 @@ class Segment:
 def bucket_length(length: int, bucket: int) -> int:
     """Rounds a length in tokens up to its bucket's edge."""
     return -(-length // bucket) * bucket
+
+
+def bucket_table(longest: int, bucket: int, growth: float) -> tuple[int, ...]:
+    """The edge of the bucket of each length.
+
+    Buckets are of one width up to :data:`EVEN_TOKENS`; from there on each edge is ``growth`` times
+    the one before, rounded up to a multiple of the width, so that texts of thousands of tokens have
+    some hundred buckets in place of a thousand, and each of these more rows.
+
+    Args:
+        longest: Tokens of the longest text.
+        bucket: Width of a bucket, in tokens, and the unit of all edges.
+        growth: 1 has all buckets of one width.
+
+    Returns:
+        The edge for lengths of 1 to ``bucket`` tokens, of the next ``bucket`` lengths, and so on up
+        to the longest.
+    """
+    table: list[int] = []
+    while len(table) * bucket < longest:
+        edge = len(table) * bucket
+        grown = bucket_length(math.ceil(edge * growth), bucket) if edge >= EVEN_TOKENS else 0
+        after = max(edge + bucket, grown)
+        table += [after] * ((after - edge) // bucket)
+    return tuple(table)
 
 
 def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[Segment, ...]:

@@ -13,11 +13,8 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.versions import current
 from pipelines.lanes.files import (
-    SCHEMA,
-    SIDES,
     Granule,
     LaneManifest,
-    SideName,
     decode,
     index_path,
     part_path,
@@ -26,6 +23,7 @@ from pipelines.lanes.index import IndexEntry, checked, decode_index
 from pipelines.lanes.plan import GranuleAddress
 from pipelines.lanes.read_ahead import Work
 from pipelines.lanes.remote import Fetching, RemoteLanes
+from pipelines.lanes.teacher import TeacherVectors
 
 
 class LaneSource(Protocol):
@@ -110,7 +108,8 @@ class LaneReader:
     Args:
         folder: The folder of the lanes, as this process sees it.
         manifest: What it holds.
-        sides: The sides of a granule that are wanted; the others are not decoded.
+        sides: The sides of a granule that are wanted, None for all; the others are not decoded.
+        teacher: The vectors of a teacher in the lanes, if they are wanted.
         cache_bytes: What this machine may keep of lanes in object stores.
         fetching: How lanes in object stores are fetched.
     """
@@ -119,7 +118,8 @@ class LaneReader:
         self,
         folder: Location,
         manifest: LaneManifest,
-        sides: Collection[SideName] = SIDES,
+        sides: Collection[str] | None = None,
+        teacher: TeacherVectors | None = None,
         *,
         cache_bytes: int = 0,
         fetching: Fetching | None = None,
@@ -127,6 +127,7 @@ class LaneReader:
         self._folder = folder
         self._manifest = manifest
         self._sides = sides
+        self._teacher = teacher
         self._source: LaneSource = (
             MappedLanes(folder, manifest)
             if isinstance(folder, Path)
@@ -159,11 +160,11 @@ class LaneReader:
 
     def batch(self, address: GranuleAddress) -> pa.RecordBatch:
         """The record batch of a granule, without a copy; raises as :meth:`message`."""
-        return pa.ipc.read_record_batch(self.message(address), SCHEMA)
+        return pa.ipc.read_record_batch(self.message(address), self._manifest.schema)
 
     def granule(self, address: GranuleAddress) -> Granule:
         """A granule as padded arrays; raises as :meth:`message`."""
-        return decode(self.batch(address), self.number(address), self._sides)
+        return decode(self.batch(address), self.number(address), self._sides, self._teacher)
 
     def number(self, address: GranuleAddress) -> int:
         """The number that names a granule in the corpus."""

@@ -8,30 +8,36 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
-from pipelines.files.locations import Location, arrow_source
-from pipelines.files.prepared_folder import PreparedFolder, TokensFolder
+from pipelines.files.locations import arrow_source
+from pipelines.files.prepared_folder import PreparedFolder, TeacherFolder, TokensFolder
 from pipelines.lanes.arrangement import (
     Arrangement,
+    Buckets,
     Shape,
     arrange,
     bucket_counts,
     example_keys,
 )
-from pipelines.lanes.files import SCHEMA, SIDES, LaneManifest
+from pipelines.lanes.files import LaneManifest, lane_schema
 from pipelines.lanes.plan import choose_lanes
+from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
+from pipelines.lanes.teacher import TeacherVectors
 from pipelines.lanes.writer import COUNTED, OPTIONAL, WRITTEN, write_lanes
 from pipelines.progress import next_part
 from pipelines.settings import Config
 from pipelines.spark.frames import Scratch, read_parquet
 from pipelines.spark.parquet_parts import data_files
-from pipelines.tokens.stage import SCHEMA as EXAMPLE_SCHEMA
+from pipelines.tokens.examples import OPTIONAL as OPTIONAL_COLUMNS
+from pipelines.tokens.examples import SCHEMA as EXAMPLE_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +53,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
 
     Raises:
         InputError: There are no tokens, too few examples for one row, or only some of the
-            examples have a positive, a hard negative or a score.
+            examples have a positive or scores.
     """
     prepared = PreparedFolder.of(config)
     if not prepared.tokens.manifest.is_file():
@@ -57,8 +63,9 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
             _AGAIN,
         )
     examples = _examples(session, prepared.tokens)
-    prepared_tokens = storage.read_json(prepared.tokens.manifest)
-    count = int(prepared_tokens["examples"])
+    teacher = TeacherVectors.load(prepared.teacher) if config.teacher.is_asked else None
+    tokens = storage.read_json(prepared.tokens.manifest)
+    count = int(tokens["examples"])
     lanes = choose_lanes(
         count,
         config.lanes.granule,
@@ -70,13 +77,14 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     # Steps of this size are refused later if it does not divide the lanes; any other may come.
     granules_per_step = config.training.granules_per_step
     granules_per_step = granules_per_step if lanes % granules_per_step == 0 else 1
-    max_length, vocabulary = (int(prepared_tokens[key]) for key in ("max_length", "vocabulary"))
-    rows_per_part = max(1, PART_BYTES // (config.lanes.granule * _most_bytes(max_length)))
+    columns = [*tokens["columns"], *(["teacher"] if teacher is not None else [])]
+    rows_per_part = max(1, PART_BYTES // (config.lanes.granule * _most_bytes(tokens, teacher)))
     with storage.new_folder(prepared.lanes.path) as folder, Scratch(folder / "scratch") as scratch:
         next_part("arranging examples by length and group")
-        counts = bucket_counts(prepared.tokens, config.lanes.bucket)
+        buckets = Buckets.of(int(tokens["max_length"]), config.lanes)
+        counts = bucket_counts(prepared.tokens, buckets)
         shape = Shape(lanes, config.lanes.granule, granules_per_step)
-        arrangement = arrange(example_keys(examples, config), counts, shape, scratch)
+        arrangement = arrange(example_keys(examples, buckets, config), counts, shape, scratch)
         if not arrangement.segments:
             raise InputError(
                 "lanes.granule",
@@ -84,16 +92,25 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
                 f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
             )
         next_part("writing granules")
-        written, checksums = _write(examples, arrangement, folder, rows_per_part, vocabulary)
+        if teacher is not None:
+            examples = examples.join(_vectors(session, prepared.teacher), "id")
+        write = partial(
+            write_lanes,
+            folder=folder,
+            columns=columns,
+            granule=config.lanes.granule,
+            rows_per_part=rows_per_part,
+            vocabulary=int(tokens["vocabulary"]),
+        )
+        written, checksums = _write(examples, arrangement, write, columns)
         manifest = _manifest(
             arrangement,
             written,
             checksums,
-            examples=count,
+            tokens,
+            teacher,
             granules_per_step=granules_per_step,
             rows_per_part=rows_per_part,
-            vocabulary=vocabulary,
-            max_length=max_length,
         )
         manifest.save(folder)
     return manifest
@@ -108,23 +125,39 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     first = next(iter(data_files(tokens.examples)), None)
-    if first is not None and SIDES[0] not in pq.read_schema(arrow_source(first)).names:
+    there = None if first is None else pq.read_schema(arrow_source(first)).names
+    if there is not None and not {*OPTIONAL_COLUMNS} <= {*there}:
         raise InputError("prepared.folder", f"{tokens.path} has another format", _AGAIN)
     return read_parquet(session, tokens.examples, from_arrow_schema(EXAMPLE_SCHEMA))
+
+
+def _vectors(session: SparkSession, folder: TeacherFolder) -> DataFrame:
+    """The vectors of the examples' texts."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return read_parquet(session, folder.examples, from_arrow_schema(TEACHER_SCHEMA))
 
 
 def _manifest(
     arrangement: Arrangement,
     written: Counter[str],
     checksums: tuple[str, ...],
+    tokens: Mapping[str, int],
+    teacher: TeacherVectors | None,
     *,
-    examples: int,
     granules_per_step: int,
     rows_per_part: int,
-    vocabulary: int,
-    max_length: int,
 ) -> LaneManifest:
-    """What the manifest says of lanes that were written; arguments as its attributes.
+    """What the manifest says of lanes that were written.
+
+    Args:
+        arrangement: Of the examples.
+        written: What is ``COUNTED``, over all lanes.
+        checksums: Of the index of each lane.
+        tokens: What the tokens stage wrote.
+        teacher: The vectors of the examples' texts, if they have some.
+        granules_per_step: As in the manifest.
+        rows_per_part: As in the manifest.
 
     Raises:
         InputError: Only some of the examples have an optional column.
@@ -136,24 +169,33 @@ def _manifest(
         rows=arrangement.rows,
         rows_per_part=rows_per_part,
         segments=arrangement.segments,
-        examples=examples,
+        examples=int(tokens["examples"]),
         left_over=arrangement.left_over,
         granules_per_step=granules_per_step,
         same_group_in_step=arrangement.same_group_in_step,
         tokens=written["tokens"],
         slots=written["slots"],
-        vocabulary=vocabulary,
-        max_length=max_length,
+        vocabulary=int(tokens["vocabulary"]),
+        max_length=int(tokens["max_length"]),
         paired=present["positive"],
-        triplets=present["negative"],
+        negatives=int(tokens["negatives"]),
         scored=present["score"],
+        candidates_scored=present["candidate_scores"],
+        teacher=teacher if present["teacher"] else None,
         checksums=checksums,
     )
 
 
-def _most_bytes(max_length: int) -> int:
-    """Upper bound of an example's size in a lane file."""
-    return len(SIDES) * 4 * max_length + 64
+def _most_bytes(tokens: Mapping[str, int], teacher: TeacherVectors | None) -> int:
+    """Upper bound of an example's size in a lane file.
+
+    Args:
+        tokens: What the tokens stage wrote.
+        teacher: The vectors of the texts, if they have some.
+    """
+    texts = 2 + int(tokens["negatives"])
+    vector = 0 if teacher is None else teacher.bytes + 8
+    return texts * (4 * int(tokens["max_length"]) + vector + 16) + 64
 
 
 def _present(written: Counter[str], granule: int) -> dict[str, bool]:
@@ -176,25 +218,23 @@ def _present(written: Counter[str], granule: int) -> dict[str, bool]:
 def _write(
     examples: DataFrame,
     arrangement: Arrangement,
-    folder: Location,
-    rows_per_part: int,
-    vocabulary: int,
+    write: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+    columns: Sequence[str],
 ) -> tuple[Counter[str], tuple[str, ...]]:
     """Shuffles the examples to their lanes, has them written, and checks what was written.
+
+    Args:
+        examples: With their columns.
+        arrangement: Of the examples.
+        write: Writes the lanes of one partition.
+        columns: The optional columns that the lanes have.
 
     Returns:
         What is ``COUNTED``, over all lanes; and the checksum of each lane's index.
     """
-    write = partial(
-        write_lanes,
-        folder=folder,
-        granule=arrangement.granule,
-        rows_per_part=rows_per_part,
-        vocabulary=vocabulary,
-    )
     written = (
         examples.join(arrangement.places, "id")
-        .select("lane", "row", "slot", *SCHEMA.names)
+        .select("lane", "row", "slot", *lane_schema(columns).names)
         .repartition(arrangement.lanes, "lane")
         .sortWithinPartitions("lane", "row", "slot")
         .mapInArrow(write, WRITTEN)
@@ -202,7 +242,7 @@ def _write(
     )
     short = [row["lane"] for row in written if row["granules"] != arrangement.rows]
     if short or len(written) != arrangement.lanes:
-        raise PipelineError(f"lanes {short} of {folder} were not written whole")
+        raise PipelineError(f"lanes {short} were not written whole")
     counts = Counter({name: sum(row[name] for row in written) for name in COUNTED})
     checksums = {row["lane"]: row["checksum"] for row in written}
     return counts, tuple(checksums[lane] for lane in range(arrangement.lanes))

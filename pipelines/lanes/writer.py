@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -12,14 +12,22 @@ import pyarrow as pa
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location
-from pipelines.lanes.files import SCHEMA, SIDES, index_path, padded_width, part_path, ragged
+from pipelines.lanes.files import (
+    index_path,
+    lane_schema,
+    padded_width,
+    part_path,
+    ragged,
+    text_columns,
+)
 from pipelines.lanes.index import IndexEntry, checksum, encode_index
 
 # What an example may be without, and the setting that names where it comes from.
 OPTIONAL = {
     "positive": "corpus.pair_columns",
-    "negative": "corpus.triplet_columns",
     "score": "corpus.score_column",
+    "candidate_scores": "corpus.score_columns",
+    "teacher": "teacher.model",
 }
 # Counted in every lane; a column's name counts the examples that have it.
 COUNTED = ("granules", "tokens", "slots", *OPTIONAL)
@@ -27,9 +35,10 @@ WRITTEN = ", ".join(("lane int", "checksum string", *(f"{name} long" for name in
 
 
 def write_lanes(
-    batches: Iterator[pa.RecordBatch],
+    batches: Iterable[pa.RecordBatch],
     *,
     folder: Location,
+    columns: Sequence[str],
     granule: int,
     rows_per_part: int,
     vocabulary: int,
@@ -39,6 +48,7 @@ def write_lanes(
     Args:
         batches: Rows sorted by lane, row and slot; each lane whole, so that every ``granule``
             rows are one granule.
+        columns: The optional columns that the lanes have.
         rows_per_part: Granules in a part file.
         vocabulary: Token ids are from 0 to one less than this.
 
@@ -49,13 +59,13 @@ def write_lanes(
     Raises:
         PipelineError: A text has ids that the vocabulary does not have.
     """
-    writer = _LaneWriter(folder, rows_per_part, vocabulary)
+    writer = _LaneWriter(folder, lane_schema(columns), rows_per_part, vocabulary)
     for rows in _regroup(batches, granule):
         yield from writer.add(rows)
     yield from writer.finish()
 
 
-def _regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+def _regroup(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     """Cuts a stream of rows into batches of ``size`` rows."""
     pending: list[pa.RecordBatch] = []
     count = 0
@@ -78,8 +88,11 @@ def _regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Record
 class _LaneWriter:
     """Writes granules to the part files of one lane after the other, and the lane's index."""
 
-    def __init__(self, folder: Location, rows_per_part: int, vocabulary: int) -> None:
+    def __init__(
+        self, folder: Location, schema: pa.Schema, rows_per_part: int, vocabulary: int
+    ) -> None:
         self._folder = folder
+        self._schema = schema
         self._rows_per_part = rows_per_part
         self._vocabulary = vocabulary
         self._lane = -1
@@ -102,21 +115,20 @@ class _LaneWriter:
             # An attempt that dies leaves a hidden file, and another one writes its own.
             aside = self._part.enter_context(storage.built_file(self._path))
             sink = pa.OSFile(str(aside), "wb")
-            self._file = (sink, pa.ipc.new_file(sink, SCHEMA))
-        batch = rows.select(SCHEMA.names).cast(SCHEMA)
+            self._file = (sink, pa.ipc.new_file(sink, self._schema))
+        batch = rows.select(self._schema.names).cast(self._schema)
         self._count(batch)
         self._write(batch)
 
     def _count(self, batch: pa.RecordBatch) -> None:
         for name in OPTIONAL:
-            self._counts[name] += batch.num_rows - batch.column(name).null_count
-        for name in SIDES:
-            column = batch.column(name)
-            if not column.null_count:
-                ids, lengths = ragged(column)
-                self._check_range(ids)
-                self._counts["tokens"] += int(lengths.sum())
-                self._counts["slots"] += len(lengths) * padded_width(lengths)
+            if name in self._schema.names:
+                self._counts[name] += batch.num_rows - batch.column(name).null_count
+        for column in text_columns(batch).values():
+            ids, lengths = ragged(column)
+            self._check_range(ids)
+            self._counts["tokens"] += int(lengths.sum())
+            self._counts["slots"] += len(lengths) * padded_width(lengths)
 
     def _check_range(self, ids: np.ndarray) -> None:
         least, most = int(ids.min(initial=0)), int(ids.max(initial=0))

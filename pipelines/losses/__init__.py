@@ -21,8 +21,15 @@ LOSSES: Registry[Loss] = Registry(
     key="objective.name",
     entries={
         "in_batch_negatives": "pipelines.losses.in_batch_negatives:LOSS",
-        "cosine_regression": "pipelines.losses.cosine_regression:LOSS",
         "simcse": "pipelines.losses.simcse:LOSS",
+        "triplet": "pipelines.losses.triplet:LOSS",
+        "cosine_regression": "pipelines.losses.cosine_regression:LOSS",
+        "cosent": "pipelines.losses.cosent:LOSS",
+        "angle": "pipelines.losses.angle:LOSS",
+        "contrastive": "pipelines.losses.contrastive:LOSS",
+        "online_contrastive": "pipelines.losses.online_contrastive:LOSS",
+        "margin_mse": "pipelines.losses.margin_mse:LOSS",
+        "listwise_kl": "pipelines.losses.listwise_kl:LOSS",
     },
     renamed={"twins": "simcse"},
 )

@@ -16,25 +16,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.lanes.files import Granule, SideName
+from pipelines.lanes.files import Granule
 
 
 class Picks(NamedTuple):
     """What some anchors pick from; arrays, or tensors of a framework.
 
-    Candidates are numbered: the positives of all examples, then their hard negatives.
+    Candidates are numbered: the positives of all examples, then the first hard negative of each,
+    the second of each, and so on; then, for a loss that compares with them, the anchors.
 
     Attributes:
-        own: int64 [anchors], the candidate that is right.
-        excluded: int64 [pairs, 2], anchor and candidate, in ascending order: what an anchor does
-            not see. The anchors are counted from 0; its own candidate is not among them.
+        own: int64 [anchors], the candidate that is right; the number of the anchor's example.
+        excluded: int64 [pairs, 2], anchor and candidate, in ascending order: what an anchor, or its
+            positive, does not see. The anchors are counted from 0; neither its own positive nor
+            itself is among them.
+        guide: What tells false negatives instead of the model's own similarities: a teacher's
+            vectors of the texts of each side, of length 1, as the loss takes the embeddings; empty
+            where there is no teacher.
     """
 
     own: Any
     excluded: Any
+    guide: Sequence[Any] = ()
 
 
-def identities(granules: Iterable[Granule], sides: Sequence[SideName]) -> np.ndarray:
+def identities(granules: Iterable[Granule], sides: Sequence[str]) -> np.ndarray:
     """What tells examples and their texts apart.
 
     Args:
@@ -56,16 +62,22 @@ class Candidates:
     """The candidates that some examples bring.
 
     Args:
-        identities: Of the examples, see :func:`identities`: anchors, positives, and if there
-            are some, hard negatives.
+        identities: Of the examples, see :func:`identities`: anchors, positives, and as many sides
+            of hard negatives as there are.
+        anchors: Whether anchors are candidates too.
+
+    Attributes:
+        anchors: As given.
     """
 
-    def __init__(self, identities: np.ndarray) -> None:
+    def __init__(self, identities: np.ndarray, *, anchors: bool = False) -> None:
+        self.anchors = anchors
         self._identities = identities
         self._examples, columns = identities.shape
-        self._sides = columns - 2
+        sides = [*range(2, columns), 1] if anchors else [*range(2, columns)]
+        self._sides = len(sides)
         self._groups = _Lookup(identities[:, 0])
-        self._texts = _Lookup(identities[:, 2:].T.reshape(-1))
+        self._texts = _Lookup(identities[:, sides].T.reshape(-1))
 
     @property
     def count(self) -> int:
@@ -76,8 +88,8 @@ class Candidates:
         """What the anchors of examples ``first`` to ``last - 1`` pick from.
 
         Left out are all texts of other examples of the anchor's group, and all texts that equal
-        the anchor or its positive, its own hard negative too; never its positive itself. A
-        group is no reason to leave out the example's own hard negative.
+        the anchor or its positive, its own hard negatives too; never its positive nor the anchor
+        itself. A group is no reason to leave out the example's own hard negatives.
 
         Takes memory and time by the pairs that are left out, which are few, and not by all.
         """
@@ -90,6 +102,8 @@ class Candidates:
         for keys in (anchor, positive):
             anchors, candidates = self._texts.matches(keys)
             others_only = candidates != own[anchors]
+            if self.anchors:
+                others_only &= candidates != own[anchors] + self.count - self._examples
             pairs.append((anchors[others_only], candidates[others_only]))
         numbers = np.unique(
             np.concatenate([anchors * self.count + candidates for anchors, candidates in pairs])

@@ -1,25 +1,44 @@
 """InfoNCE over cosine similarities: each anchor picks its positive among all of them.
 
 Hard negatives are more texts to pick from: each anchor sees those of all examples. Left out are
-false negatives, see :mod:`.candidates`.
+false negatives, see :mod:`.candidates`; with a margin also what is nearly as similar to the anchor
+as its positive.
 
-Source: van den Oord, Li and Vinyals, "Representation Learning with Contrastive Predictive
+Directions add comparisons: of a positive with all anchors, and within a side. The logits of an
+example are then its rows of several tables of similarities, in one softmax or in one for each.
+
+Sources: van den Oord, Li and Vinyals, "Representation Learning with Contrastive Predictive
 Coding", 2018, arXiv:1807.03748; the hard negatives as in the MultipleNegativesRankingLoss of
-sentence-transformers, after Henderson et al., 2017, arXiv:1705.00652.
+sentence-transformers, after Henderson et al., 2017, arXiv:1705.00652; four directions in one
+softmax: Li et al., "Towards General Text Embeddings with Multi-stage Contrastive Learning", 2023,
+arXiv:2308.03281; two, each with its own: Günther et al., "Jina Embeddings 2", 2023,
+arXiv:2310.19923; hardness: Lan et al., "LLaVE", 2025, arXiv:2503.04812, equation 5; the margin:
+Solatorio, "GISTEmbed", 2024, arXiv:2402.16829, with the model, or a teacher, as the guide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from pipelines.errors import InputError
 from pipelines.losses.loss import Loss
+from pipelines.losses.operations import Operations, TensorFlowOperations, TorchOperations
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
     from pipelines.losses.candidates import Picks
+    from pipelines.settings import Config
+
+Direction = Literal["query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc"]
+FORWARD: Direction = "query_to_doc"
+"""The direction that is always there, and the only one that dllib has."""
+ORDER: Sequence[Direction] = (FORWARD, "doc_to_query", "query_to_query", "doc_to_doc")
+_WITH_THE_PAIR = (FORWARD, "doc_to_query")
+"""The directions whose tables hold an example's similarity to its positive."""
 
 
 class InBatchNegativesSettings(ObjectiveSettings):
@@ -31,34 +50,226 @@ class InBatchNegativesSettings(ObjectiveSettings):
     negatives: Literal["granule", "step"] = Field(
         default="granule", description="Where negatives come from: the granule, or the whole step."
     )
+    directions: tuple[Direction, ...] = Field(
+        default=(FORWARD,),
+        description=(
+            "What is compared: `query_to_doc` (anchors with positives and hard negatives, always "
+            "there), `doc_to_query` (positives with anchors), `query_to_query`, `doc_to_doc` (with "
+            "the texts of other examples on the same side)."
+        ),
+    )
+    partition_mode: Literal["joint", "per_direction"] = Field(
+        default="joint",
+        description="One softmax over all `directions`, or the mean of one for each.",
+    )
+    hardness_strength: float = Field(
+        default=0.0,
+        ge=0,
+        description=(
+            "Adds so many times its cosine, without gradient, to the logit of a negative of "
+            "`query_to_doc`: hard ones count more. 0: off; 5 to 9 are used."
+        ),
+    )
+    hardness_mode: Literal["in_batch_negatives", "hard_negatives", "all_negatives"] = Field(
+        default="in_batch_negatives",
+        description=(
+            "To which negatives `hardness_strength` applies: texts of other examples, the "
+            "example's own hard negatives, or both."
+        ),
+    )
+    false_negative_margin: float | None = Field(
+        default=None,
+        ge=0,
+        description=(
+            "A text whose similarity is above that of the pair less this margin is taken for a "
+            "false negative and left out; unset: only what the corpus knows to be one is."
+        ),
+    )
+    margin_strategy: Literal["absolute", "relative"] = Field(
+        default="absolute",
+        description="Whether `false_negative_margin` is a cosine, or a share of the pair's.",
+    )
+
+    @property
+    def compares_anchors(self) -> bool:
+        """Whether a direction leads to the anchors, which then are candidates too."""
+        return any(direction.endswith("_to_query") for direction in self.directions)
+
+    @property
+    def compares_positives(self) -> bool:
+        """Whether an example's positive is compared with more than its anchor."""
+        if self.false_negative_margin is not None:
+            return True
+        return any(direction.startswith("doc_to_") for direction in self.directions)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether anchors are compared with documents, and nothing more is done."""
+        more = self.hardness_strength > 0 or self.false_negative_margin is not None
+        return self.directions == (FORWARD,) and not more
+
+
+def check_comparisons(config: Config) -> None:
+    """Refuses directions, hardness and margins that have no meaning, or no form.
+
+    Raises:
+        InputError: Of one of the loss's own keys.
+    """
+    settings = config.objective
+    assert isinstance(settings, InBatchNegativesSettings)
+    chosen = settings.directions
+    if FORWARD not in chosen or len(set(chosen)) < len(chosen):
+        raise InputError(
+            "objective.directions",
+            f"it is {', '.join(chosen) or 'empty'}",
+            "name query_to_doc, and others once",
+        )
+    alone = [direction for direction in chosen if direction not in _WITH_THE_PAIR]
+    if settings.partition_mode == "per_direction" and alone:
+        raise InputError(
+            "objective.partition_mode",
+            f"{alone[0]} has no pair to pick, so it cannot have a softmax of its own",
+            "set it to joint, or leave the direction out",
+        )
+    hard = settings.hardness_mode == "hard_negatives" and settings.hardness_strength > 0
+    if hard and config.corpus.pairs != "triplets":
+        raise InputError(
+            "objective.hardness_mode",
+            f"pairs of kind {config.corpus.pairs} have no hard negatives",
+            "set it to in_batch_negatives",
+        )
+    if config.training.framework == "bigdl" and not settings.is_plain:
+        raise InputError(
+            "training.framework",
+            "bigdl knows query_to_doc only, without hardness and margin",
+            "one of tensorflow, torch",
+        )
+
+
+class _Comparison:
+    """The tables of logits of some examples, a row for each.
+
+    Args:
+        sides: Anchors, positives, hard negatives; the anchors are those of all examples if the
+            loss compares with them, and otherwise those of the examples at hand.
+        picks: What is right, and what is not looked at.
+        settings: What is compared.
+        operations: Of the framework.
+    """
+
+    def __init__(
+        self,
+        sides: Sequence[Any],
+        picks: Picks,
+        settings: InBatchNegativesSettings,
+        operations: Operations,
+    ) -> None:
+        self._picks, self._settings, self._operations = picks, settings, operations
+        self._documents = len(sides) - 1
+        self._examples = operations.count(sides[1])
+        self._sources, self._targets = self._ends(sides)
+        self._guides = self._ends(picks.guide) if picks.guide else None
+        if settings.false_negative_margin is not None:
+            sources, _ = self._guides or (self._sources, None)
+            pair = operations.constant(operations.inner(sources["query"], sources["doc"]))
+            of = abs(pair) if settings.margin_strategy == "relative" else 1.0
+            self._most = pair - of * settings.false_negative_margin
+
+    def logits(self, direction: Direction) -> Any:
+        """The table of a direction."""
+        settings, operations = self._settings, self._operations
+        source, _, target = direction.partition("_to_")
+        scaled = self._sources[source] / settings.temperature
+        table = operations.products(scaled, self._targets[target])
+        # Before hardness changes the table.
+        false = None if settings.false_negative_margin is None else self._false(direction, table)
+        if direction == FORWARD and settings.hardness_strength:
+            table = table + self._hardness(table)
+        if false is not None:
+            table = operations.without(table, false)
+        table = operations.put(table, self._excluded(target), -math.inf)
+        if direction not in _WITH_THE_PAIR:
+            table = operations.put(table, self._own(target), -math.inf)
+        return table
+
+    def _ends(self, sides: Sequence[Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """What is compared, and with what, by the two ends of a direction."""
+        settings, operations = self._settings, self._operations
+        queries, *documents = sides
+        # Nothing is joined that is one already: these may be the texts of a whole step.
+        texts = operations.joined(documents) if len(documents) > 1 else documents[0]
+        own = operations.rows(queries, self._picks.own) if settings.compares_anchors else queries
+        sources = {"query": own}
+        if settings.compares_positives:
+            sources["doc"] = operations.rows(texts, self._picks.own)
+        return sources, {"query": queries, "doc": texts}
+
+    def _false(self, direction: Direction, table: Any) -> Any:
+        """Where false negatives stand in the plain table of a direction, as truth values."""
+        operations, (source, _, target) = self._operations, direction.partition("_to_")
+        if self._guides is None:
+            cosines = operations.constant(table) * self._settings.temperature
+        else:
+            cosines = operations.products(self._guides[0][source], self._guides[1][target])
+        # The pair itself stays.
+        others = operations.put(cosines, operations.pairs(self._picks.own), -math.inf)
+        return others > self._most
+
+    def _hardness(self, table: Any) -> Any:
+        """What is added to the plain table of documents: 0 but for some negatives."""
+        settings, operations = self._settings, self._operations
+        factor = settings.hardness_strength * settings.temperature
+        own, pair = self._own("doc"), operations.pairs(self._picks.own)
+
+        def put_to_zero(places: Any) -> Any:
+            return operations.put(operations.constant(table) * factor, places, 0.0)
+
+        if settings.hardness_mode == "all_negatives":
+            return put_to_zero(pair)
+        if settings.hardness_mode == "in_batch_negatives":
+            return put_to_zero(own)
+        return put_to_zero(pair) - put_to_zero(own)
+
+    def _own(self, target: str) -> Any:
+        """Where the texts of the example itself stand: all of a side of documents."""
+        sides = self._documents if target == "doc" else 1
+        places = [
+            self._operations.pairs(self._picks.own + side * self._examples) for side in range(sides)
+        ]
+        return self._operations.joined(places)
+
+    def _excluded(self, target: str) -> Any:
+        """What is not looked at, counted within the target."""
+        excluded = self._picks.excluded
+        if not self._settings.compares_anchors:
+            return excluded
+        texts = self._documents * self._examples
+        if target == "doc":
+            return self._operations.between(excluded, 0, texts)
+        return self._operations.between(excluded, texts, texts + self._examples)
+
+
+def loss(
+    operations: Operations, sides: Sequence[Any], picks: Picks, settings: InBatchNegativesSettings
+) -> Any:
+    """The mean cross-entropy of picking the positive; a scalar tensor."""
+    compared = _Comparison(sides, picks, settings, operations)
+    # The first holds the positive, at its own number.
+    tables = [compared.logits(one) for one in ORDER if one in settings.directions]
+    if settings.partition_mode == "per_direction":
+        return sum(operations.cross_entropy(one, picks.own) for one in tables) / len(tables)
+    joint = operations.joined(tables, 1) if len(tables) > 1 else tables[0]
+    return operations.cross_entropy(joint, picks.own)
 
 
 def tensorflow(sides: Sequence[Any], picks: Picks, settings: InBatchNegativesSettings) -> Any:
-    """The mean cross-entropy of picking the positive; a scalar tensor."""
-    import tensorflow as tf
-
-    anchor, *candidates = sides
-    # Scaling the anchors costs [examples, width] divisions, not one for each similarity.
-    scaled = anchor / settings.temperature
-    similarity = tf.matmul(scaled, tf.concat(candidates, 0), transpose_b=True)
-    never = tf.fill(tf.shape(picks.excluded)[:1], -float("inf"))
-    similarity = tf.tensor_scatter_nd_update(similarity, picks.excluded, never)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=picks.own, logits=similarity)
-    return tf.reduce_mean(losses)
+    """See :func:`loss`."""
+    return loss(TensorFlowOperations(), sides, picks, settings)
 
 
 def torch(sides: Sequence[Any], picks: Picks, settings: InBatchNegativesSettings) -> Any:
-    """The mean cross-entropy of picking the positive; a scalar tensor."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    anchor, *candidates = sides
-    # Nothing is joined that is one already: these may be the texts of a whole step.
-    texts = torch.cat(candidates) if len(candidates) > 1 else candidates[0]
-    similarity = anchor / settings.temperature @ texts.T
-    if len(picks.excluded):
-        similarity[picks.excluded[:, 0], picks.excluded[:, 1]] = -float("inf")
-    return cross_entropy(similarity, picks.own)
+    """See :func:`loss`."""
+    return loss(TorchOperations(), sides, picks, settings)
 
 
 def bigdl(
@@ -93,4 +304,5 @@ LOSS = Loss(
     uses_negatives=True,
     settings=InBatchNegativesSettings,
     forms={"tensorflow": tensorflow, "torch": torch, "bigdl": bigdl},
+    check=check_comparisons,
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.errors import InputError
 from pipelines.losses import LOSSES
+from pipelines.losses.operations import CUTS
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -38,25 +39,29 @@ class Loss:
 
     Attributes:
         name: As in the registry.
-        needs: Of the corpus: `pairs`, `scores` (scored pairs), or `singles`. Scores are then what
-            embeddings are compared with, and otherwise
+        needs: Of the corpus: `pairs`, `triplets`, `scores` (scored pairs), `candidate_scores` (of
+            the positive and each hard negative), `teacher` (a teacher's vectors of the texts), or
+            `singles`. Scores or vectors are then what embeddings are compared with, and otherwise
             :class:`~pipelines.losses.candidates.Picks`.
-        sides: The texts of an example that it embeds, each under noise of its own; those that
-            the lanes do not have are left out.
+        sides: The texts of an example that it embeds, each under noise of its own; `negative`
+            stands for all hard negatives, a side each. Those that the lanes do not have are left
+            out.
         uses_negatives: Whether examples see one another. Its settings may then have a key
             `negatives`, of which `step` asks for the examples of a whole step.
         settings: Its keys of the section `objective`.
         forms: By framework; see :data:`Form`.
+        labels: Whether scores must be 0 or 1.
         check: Refuses, with an `InputError`, settings that the loss cannot work with, beyond those
             that follow from ``needs`` and ``forms``.
     """
 
     name: str
-    needs: Literal["pairs", "scores", "singles"]
+    needs: Literal["pairs", "triplets", "scores", "candidate_scores", "teacher", "singles"]
     sides: tuple[SideName, ...]
     uses_negatives: bool
     settings: type[ObjectiveSettings]
     forms: Mapping[str, Form]
+    labels: bool = False
     check: Callable[[Config], None] = _no_further_check
 
     def form(self, framework: str) -> Form:
@@ -83,11 +88,19 @@ class Loss:
         corpus = config.corpus
         if self.needs == "scores" and corpus.score_column is None:
             raise InputError("corpus.score_column", f"`{self.name}` needs it", "name the column")
+        if self.needs == "candidate_scores" and not corpus.score_columns:
+            raise InputError("corpus.score_columns", f"`{self.name}` needs it", "name the columns")
+        if self.needs == "triplets" and corpus.pairs != "triplets":
+            raise InputError(
+                "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to triplets"
+            )
         if self.needs == "singles" and corpus.pairs != "single":
             raise InputError(
                 "corpus.pairs", f"`{self.name}` cannot use `{corpus.pairs}`", "set it to single"
             )
-        if self.needs != "singles" and corpus.pairs == "single":
+        if config.objective.uses_teacher and not config.teacher.is_asked:
+            raise InputError("teacher.model", f"`{self.name}` needs it", "name its folder")
+        if self.needs not in ("singles", "teacher") and corpus.pairs == "single":
             raise InputError("objective.name", "single texts have no partner", "set it to simcse")
         self.form(config.training.framework)
 
@@ -97,11 +110,27 @@ def configured_loss(
 ) -> Callable[[Sequence[Any], Any], Any]:
     """The loss that is configured, of the sides and the targets.
 
+    With ``dimensions`` the weighted sum of the losses of embeddings that are cut to each of them
+    and scaled to length 1 again.
+
+    Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, arXiv:2205.13147.
+
     Raises:
         InputError: It has no form in the framework.
     """
     form = LOSSES.load(settings.name).form(framework)
-    return lambda sides, targets: form(sides, targets, settings)
+    if not settings.dimensions:
+        return lambda sides, targets: form(sides, targets, settings)
+    cut = CUTS[framework]
+    weights = settings.dimension_weights or (1.0,) * len(settings.dimensions)
+
+    def nested(sides: Sequence[Any], targets: Any) -> Any:
+        return sum(
+            weight * form([cut(side, width) for side in sides], targets, settings)
+            for width, weight in zip(settings.dimensions, weights, strict=True)
+        )
+
+    return nested
 
 
 def spans_steps(settings: ObjectiveSettings) -> bool:

@@ -22,8 +22,9 @@ class SimcseSettings(in_batch_negatives.InBatchNegativesSettings):
     """How similarities are compared, and with what: as where the partner is another text."""
 
 
-def check_dropout(config: Config) -> None:
+def check(config: Config) -> None:
     """Refuses a training in which both sides would have the same embedding."""
+    in_batch_negatives.check_comparisons(config)
     if config.training.dropout == 0:
         raise InputError(
             "training.dropout",
@@ -40,5 +41,5 @@ LOSS = Loss(
     settings=SimcseSettings,
     # None for BigDL, whose graphs have no dropout.
     forms={"tensorflow": in_batch_negatives.tensorflow, "torch": in_batch_negatives.torch},
-    check=check_dropout,
+    check=check,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipelines.models.architecture import architecture_of
@@ -10,13 +10,16 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.tokens.lengths import UNLIMITED, told_cuts
 
 
-def model_card(spec: EncoderSpec, steps: int, tokens: Mapping[str, Any]) -> str:
+def model_card(
+    spec: EncoderSpec, steps: int, tokens: Mapping[str, Any], dimensions: Sequence[int] = ()
+) -> str:
     """The card of a model, as Markdown.
 
     Args:
         spec: Its shape.
         steps: Of training; 0 for a start.
         tokens: The manifest of the tokens that it was trained on.
+        dimensions: Widths to which its embeddings may be cut.
     """
     shape = architecture_of(spec).described(spec)
     length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
@@ -26,6 +29,13 @@ def model_card(spec: EncoderSpec, steps: int, tokens: Mapping[str, Any]) -> str:
     ]
     if steps:
         lines.append(f"It was trained on {told_cuts(tokens)}.")
+    shorter = sorted(set(dimensions) - {spec.hidden}, reverse=True)
+    if shorter:
+        widths = ", ".join(map(str, shorter))
+        lines.append(
+            f"Its embeddings have {spec.hidden} numbers and were trained to be cut to {widths} "
+            "(`truncate_dim` of sentence-transformers)."
+        )
     return "\n".join([*lines, *_prompts(spec)]) + "\n"
 
 

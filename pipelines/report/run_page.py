@@ -115,9 +115,14 @@ def _settings(config: Config) -> dict[str, str]:
 
 
 def _objective(config: Config) -> str:
-    """The loss and all keys that it has."""
-    keys = config.objective.model_dump(exclude={"name"})
-    return ", ".join([config.objective.name, *(f"{key} {value}" for key, value in keys.items())])
+    """The loss, and its keys that are not at their defaults."""
+    objective = config.objective
+    keys = objective.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+    told = (
+        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in keys.items()
+    )
+    return "; ".join([objective.name, *told])
 
 
 def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipelines.files.locations import Location
-from pipelines.lanes.files import LaneManifest, SideName
+from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
 from pipelines.lanes.reader import LaneReader
+from pipelines.lanes.teacher import TeacherVectors
 from pipelines.losses import LOSSES
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
@@ -79,13 +80,19 @@ class TrainingRun:
     def lane_reader(self) -> LaneReader:
         """Reads the sides of granules that are embedded. Runs on an executor."""
         cache_bytes = int(self.config.prepared.cache_gigabytes * 1e9)
-        return LaneReader(self.lanes_folder, self.manifest, self.sides, cache_bytes=cache_bytes)
+        return LaneReader(
+            self.lanes_folder, self.manifest, self.sides, self.teacher, cache_bytes=cache_bytes
+        )
 
     @property
-    def sides(self) -> tuple[SideName, ...]:
+    def sides(self) -> tuple[str, ...]:
         """The sides of a granule that are embedded, in the order in which the loss takes them."""
-        wanted = LOSSES.load(self.config.objective.name).sides
-        return tuple(name for name in wanted if name in self.manifest.sides)
+        return self.manifest.embedded(LOSSES.load(self.config.objective.name).sides)
+
+    @property
+    def teacher(self) -> TeacherVectors | None:
+        """The vectors of a teacher in the lanes, if the loss is given them."""
+        return self.manifest.teacher if self.config.objective.uses_teacher else None
 
 
 @dataclass(frozen=True, kw_only=True)

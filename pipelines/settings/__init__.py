@@ -20,6 +20,7 @@ from pipelines.settings.run import RunSettings
 from pipelines.settings.spark import SparkSettings
 from pipelines.settings.stages import StageSettings
 from pipelines.settings.storage import StorageSettings
+from pipelines.settings.teacher import TeacherSettings
 from pipelines.settings.tokens import TokenSettings
 from pipelines.settings.tracking import TrackingSettings
 from pipelines.settings.training import TrainingSettings
@@ -39,6 +40,7 @@ __all__ = [
     "SparkSettings",
     "StageSettings",
     "StorageSettings",
+    "TeacherSettings",
     "TokenSettings",
     "TrackingSettings",
     "TrainingSettings",
@@ -51,6 +53,7 @@ class Config(Settings):
     corpus: CorpusSettings = CorpusSettings()
     prepared: PreparedSettings = PreparedSettings()
     tokens: TokenSettings = TokenSettings()
+    teacher: TeacherSettings = TeacherSettings()
     lanes: LaneSettings = LaneSettings()
     encoder: EncoderSettings = EncoderSettings()
     # Not made before the losses can be imported, which import this package.

@@ -36,7 +36,7 @@ class CorpusSettings(Settings):
             description=(
                 "`summary`: a text's first sentence with the paragraph after it; `adjacent`: two "
                 "sentences of a document that follow one another; `title`: a document's title with "
-                "its first paragraph; `columns`: the two `pair_columns`; `triplets`: the three "
+                "its first paragraph; `columns`: the two `pair_columns`; `triplets`: the "
                 "`triplet_columns`; `group`: any two texts of one `group_column`; `single`: texts "
                 "alone."
             ),
@@ -49,9 +49,9 @@ class CorpusSettings(Settings):
     pair_columns: tuple[str, str] = Field(
         default=("sentence1", "sentence2"), description="The two columns of `pairs: columns`."
     )
-    triplet_columns: tuple[str, str, str] = Field(
+    triplet_columns: tuple[str, ...] = Field(
         default=("anchor", "positive", "negative"),
-        description="The three columns of `pairs: triplets`.",
+        description="The columns of `pairs: triplets`: anchor, positive, one or more negatives.",
     )
     title_column: str = Field(
         default="title",
@@ -70,6 +70,13 @@ class CorpusSettings(Settings):
     )
     score_column: str | None = Field(
         default=None, description="Similarity of a pair, for `objective.name: cosine_regression`."
+    )
+    score_columns: tuple[str, ...] = Field(
+        default=(),
+        description=(
+            "Scores that a teacher gives the positive and each negative of `pairs: triplets`, in "
+            "the order of `triplet_columns`; as they are, of any range."
+        ),
     )
     score_range: tuple[float, float] = Field(
         default=(0.0, 1.0), description="Lowest and highest value in `score_column`."
@@ -162,6 +169,11 @@ class CorpusSettings(Settings):
         default=("sentence1", "sentence2"), description="Text columns of the `exclude` files."
     )
 
+    @property
+    def hard_negatives(self) -> int:
+        """How many an example has."""
+        return len(self.triplet_columns) - 2 if self.pairs == "triplets" else 0
+
     def check_with(self, config: Config) -> None:
         """Refuses a corpus that names no texts, or kinds of pairs that lack what they need."""
         if self.format != "docstrings" and not self.inputs:
@@ -185,6 +197,7 @@ class CorpusSettings(Settings):
             raise InputError(
                 "corpus.sentences", f"`{self.pairs}` does not ask for it", "leave it out, or single"
             )
+        self._check_triplets()
         if self.pairs == "group" and self.group_column is None:
             raise InputError("corpus.group_column", "`pairs: group` needs it", "name the column")
         if self.min_characters > self.max_characters:
@@ -192,4 +205,20 @@ class CorpusSettings(Settings):
                 "corpus.min_characters",
                 f"{self.min_characters} is more than corpus.max_characters",
                 f"at most {self.max_characters}",
+            )
+
+    def _check_triplets(self) -> None:
+        """Refuses columns of triplets that are too few, or scores of other texts."""
+        if len(self.triplet_columns) < 3:
+            raise InputError(
+                "corpus.triplet_columns",
+                f"it names {len(self.triplet_columns)} columns",
+                "an anchor, a positive and at least one negative",
+            )
+        candidates = self.triplet_columns[1:] if self.pairs == "triplets" else ()
+        if self.score_columns and len(self.score_columns) != len(candidates):
+            raise InputError(
+                "corpus.score_columns",
+                f"it names {len(self.score_columns)} columns for {len(candidates)} candidates",
+                f"one for each of {', '.join(candidates)}" if candidates else "set pairs=triplets",
             )

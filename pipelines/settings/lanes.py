@@ -15,6 +15,15 @@ class LaneSettings(Settings):
     )
     granule: int = Field(default=64, ge=2, description="Examples in a granule.")
     bucket: int = Field(default=8, ge=1, description="Width of a length bucket, in tokens.")
+    bucket_growth: float = Field(
+        default=1.05,
+        ge=1,
+        le=2,
+        description=(
+            "From 512 tokens on, each bucket ends at so many times the length of the one before; "
+            "1: all have one width."
+        ),
+    )
     seed: int = Field(
         default=17,
         ge=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,10 +25,84 @@ class ObjectiveSettings(Settings):
     """What is minimised. Every loss extends this by its own keys, in its own module."""
 
     name: Annotated[str, choice_of(LOSSES)] = Field(default=DEFAULT, description="The loss.")
+    dimensions: tuple[int, ...] = Field(
+        default=(),
+        description=(
+            "Trains embeddings that may be cut: the loss is the sum over these widths, of "
+            "embeddings cut to them and scaled to length 1; retrieval is evaluated at each. Name "
+            "the whole width too. Empty: the whole width only."
+        ),
+    )
+    dimension_weights: tuple[float, ...] = Field(
+        default=(), description="Of each of `dimensions` in the sum; empty: 1 each."
+    )
+
+    @property
+    def compares_anchors(self) -> bool:
+        """Whether anchors are compared with other anchors, which then are candidates too."""
+        return False
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether the loss is given the vectors that a teacher gave the texts."""
+        return LOSSES.load(self.name).needs == "teacher"
 
     def check_with(self, config: Config) -> None:
         """Refuses a corpus, a framework or a training that the loss cannot work with."""
+        self._check_dimensions(config)
         LOSSES.load(self.name).check_with(config)
+
+    def check_width(self, width: int) -> None:
+        """Refuses dimensions that embeddings do not have; tells if none is the whole width.
+
+        Args:
+            width: Of an embedding of the encoder.
+
+        Raises:
+            InputError: One is above it.
+        """
+        if any(dimension > width for dimension in self.dimensions):
+            raise InputError(
+                "objective.dimensions",
+                f"{max(self.dimensions)} is more than the {width} of the encoder's embeddings",
+                f"at most {width}",
+            )
+        if self.dimensions and width not in self.dimensions:
+            logger.warning(
+                "objective.dimensions leaves out %d, the whole width of an embedding: its last %d "
+                "numbers are not trained",
+                width,
+                width - max(self.dimensions),
+            )
+
+    def _check_dimensions(self, config: Config) -> None:
+        """Refuses dimensions and weights that no embeddings can have."""
+        often = len(set(self.dimensions)) < len(self.dimensions)
+        if often or any(dimension < 1 for dimension in self.dimensions):
+            raise InputError(
+                "objective.dimensions",
+                f"it is {', '.join(map(str, self.dimensions))}",
+                "whole numbers above 0, each once",
+            )
+        weights = self.dimension_weights
+        if weights and len(weights) != len(self.dimensions):
+            raise InputError(
+                "objective.dimension_weights",
+                f"it has {len(weights)} weights for {len(self.dimensions)} dimensions",
+                "one for each, or none",
+            )
+        if any(not 0 < weight < math.inf for weight in weights):
+            raise InputError(
+                "objective.dimension_weights",
+                f"it is {', '.join(map(str, weights))}",
+                "numbers above 0",
+            )
+        if self.dimensions and config.training.framework == "bigdl":
+            raise InputError(
+                "training.framework",
+                "bigdl trains embeddings of the whole width only",
+                "one of tensorflow, torch, or leave objective.dimensions out",
+            )
 
 
 def objective(name: str = DEFAULT, **keys: Any) -> ObjectiveSettings:
@@ -68,7 +143,7 @@ def _is_of_others(name: str, key: str, value: Any) -> bool:
         raise InputError(
             f"objective.{key}",
             f"loss {name} has no such setting",
-            f"leave it out: it is one of {' and '.join(owners)}",
+            f"leave it out: it is one of {', '.join(owners)}",
         )
     logger.warning("objective.%s is left out: loss %s has no such setting", key, name)
     return True

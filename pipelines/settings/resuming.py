@@ -25,6 +25,7 @@ FIXED = (
     "lanes.count",
     "lanes.granule",
     "lanes.bucket",
+    "lanes.bucket_growth",
     "lanes.seed",
     "encoder.start",
     "encoder.kind",

@@ -144,6 +144,11 @@ def configured_prompts(config: Config) -> Prompts:
     return Prompts(tuple(texts.items()), default)
 
 
+def reads_alike(config: Config) -> bool:
+    """Whether all sides of an example are texts of which nothing is said."""
+    return config.corpus.pairs == "single" or config.corpus.score_column is not None
+
+
 def training_prompts(config: Config) -> dict[str, str]:
     """What stands before the texts of each side in training; only sides that have a prompt.
 
@@ -153,9 +158,8 @@ def training_prompts(config: Config) -> dict[str, str]:
     Raises:
         InputError: See :func:`configured_prompts`.
     """
-    prompts, corpus = configured_prompts(config), config.corpus
-    alike = corpus.pairs == "single" or corpus.score_column is not None
-    query, document = (None, None) if alike else prompts.sides
-    names = {"anchor": query, "positive": document, "negative": document}
+    prompts = configured_prompts(config)
+    query, document = (None, None) if reads_alike(config) else prompts.sides
+    names = {"anchor": query, "positive": document, "negatives": document}
     before = {side: prompts.before(name) for side, name in names.items()}
     return {side: prompt for side, prompt in before.items() if prompt}

@@ -16,7 +16,6 @@ from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
@@ -34,12 +33,14 @@ from pipelines.spark.parquet_parts import (
     read_part,
     read_table,
 )
-from pipelines.tokens.encoding import (
-    Encoded,
-    PromptedEncoder,
-    TextEncoder,
-    open_encoder,
-    shortened,
+from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
+from pipelines.tokens.examples import (
+    CORPUS_COLUMNS,
+    OPTIONAL,
+    SCHEMA,
+    TaskSums,
+    shorten_batch,
+    tokenise_batch,
 )
 from pipelines.tokens.lengths import model_length, reading_limit, told_cuts, training_length
 from pipelines.tokens.prompts import training_prompts
@@ -49,22 +50,6 @@ from pipelines.tokens.words import TEXT_COLUMNS, count_words
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SCHEMA = pa.schema(
-    {
-        "id": pa.int64(),
-        "group": pa.int64(),
-        "length": pa.int32(),
-        "anchor": pa.binary(),
-        "positive": pa.binary(),
-        "negative": pa.binary(),
-        "score": pa.float32(),
-        "tokens": pa.int64(),
-        "cut": pa.int32(),
-    }
-)
-"""Of ``examples.parquet``; see :func:`prepare_tokens`."""
-
-_COLUMNS = ("id", "group", *TEXT_COLUMNS, "score")
 _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
@@ -80,6 +65,8 @@ class TokenSummary:
         cut: Texts that were longer.
         dropped: Tokens that they had more.
         vocabulary: Rows of a word embedding for these ids.
+        negatives: Hard negatives of each example.
+        columns: Names of the optional columns that examples have.
         prompts: What stands before the texts of a side, by its name.
     """
 
@@ -90,6 +77,8 @@ class TokenSummary:
     cut: int
     dropped: int
     vocabulary: int
+    negatives: int
+    columns: tuple[str, ...]
     prompts: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -100,35 +89,16 @@ class TokenSummary:
         )
 
 
-@dataclass(frozen=True)
-class TaskSums:
-    """The lengths of what a task wrote, before anything was cut.
-
-    Attributes:
-        longest: int64 [lengths]; how many rows have a longest text of each length, from 0 on.
-        texts: int64 [lengths]; how many texts of any side have each length; nulls are none.
-    """
-
-    longest: np.ndarray
-    texts: np.ndarray
-
-    def __add__(self, other: TaskSums) -> TaskSums:
-        return TaskSums(
-            _summed(self.longest, other.longest),
-            _summed(self.texts, other.texts),
-        )
-
-
 def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     """Tokenises ``<prepared.folder>/corpus`` into ``<prepared.folder>/tokens``.
 
     In that folder, which is replaced as a whole or left as it was:
 
     - `examples.parquet/` has a row per example: `id` and `group` (int64), `length` (int32; tokens
-      of the longest side), `anchor`, `positive` and `negative` (binary: little-endian int32 ids,
-      [CLS] and [SEP] included, not padded; `positive` and `negative` are null where there is no
-      such side), `score` (float32), `tokens` (int64; of all sides), `cut` (int32; sides that were
-      longer);
+      of the longest text), `anchor` and `positive` (binary: little-endian int32 ids, [CLS] and
+      [SEP] included, not padded), `negatives` (lists of such; `positive` and `negatives` are null
+      where there are none), `score` (float32), `candidate_scores` (lists of float32), `tokens`
+      (int64; of all texts), `cut` (int32; texts that were longer);
     - `tokenizer/` is the tokenizer;
     - `lengths.json` says how many examples have each length, `manifest.json` is the summary.
 
@@ -138,7 +108,8 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     The same corpus files and settings give the same bytes.
 
     Raises:
-        InputError: There is no corpus, or no tokenizer where the settings say.
+        InputError: There is no corpus, or no tokenizer where the settings say; or not all examples
+            have the same number of hard negatives.
     """
     prepared = PreparedFolder.of(config)
     parts, prompts = _corpus_parts(prepared), training_prompts(config)
@@ -154,11 +125,13 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
             write_tokenizer(made, config, count, limit)
         next_part("token ids")
         sums = _write_examples(session, parts, folder, prompts, limit)
+        negatives = _hard_negatives(sums.negatives)
         max_length = limit
         if config.tokens.max_length is None:
             max_length = training_length(sums.longest, limit, config.lanes.bucket)
             _shorten_examples(session, folder, sums, max_length)
-        summary = _summary(sums, max_length, vocabulary_size(tokenizer_folder), prompts)
+        vocabulary = vocabulary_size(tokenizer_folder)
+        summary = _summary(sums, max_length, vocabulary, negatives, prompts)
         lengths = _clipped(sums.longest, max_length)
         found = [[length, int(lengths[length])] for length in np.flatnonzero(lengths).tolist()]
         storage.write_json(TokensFolder(folder).lengths, {"lengths": found})
@@ -179,7 +152,7 @@ def check_tokens(folder: Location, config: Config) -> None:
     """
     manifest = storage.read_json(TokensFolder(folder).manifest)
     length, prompts = model_length(config), training_prompts(config)
-    if "max_length" not in manifest:
+    if not {"max_length", "columns"} <= manifest.keys():
         raise InputError("prepared.folder", f"{folder} has another format", _AGAIN)
     if manifest["max_length"] > length:
         raise InputError(
@@ -206,13 +179,34 @@ def _corpus_parts(prepared: PreparedFolder) -> list[Part]:
             f"the corpus in {prepared.path} is empty",
             "run `sentence-pipelines prepare` with other corpus settings",
         )
-    if TEXT_COLUMNS[0] not in pq.read_schema(arrow_source(parts[0].path)).names:
+    names = pq.read_schema(arrow_source(parts[0].path)).names
+    if not {*CORPUS_COLUMNS} <= {*names}:
         raise InputError("prepared.folder", f"{source} has another format", _AGAIN)
     return parts
 
 
+def _hard_negatives(counts: np.ndarray) -> int:
+    """How many hard negatives each example has.
+
+    Args:
+        counts: Rows by how many they have.
+
+    Raises:
+        InputError: Some have more than others, and a granule could not be computed as one.
+    """
+    found = np.flatnonzero(counts)
+    if len(found) > 1:
+        rows = counts.sum()
+        raise InputError(
+            "corpus.triplet_columns",
+            f"{rows - counts[-1]} of {rows} examples have fewer than {found[-1]} hard negatives",
+            "give all of them as many, or leave the others out of the corpus",
+        )
+    return int(found[0])
+
+
 def _summary(
-    sums: TaskSums, max_length: int, vocabulary: int, prompts: Mapping[str, str]
+    sums: TaskSums, max_length: int, vocabulary: int, negatives: int, prompts: Mapping[str, str]
 ) -> TokenSummary:
     lengths = np.arange(len(sums.texts))
     kept = int(sums.texts @ np.minimum(lengths, max_length))
@@ -224,6 +218,8 @@ def _summary(
         cut=int(sums.texts[lengths > max_length].sum()),
         dropped=int(sums.texts @ lengths) - kept,
         vocabulary=vocabulary,
+        negatives=negatives,
+        columns=tuple(name for name in OPTIONAL if name in sums.columns),
         prompts=prompts,
     )
 
@@ -280,11 +276,11 @@ def tokenise_parts(
     """
     encoder = _open_encoder(TokensFolder(folder).tokenizer, max_length)
     encoders = {name: PromptedEncoder(encoder, prompts.get(name, "")) for name in TEXT_COLUMNS}
-    sums = TaskSums(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    sums = TaskSums(*np.zeros((3, 1), np.int64))
     for part in parts:
         target = TokensFolder(folder).examples / f"{part.name}.parquet"
         with _writer(target, folder) as writer:
-            for batch in read_part(part, _COLUMNS):
+            for batch in read_part(part, CORPUS_COLUMNS):
                 rows, some = tokenise_batch(batch, encoders)
                 writer.write_batch(rows)
                 sums += some
@@ -334,63 +330,6 @@ def _open_encoder(tokenizer_folder: Location, max_length: int) -> TextEncoder:
     # One task has one core; the library would start a thread for every core of the machine.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return open_encoder(load_tokenizer(tokenizer_folder), max_length)
-
-
-def tokenise_batch(
-    batch: pa.RecordBatch, encoders: Mapping[str, TextEncoder]
-) -> tuple[pa.RecordBatch, TaskSums]:
-    """Rows of :data:`SCHEMA` for rows of the corpus, and their lengths.
-
-    Args:
-        batch: A text column may be missing.
-        encoders: By text column.
-    """
-    sides = {
-        name: encoder.encode(batch.column(name))
-        if name in batch.schema.names
-        else _no_texts(batch.num_rows)
-        for name, encoder in encoders.items()
-    }
-    lengths = np.stack([side.lengths for side in sides.values()])
-    columns: Mapping[str, object] = {
-        **{name: batch.column(name) for name in ("id", "group")},
-        "score": batch.column("score").cast(pa.float32()),
-        "length": lengths.max(axis=0),
-        "tokens": lengths.sum(axis=0, dtype=np.int64),
-        "cut": np.sum([side.cut for side in sides.values()], axis=0, dtype=np.int32),
-        **{name: side.ids for name, side in sides.items()},
-    }
-    whole = np.stack([side.whole for side in sides.values()])
-    is_text = np.stack([side.ids.is_valid() for side in sides.values()])
-    sums = TaskSums(np.bincount(whole.max(axis=0)), np.bincount(whole[is_text]))
-    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA), sums
-
-
-def shorten_batch(batch: pa.RecordBatch, max_length: int) -> pa.RecordBatch:
-    """Rows of :data:`SCHEMA` that were cut at a greater length, or not at all, cut at this one."""
-    sides = {name: shortened(batch.column(name), max_length) for name in TEXT_COLUMNS}
-    before = np.stack([lengths for _, lengths in sides.values()])
-    lengths = np.minimum(before, max_length)
-    columns = {
-        **{name: batch.column(name) for name in ("id", "group", "score")},
-        "length": lengths.max(axis=0),
-        "tokens": lengths.sum(axis=0, dtype=np.int64),
-        "cut": (before > max_length).sum(axis=0, dtype=np.int32),
-        **{name: ids for name, (ids, _) in sides.items()},
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
-
-
-def _no_texts(rows: int) -> Encoded:
-    return Encoded(pa.nulls(rows, pa.binary()), np.zeros(rows, np.int32), np.zeros(rows, np.int32))
-
-
-def _summed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The sum of two counts by length, of which one may go further."""
-    total = np.zeros(max(len(one), len(other)), np.int64)
-    for counts in (one, other):
-        total[: len(counts)] += counts
-    return total
 
 
 def _clipped(counts: np.ndarray, most: int) -> np.ndarray:

@@ -19,7 +19,8 @@ from pipelines.tokens.chunks import plain_word, slices, split
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TEXT_COLUMNS = ("anchor", "positive", "negative")
+TEXT_COLUMNS = ("anchor", "positive", "negatives")
+"""`negatives` holds lists of texts."""
 
 MAX_WORDS = 1_000_000
 """Distinct words, most frequent first, that a vocabulary is learnt from on the driver."""
@@ -35,7 +36,8 @@ def count_words(
     """Counts words as BERT's pre-tokenizer sees them.
 
     Args:
-        parts: Have the string columns `anchor`, `positive`, `negative`, or some of them.
+        parts: Have the columns `anchor` and `positive` of strings, and `negatives` of lists of
+            them, or some of these.
         scratch: For the counts of all words, which need not fit into the driver's memory.
         lowercase: Whether upper and lower case are one.
 
@@ -75,7 +77,11 @@ def words_of_parts(parts: Iterator[Part], *, lowercase: bool) -> Iterator[pa.Rec
         Columns `word` and `count`; a word may come again when there are very many.
     """
     batches = (batch for part in parts for batch in read_part(part, TEXT_COLUMNS))
-    columns = (column for batch in batches for column in batch.columns)
+    columns = (
+        column.flatten() if pa.types.is_list(column.type) else column
+        for batch in batches
+        for column in batch.columns
+    )
     yield from words_of_columns(columns, lowercase=lowercase)
 
 

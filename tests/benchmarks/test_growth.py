@@ -279,8 +279,8 @@ def prepared_by_nobody(seen: list):
         LaneManifest(
             lanes=1, granule=2, rows=size, rows_per_part=size, segments=(), examples=2 * size,
             left_over={}, granules_per_step=1, same_group_in_step=0, tokens=1, slots=1,
-            vocabulary=9, max_length=8, paired=True, triplets=False, scored=False,
-            checksums=("0" * 16,),
+            vocabulary=9, max_length=8, paired=True, negatives=0, scored=False,
+            candidates_scored=False, teacher=None, checksums=("0" * 16,),
         ).save(folder / "lanes")  # fmt: skip
         stages = [{"stage": "corpus", "seconds": 1.0, "kept": False}]
         storage.write_json(folder / "stages.json", stages)

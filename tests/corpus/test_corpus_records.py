@@ -53,7 +53,17 @@ def test_values_of_all_kinds_and_columns_of_all_uses(tmp_path):
         group="group",
         title="title",
     )
-    names = ("text_0", "text_1", "text_2", "score", "group", "title", "document", "place", "level")
+    names = (
+        "text_0",
+        "text_1",
+        "negatives",
+        "score",
+        "group",
+        "title",
+        "document",
+        "place",
+        "level",
+    )
     values = ["1.5", "true", None, "3", "g", "t", None, None, "rows"]
     assert [[row[name] for name in names] for row in rows] == [values]
 

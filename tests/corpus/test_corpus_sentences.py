@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from corpus_runs import dropped, pairs_of, prepared, sides_of
@@ -102,12 +103,16 @@ def test_titles_with_first_paragraphs(spark, tmp_path):
     assert dropped(summary) == {"no prose": 1}
 
 
-def test_triplets(spark, tmp_path):
+def test_triplets_and_their_scores(spark, tmp_path):
+    texts, scores = ("a", "p", "n", "m"), ("of_p", "of_n", "of_m")
+    given = [-3.5, 1e30, 0.25]
     rows = [
-        dict(zip(("anchor", "positive", "negative"), SENTENCES[number:], strict=False))
-        for number in range(3)
+        dict(zip(texts, SENTENCES[number : number + 4], strict=True))
+        | dict(zip(scores, given, strict=True))
+        for number in range(2)
     ]
-    rows.append({"anchor": OPENING, "positive": MASTER, "negative": None})
+    rows.append(rows[0] | {"m": None})
+    rows += [rows[0] | {"of_n": score} for score in (None, "much", "nan", 1e300)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     summary = prepared(
         spark,
@@ -115,11 +120,15 @@ def test_triplets(spark, tmp_path):
         inputs=[str(tmp_path / "a.jsonl")],
         format="jsonl",
         pairs="triplets",
+        triplet_columns=texts,
+        score_columns=scores,
         evaluation_share=0,
     )
-    triplets = {(row["anchor"], row["positive"], row["negative"]) for row in pairs_of(summary)}
-    assert triplets == {SENTENCES[number : number + 3] for number in range(3)}
-    assert dropped(summary) == {"no text": 1}
+    written = pairs_of(summary)
+    triplets = {(row["anchor"], row["positive"], *row["negatives"]) for row in written}
+    assert triplets == {SENTENCES[number : number + 4] for number in range(2)}
+    assert [row["candidate_scores"] for row in written] == [np.float32(given).tolist()] * 2
+    assert dropped(summary) == {"no text": 1, "no score": 4}
 
 
 def test_quarantine_and_its_limit(spark, tmp_path):

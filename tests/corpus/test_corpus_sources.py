@@ -59,19 +59,37 @@ def test_a_folder_of_documents_of_all_kinds(spark, tmp_path):
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_triplets_of_columns(spark, tmp_path, kind):
-    table = {"anchor": ["a", "d"], "positive": ["b", "é"], "negative": ["c", None], "n": [1, 2]}
+    table = {
+        "anchor": ["a", "d"],
+        "positive": ["b", "é"],
+        "negative": ["c", None],
+        "other": ["e", "f"],
+        "n": [1, 2],
+    }
     path = tmp_path / f"a+b %20[1].{kind}"
     if kind == "parquet":
         pq.write_table(pa.table(table), path)
     elif kind == "csv":
-        path.write_text("n,anchor,positive,negative\n1,a,b,c\n2,d,é,\n")
+        path.write_text("n,anchor,positive,negative,other\n1,a,b,c,e\n2,d,é,,f\n")
     else:
         rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    frame = read_rows(spark, corpus(path, format=kind, pairs="triplets", group_column="n"))
+    settings = corpus(
+        path,
+        format=kind,
+        pairs="triplets",
+        triplet_columns=("anchor", "positive", "negative", "other"),
+        score_columns=("n", "n", "n"),
+        group_column="n",
+    )
+    frame = read_rows(spark, settings)
     assert shape(frame) == SHAPE
-    found = frame.select("text_0", "text_1", "text_2", "group", "rows").orderBy("group").collect()
-    assert [tuple(row) for row in found] == [("a", "b", "c", "1", 1), ("d", "é", None, "2", 1)]
+    names = ("text_0", "text_1", "negatives", "candidate_scores", "group", "rows")
+    found = frame.select(*names).orderBy("group").collect()
+    assert [tuple(row) for row in found] == [
+        ("a", "b", ["c", "e"], ["1"] * 3, "1", 1),
+        ("d", "é", [None, "f"], ["2"] * 3, "2", 1),
+    ]
 
 
 def test_one_wrong_file_among_good_ones_is_quarantined(spark, tmp_path):

@@ -330,8 +330,9 @@ def test_schema_hashes_and_files_with_other_headers(spark, tmp_path):
         "group": "int64",
         "anchor": "string",
         "positive": "string",
-        "negative": "string",
+        "negatives": "list<element: string>",
         "score": "float",
+        "candidate_scores": "list<element: float>",
     }
     assert table["positive"].null_count == table["score"].null_count == 2
     expected = spark.sql(f"select xxhash64('{sentence(1)}') as id").first()["id"]

@@ -18,12 +18,13 @@ from pipelines.lanes.stage import prepare_lanes
 from pipelines.losses.targets import granule_targets
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings.objective import objective
+from pipelines.tokens.examples import SCHEMA
 from pipelines.training.feed import lane_feed
 
 
 @pytest.fixture(scope="module")
 def triplets(spark, prepared, tmp_path_factory) -> Path:
-    """The small corpus, each pair with the positive of the next one for a hard negative.
+    """The small corpus, each pair with the positives of the next two for hard negatives.
 
     Every third pair has the same positive, so that granules hold false negatives.
     """
@@ -35,10 +36,14 @@ def triplets(spark, prepared, tmp_path_factory) -> Path:
     examples.mkdir()
     shortest = pairs["positive"][pairs["positive"].map(len).idxmin()]
     pairs["positive"] = [shortest if n % 3 == 0 else ids for n, ids in enumerate(pairs["positive"])]
-    pairs["negative"] = np.roll(pairs["positive"], -1)
-    pairs["length"] = np.maximum(pairs["length"], pairs["negative"].map(len) // 4).astype(np.int32)
-    table = pa.Table.from_pandas(pairs, preserve_index=False)
+    others = [np.roll(pairs["positive"], -1), np.roll(pairs["positive"], -2)]
+    pairs["negatives"] = list(zip(*others, strict=True))
+    longest = [max(map(len, texts)) // 4 for texts in pairs["negatives"]]
+    pairs["length"] = np.maximum(pairs["length"], longest).astype(np.int32)
+    table = pa.Table.from_pandas(pairs, SCHEMA, preserve_index=False)
     pq.write_table(table, examples / "part-0.parquet")
+    manifest = folder / "tokens" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"negatives": 2}))
     prepare_lanes(spark, small_config(folder))
     return folder
 
@@ -81,7 +86,7 @@ def test_false_negatives_reach_a_worker(make_run, triplets):
 @pytest.mark.parametrize(
     ("name", "sides"),
     [
-        ("in_batch_negatives", ["anchor", "positive", "negative"]),
+        ("in_batch_negatives", ["anchor", "positive", "negative_0", "negative_1"]),
         ("cosine_regression", ["anchor", "positive"]),
         ("simcse", ["anchor"]),
     ],

@@ -70,6 +70,7 @@ def measured_config(prepared, tmp_path) -> Config:
     return config.model_copy(
         update={
             "evaluation": config.evaluation.model_copy(update=evaluation),
+            "objective": config.objective.model_copy(update={"dimensions": (4,)}),
             "tracking": config.tracking.model_copy(update={"trackers": ("tensorboard",)}),
             "run": config.run.model_copy(update={"folder": str(tmp_path / "run")}),
         }
@@ -105,7 +106,7 @@ def test_the_figures_are_the_clusters_and_the_curve_stays(
     workflow.train(measured_config)
     run = tmp_path / "run"
     lines = read_evaluations(run)
-    names = ["retrieval", "geometry", "sts", "same", "beir"]
+    names = ["retrieval", "retrieval@4", "geometry", "sts", "same", "beir", "beir@4"]
     assert [(line["step"], line["evaluation"]) for line in lines] == [(6, name) for name in names]
 
     checkpoint = load_checkpoint(run, 6)
@@ -119,7 +120,7 @@ def test_the_figures_are_the_clusters_and_the_curve_stays(
 
     # Start and model stand beside the checkpoint, on what is asked for then: one file of pairs.
     figures = workflow.evaluate(replaced(measured_config, "evaluation", **PAIRS_ALONE))
-    assert [line["step"] for line in read_evaluations(run)] == [0] + [6] * 5 + [12]
+    assert [line["step"] for line in read_evaluations(run)] == [0] + [6] * len(names) + [12]
     assert read_evaluations(run)[-1] == {"step": 12, "evaluation": "sts", **figures["after"]["sts"]}
     assert set(figures["before"]) == set(figures["after"]) == {"sts"}
 

@@ -33,9 +33,13 @@ def test_measures_what_is_asked_for(spark, prepared, minilm, reference) -> None:
     settings = {
         "prepared": {"folder": str(prepared / "prepared")},
         "evaluation": {"similarity": [str(prepared / "dev.parquet")]},
+        # The whole width is no other, and of one number nothing can be told.
+        "objective": {"dimensions": [384, 1, 128]},
     }
     figures = evaluate(spark, parse(settings), minilm)
-    assert list(figures) == ["retrieval", "geometry", "dev"]
+    assert list(figures) == ["retrieval", "retrieval@128", "retrieval@1", "geometry", "dev"]
+    assert figures["retrieval@128"] == figures["retrieval"]
+    assert figures["retrieval@1"]["ndcg@10"] < 100
     assert list(figures["retrieval"].items()) == [
         ("queries", 3),
         ("documents", 4),

@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import InputError
+from pipelines.evaluation.base import WHOLE
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_tables
 from pipelines.evaluation.retrieval import embed_queries, rank_documents, retrieval_metrics
@@ -52,26 +53,30 @@ def test_equals_sentence_transformers_on_any_number_of_partitions(
     load = reference_loader([*(text for text, _ in queries.values()), *documents.values()])
     asked = embed_queries(spark.read.parquet(str(folder / "queries.parquet")), load)
     frame = spark.read.parquet(str(folder / "documents.parquet"))
-    ranked = rank_documents(frame, asked, load)
-    assert rank_documents(frame.repartition(5), asked, load) == ranked
+    by_width = rank_documents(frame, asked, load, widths=(WHOLE, 32))
+    assert rank_documents(frame.repartition(5), asked, load) == {WHOLE: by_width[WHOLE]}
+    ranked = by_width[WHOLE]
     assert list(ranked) == sorted(queries)
     assert all(len(found) == 10 for found in ranked.values())
     # The two documents of one text tie, and the lower id comes first.
     for found in ranked.values():
         assert (0 in found) <= (5 not in found or found.index(0) == found.index(5) - 1)
 
-    evaluator = InformationRetrievalEvaluator(
-        # Padded, so that the evaluator's order of ids as text is ours as numbers.
-        {str(key): text for key, (text, _) in queries.items()},
-        {f"{key:04}": text for key, text in documents.items()},
-        {str(key): {f"{item:04}" for item in items} for key, (_, items) in queries.items()},
-        name="test",
-    )
-    expected = evaluator(reference)
-    figures = retrieval_metrics(ranked, asked.relevant)
-    assert 20 < figures["ndcg@10"] < 100
-    for name, value in figures.items():
-        assert value == pytest.approx(100 * expected[f"test_cosine_{name}"], abs=1e-6)
+    for width, cut in ((WHOLE, None), (32, 32)):
+        evaluator = InformationRetrievalEvaluator(
+            # Padded, so that the evaluator's order of ids as text is ours as numbers.
+            {str(key): text for key, (text, _) in queries.items()},
+            {f"{key:04}": text for key, text in documents.items()},
+            {str(key): {f"{item:04}" for item in items} for key, (_, items) in queries.items()},
+            name="test",
+            truncate_dim=cut,
+        )
+        expected = evaluator(reference)
+        figures = retrieval_metrics(by_width[width], asked.relevant)
+        assert 20 < figures["ndcg@10"] < 100
+        for name, value in figures.items():
+            assert value == pytest.approx(100 * expected[f"test_cosine_{name}"], abs=1e-6)
+    assert by_width[32] != ranked
 
 
 def test_refuses_tables_that_are_not_there(spark, tables, tmp_path) -> None:

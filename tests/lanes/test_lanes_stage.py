@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lanes_factory import small_manifest
 
+from pipelines.arrow_lists import lists_of
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.lanes.files import SCHEMA, SIDES, LaneManifest, decode, ragged
+from pipelines.lanes.files import SCHEMA, LaneManifest, decode, negative_side, ragged
 from pipelines.lanes.plan import Segment, count_same_group_in_step
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.stage import prepare_lanes
@@ -32,10 +33,10 @@ class Example:
     group: int
     anchor: tuple[int, ...]
     positive: tuple[int, ...]
-    negative: tuple[int, ...] | None = None
+    negatives: tuple[tuple[int, ...], ...] = ()
 
 
-def random_examples(count: int, groups: int, seed: int, *, triplets=False) -> list[Example]:
+def random_examples(count: int, groups: int, seed: int, *, negatives=0) -> list[Example]:
     generator = np.random.default_rng(seed)
 
     def text() -> tuple[int, ...]:
@@ -47,7 +48,7 @@ def random_examples(count: int, groups: int, seed: int, *, triplets=False) -> li
             group=int(generator.integers(groups)),
             anchor=text(),
             positive=text(),
-            negative=text() if triplets else None,
+            negatives=tuple(text() for _ in range(negatives)),
         )
         for i in range(count)
     ]
@@ -59,7 +60,10 @@ def binary(texts) -> pa.Array:
 
 
 def write_tokens(folder: Path, examples: list[Example]) -> None:
-    lengths = [max(len(e.anchor), len(e.positive), len(e.negative or ())) for e in examples]
+    lengths = [max(map(len, (e.anchor, e.positive, *e.negatives))) for e in examples]
+    none = len(examples[0].negatives) == 0
+    lists = [None if none else binary(e.negatives).to_pylist() for e in examples]
+    scores = [None if none else [e.id, *range(len(e.negatives))] for e in examples]
     table = pa.table(
         {
             "id": pa.array([e.id for e in examples], pa.int64()),
@@ -67,8 +71,9 @@ def write_tokens(folder: Path, examples: list[Example]) -> None:
             "length": pa.array(lengths, pa.int32()),
             "anchor": binary(e.anchor for e in examples),
             "positive": binary(e.positive for e in examples),
-            "negative": binary(e.negative for e in examples),
+            "negatives": pa.array(lists, pa.list_(pa.binary())),
             "score": pa.nulls(len(examples), pa.float32()),
+            "candidate_scores": pa.array(scores, pa.list_(pa.float32())),
         }
     )
     parquet = folder / "tokens" / "examples.parquet"
@@ -76,6 +81,8 @@ def write_tokens(folder: Path, examples: list[Example]) -> None:
     pq.write_table(table.slice(0, len(examples) // 3), parquet / "part-0.parquet")
     pq.write_table(table.slice(len(examples) // 3), parquet / "part-1.parquet")
     told = {"vocabulary": 900, "max_length": 40, "examples": len(examples)}
+    told["negatives"] = len(examples[0].negatives)
+    told["columns"] = ["positive", *([] if none else ["negatives", "candidate_scores"])]
     storage.write_json(folder / "tokens" / "manifest.json", told)
     counted = {"lengths": sorted(Counter(lengths).items())}
     storage.write_json(folder / "tokens" / "lengths.json", counted)
@@ -105,14 +112,14 @@ def settings_for(folder: Path, granule: int, lanes: int) -> Config:
     granule=st.sampled_from([2, 5, 8]),
     lanes=st.sampled_from([2, 6]),
     seed=st.integers(0, 99),
-    triplets=st.booleans(),
+    negatives=st.sampled_from([0, 1, 3]),
 )
 def test_every_example_is_in_one_granule_or_counted(
-    spark, count, groups, granule, lanes, seed, triplets
+    spark, count, groups, granule, lanes, seed, negatives
 ):
     with TemporaryDirectory() as name:
         folder = Path(name)
-        examples = random_examples(count, groups, seed, triplets=triplets)
+        examples = random_examples(count, groups, seed, negatives=negatives)
         write_tokens(folder, examples)
         most = max(Counter(e.group for e in examples).values())
         try:
@@ -143,8 +150,10 @@ def check_lanes(folder: Path, manifest: LaneManifest, examples: dict[int, Exampl
             example = examples[number]
             assert ids_of(granule.anchor, row) == example.anchor
             assert ids_of(granule.positive, row) == example.positive
-            if manifest.triplets:
-                assert ids_of(granule.negative, row) == example.negative
+            assert tuple(ids_of(side, row) for side in granule.negatives) == example.negatives
+            if example.negatives:
+                of_negatives = [*range(len(example.negatives))]
+                assert granule.candidate_scores[row].tolist() == [number, *of_negatives]
             assert example.group == groups[row]
         seen += batch.column("id").to_pylist()
         step = address.lane // manifest.granules_per_step
@@ -163,7 +172,8 @@ def check_lanes(folder: Path, manifest: LaneManifest, examples: dict[int, Exampl
     )
     assert (manifest.tokens, manifest.slots) == (tokens, slots)
     assert (manifest.paired, manifest.scored) == (True, False)
-    assert manifest.triplets == all(e.negative is not None for e in examples.values())
+    assert {len(e.negatives) for e in examples.values()} == {manifest.negatives}
+    assert manifest.candidates_scored == (manifest.negatives > 0)
     assert manifest == LaneManifest.load(folder)
     parts = [len(list(lane.glob("*.arrow"))) for lane in folder.glob("lane-*")]
     assert parts == [parts[0]] * manifest.lanes
@@ -176,7 +186,7 @@ def ids_of(side, row: int) -> tuple[int, ...]:
 
 def test_the_same_lanes_byte_for_byte(spark, tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.lanes.stage.PART_BYTES", 5000)
-    examples = random_examples(400, 60, 1, triplets=True)
+    examples = random_examples(400, 60, 1, negatives=2)
     files = []
     for name, rows in (("a", examples), ("b", examples[::-1])):
         write_tokens(tmp_path / name, rows)
@@ -196,11 +206,15 @@ def test_a_corpus_smaller_than_a_row_is_refused(spark, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tokens"]
 
 
-def test_a_negative_for_only_some_examples_is_refused(spark, tmp_path):
-    examples = random_examples(40, 40, 1, triplets=True)
-    examples[::4] = [replace(example, negative=None) for example in examples[::4]]
-    write_tokens(tmp_path, examples)
-    message = r"^corpus\.triplet_columns: only 30 of 40 examples have a value in `negative`"
+def test_a_positive_for_only_some_examples_is_refused(spark, tmp_path):
+    write_tokens(tmp_path, random_examples(40, 40, 1))
+    for path in (tmp_path / "tokens" / "examples.parquet").iterdir():
+        table = pq.read_table(path)
+        texts = table["positive"].to_pylist()
+        texts[:5] = [None] * 5
+        place = table.column_names.index("positive")
+        pq.write_table(table.set_column(place, "positive", pa.array(texts, pa.binary())), path)
+    message = r"^corpus\.pair_columns: only 30 of 40 examples have a value in `positive`"
     with pytest.raises(InputError, match=message):
         prepare_lanes(spark, settings_for(tmp_path, 10, 2))
     assert not (tmp_path / "lanes").exists()
@@ -248,16 +262,29 @@ def test_ragged_reads_any_slice_of_a_binary_column(texts, data):
 ids = st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=20)
 
 
-@given(st.lists(st.tuples(ids, ids, ids), min_size=1, max_size=6), st.sets(st.sampled_from(SIDES)))
-def test_each_wanted_side_is_padded_to_its_own_longest_text(triplets, wanted):
-    count = len(triplets)
-    sides = dict(zip(SIDES, zip(*triplets, strict=True), strict=True))
-    columns = {name: binary(texts) for name, texts in sides.items()} | {
+@st.composite
+def example_texts(draw):
+    """The texts of some examples by their sides, with one or more hard negatives."""
+    names = ("anchor", "positive", *map(negative_side, range(draw(st.integers(1, 3)))))
+    rows = draw(st.lists(st.tuples(*[ids] * len(names)), min_size=1, max_size=6))
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+@given(example_texts(), st.data())
+def test_each_wanted_side_is_padded_to_its_own_longest_text(sides, data):
+    wanted = data.draw(st.sets(st.sampled_from([*sides])))
+    count = len(sides["anchor"])
+    columns = {field.name: pa.nulls(count, field.type) for field in SCHEMA} | {
         "id": pa.array(range(count), pa.int64()),
         "group": pa.array(range(count), pa.int64()),
-        "score": pa.nulls(count, pa.float32()),
+        "anchor": binary(sides["anchor"]),
+        "positive": binary(sides["positive"]),
+        "negatives": lists_of([binary(sides[name]) for name in [*sides][2:]]),
     }
-    granule = decode(pa.RecordBatch.from_pydict(columns, schema=SCHEMA), 7, wanted)
+    # As Spark reads only a part of a file, or cuts one.
+    whole = pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+    batch = pa.concat_batches([whole, whole]).slice(count)
+    granule = decode(batch, 7, wanted)
     assert set(granule.sides) == {"anchor", *wanted}
     for name, side in granule.sides.items():
         longest = max(map(len, sides[name]))

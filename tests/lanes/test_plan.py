@@ -1,6 +1,7 @@
 """The invariants of the batch plan, for any size."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.lanes.plan import (
+    EVEN_TOKENS,
     BatchPlan,
     bucket_length,
+    bucket_table,
     choose_lanes,
     count_same_group_in_step,
     deal,
@@ -18,6 +21,29 @@ from pipelines.lanes.plan import (
     plan_segments,
     share,
 )
+
+
+@given(st.integers(1, 9000), st.integers(1, 64), st.floats(1, 2))
+def test_buckets_hold_every_length_and_grow_with_it(longest, bucket, growth):
+    table = bucket_table(longest, bucket, growth)
+    edges = sorted(set(table))
+    assert edges[-1] == len(table) * bucket >= longest
+    assert all(edge % bucket == 0 for edge in edges)
+    for place, edge in enumerate(table):
+        # No text is longer than its bucket, and the bucket before ends below it.
+        assert edge >= (place + 1) * bucket
+        assert edge in edges
+    for before, edge in pairwise([0, *edges]):
+        even = before < EVEN_TOKENS or growth == 1
+        assert edge - before == bucket if even else edge < before * growth + bucket + 1
+        assert table[before // bucket : edge // bucket] == (edge,) * ((edge - before) // bucket)
+
+
+def test_long_texts_have_some_hundred_buckets():
+    assert len(set(bucket_table(512, 8, 1.05))) == 64
+    assert len(set(bucket_table(8192, 8, 1.0))) == 1024
+    assert len(set(bucket_table(8192, 8, 1.05))) < 125
+
 
 counts = st.dictionaries(st.integers(1, 8).map(lambda n: 8 * n), st.integers(0, 500), min_size=1)
 

@@ -58,6 +58,8 @@ def test_a_run_that_goes_on_keeps_its_key():
     fixed = fixed_settings(load(None, [*SCORED, "objective.power=1.5"]))
     assert {key: fixed[key] for key in fixed if key.startswith("objective.")} == {
         "objective.name": "toy",
+        "objective.dimensions": [],
+        "objective.dimension_weights": [],
         "objective.power": 1.5,
     }
 

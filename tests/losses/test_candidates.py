@@ -17,24 +17,23 @@ VALUES = st.sampled_from([-(2**63), -1, 0, 2**62, 2**62 + 1, 2**63 - 1])
 @st.composite
 def examples(draw):
     """Identities of some examples of pairs, triplets or single texts."""
-    sides = draw(st.sampled_from([2, 3]))
+    sides = draw(st.sampled_from([2, 3, 5]))
     rows = draw(st.lists(st.tuples(*[VALUES] * (1 + sides)), min_size=1, max_size=9))
     array = np.array(rows, np.int64)
     return array[:, [0, 1, 1]] if draw(st.booleans()) else array
 
 
-def excluded_one_by_one(everyone, first, last):
+def excluded_one_by_one(everyone, first, last, anchors):
     """The rule, for one anchor and one candidate after the other."""
+    sides = [*range(2, everyone.shape[1]), *([1] if anchors else [])]
     candidates = [
-        (example, side, row[side])
-        for side in range(2, everyone.shape[1])
-        for example, row in enumerate(everyone)
+        (example, side, row[side]) for side in sides for example, row in enumerate(everyone)
     ]
     found = []
     for anchor in range(first, last):
         group, own, positive = everyone[anchor, :3]
         for number, (example, side, key) in enumerate(candidates):
-            if example == anchor and side == 2:
+            if example == anchor and side in (1, 2):
                 continue
             of_the_group = example != anchor and everyone[example, 0] == group
             if of_the_group or key in (own, positive):
@@ -42,13 +41,16 @@ def excluded_one_by_one(everyone, first, last):
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-@given(examples(), st.data())
-def test_what_an_anchor_does_not_see(everyone, data):
+@given(examples(), st.booleans(), st.data())
+def test_what_an_anchor_does_not_see(everyone, anchors, data):
     last = data.draw(st.integers(0, len(everyone)))
     first = data.draw(st.integers(0, last))
-    picks = Candidates(everyone).picks(first, last)
+    candidates = Candidates(everyone, anchors=anchors)
+    assert candidates.count == len(everyone) * (everyone.shape[1] - 2 + anchors)
+    picks = candidates.picks(first, last)
     np.testing.assert_array_equal(picks.own, np.arange(first, last))
-    np.testing.assert_array_equal(picks.excluded, excluded_one_by_one(everyone, first, last))
+    expected = excluded_one_by_one(everyone, first, last, anchors)
+    np.testing.assert_array_equal(picks.excluded, expected)
 
 
 def granule_of(groups, **sides):
@@ -58,6 +60,8 @@ def granule_of(groups, **sides):
     columns |= {"group": groups} | {
         name: [np.array(ids, "<i4").tobytes() for ids in texts] for name, texts in sides.items()
     }
+    if "negative" in columns:
+        columns["negatives"] = [[text] for text in columns.pop("negative")]
     arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
     return decode(pa.record_batch(arrays, schema=SCHEMA), 0)
 
@@ -80,7 +84,7 @@ def test_a_hard_negative_that_is_anothers_positive():
         positive=[[3], [4]],
         negative=[[4], [2]],
     )
-    sides = ("anchor", "positive", "negative")
+    sides = ("anchor", "positive", "negative_0")
     # The second's positive is the first's hard negative, which the second must not push away;
     # its own hard negative is itself.
     assert excluded(granule, sides=sides) == [[1, 2], [1, 3]]
@@ -88,7 +92,7 @@ def test_a_hard_negative_that_is_anothers_positive():
 
 def test_a_group_protects_all_texts_but_the_own_hard_negative():
     granule = granule_of([7, 7], anchor=[[1], [2]], positive=[[3], [4]], negative=[[5], [6]])
-    sides = ("anchor", "positive", "negative")
+    sides = ("anchor", "positive", "negative_0")
     assert excluded(granule, sides=sides) == [[0, 1], [0, 3], [1, 0], [1, 2]]
 
 

@@ -101,13 +101,24 @@ def test_some_anchors_at_a_time_make_the_loss_of_all(sides, framework):
         np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_hard_negatives_are_those_of_multiple_negatives_ranking(sides, loss_of):
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("negatives", [0, 1, 4])
+def test_hard_negatives_are_those_of_multiple_negatives_ranking(framework, negatives):
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
+    shape = (2 + negatives, 6, 8)
+    sides = [*map(unit, np.random.default_rng(6).normal(size=shape).astype(np.float32))]
     theirs = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=20.0)
-    expected = theirs.compute_loss_from_embeddings([torch.tensor(side) for side in sides], None)
-    loss = loss_of("in_batch_negatives", sides, ALL)
-    assert loss == pytest.approx(float(expected), rel=1e-4)
+    tensors = [torch.tensor(side, requires_grad=True) for side in sides]
+    # Ours takes embeddings of length 1 as they are, theirs makes them so.
+    expected = theirs.compute_loss_from_embeddings(tensors, None)
+    loss, slopes = evaluate(framework, "in_batch_negatives", sides, ALL)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    for side, slope, their_slope in zip(
+        sides, slopes, torch.autograd.grad(expected, tensors), strict=True
+    ):
+        across = slope - (slope * side).sum(axis=1, keepdims=True) * side
+        np.testing.assert_allclose(across, their_slope.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_cosine_regression_is_the_squared_error(sides, loss_of):

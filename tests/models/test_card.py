@@ -25,3 +25,10 @@ def test_a_start_was_not_trained_and_a_static_encoder_may_read_everything() -> N
     assert "It reads all tokens of a text." in card
     assert "trained on" not in card
     assert "prompts" not in card
+
+
+def test_it_tells_to_what_embeddings_may_be_cut() -> None:
+    spec = StaticSpec(vocabulary=9, hidden=8)
+    card = model_card(spec, 5, TOKENS, (8, 2, 4))
+    assert "have 8 numbers and were trained to be cut to 4, 2 (`truncate_dim`" in card
+    assert "truncate_dim" not in model_card(spec, 5, TOKENS, (8,))

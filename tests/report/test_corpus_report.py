@@ -102,8 +102,10 @@ def prepared(tmp_path):
         vocabulary=99,
         max_length=32,
         paired=True,
-        triplets=False,
+        negatives=0,
         scored=False,
+        candidates_scored=False,
+        teacher=None,
         checksums=("0" * 16,) * 2,
     ).save(tmp_path / "lanes")
     stages = [("corpus", 20.0, False), ("tokens", 5.0, True), ("lanes", 0.5, False)]

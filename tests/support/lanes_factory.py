@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.lanes.files import SCHEMA, LaneManifest, index_path, part_path
+from pipelines.lanes.files import LaneManifest, index_path, part_path
 from pipelines.lanes.plan import plan_segments
 from pipelines.lanes.writer import COUNTED, write_lanes
 
@@ -32,8 +32,10 @@ def small_manifest(**values) -> LaneManifest:
             "vocabulary": VOCABULARY,
             "max_length": 8,
             "paired": True,
-            "triplets": False,
+            "negatives": 0,
             "scored": False,
+            "candidates_scored": False,
+            "teacher": None,
             "checksums": ("0" * 16, "1" * 16),
         }
         | values
@@ -60,15 +62,14 @@ def write_small_lanes(folder: Path, seed: int = 1, largest: int = VOCABULARY - 1
         "group": numbers % 7,
         "anchor": texts(),
         "positive": texts(),
-        "negative": pa.nulls(count, pa.binary()),
-        "score": pa.nulls(count, pa.float32()),
     }
-    schema = SCHEMA.insert(0, pa.field("lane", pa.int32()))
+    schema = asked.schema.insert(0, pa.field("lane", pa.int32()))
     rows = pa.RecordBatch.from_pydict(columns, schema=schema)
     written = pa.Table.from_batches(
         write_lanes(
             iter([rows]),
             folder=folder,
+            columns=["positive"],
             granule=asked.granule,
             rows_per_part=asked.rows_per_part,
             vocabulary=VOCABULARY,
@@ -89,6 +90,6 @@ def damage_lane(folder: Path, manifest: LaneManifest, lane: int) -> None:
         path = part_path(folder, lane, row // manifest.rows_per_part)
         content = bytearray(path.read_bytes())
         message = pa.py_buffer(bytes(content[offset : offset + length]))
-        text = pa.ipc.read_record_batch(message, SCHEMA).column("anchor")[0].as_py()
+        text = pa.ipc.read_record_batch(message, manifest.schema).column("anchor")[0].as_py()
         content[content.index(text, offset) + 4] ^= 1
         path.write_bytes(content)

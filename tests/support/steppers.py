@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from pipelines.training.steppers import STEPPERS
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 STATIC = StaticSpec(vocabulary=50, hidden=16)
 
-PAIR, TRIPLET = ("anchor", "positive"), ("anchor", "positive", "negative")
+PAIR = ("anchor", "positive")
+TRIPLET = (*PAIR, "negative_0")
+SEVERAL = (*TRIPLET, "negative_1", "negative_2")
 
 FRAMEWORKS = ("tensorflow", "torch")
 
@@ -28,6 +31,11 @@ FRAMEWORKS = ("tensorflow", "torch")
 CORPUS = {
     "simcse": {"pairs": "single"},
     "cosine_regression": {"pairs": "columns", "score_column": "score"},
+    "listwise_kl": {
+        "pairs": "triplets",
+        "triplet_columns": ["a", "b", "c", "d", "e"],
+        "score_columns": ["f", "g", "h", "i"],
+    },
 }
 
 
@@ -44,7 +52,21 @@ def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
 
     scores = generator.random(examples).astype(np.float32)
     groups = np.arange(examples) + (number % 2) * 2**62
-    return Granule(number=number, groups=groups, scores=scores, **{name: side() for name in sides})
+    texts = {name: side() for name in sides}
+    candidates = generator.random((examples, len(sides) - 1)).astype(np.float32)
+    return Granule(
+        number=number,
+        groups=groups,
+        scores=scores,
+        candidate_scores=candidates,
+        **fields_of(texts),
+    )
+
+
+def fields_of(sides: dict[str, Side]) -> dict[str, Any]:
+    """Sides by their names, as a granule takes them."""
+    named = {name: sides[name] for name in sides if name in PAIR}
+    return named | {"negatives": tuple(side for name, side in sides.items() if name not in PAIR)}
 
 
 def work(index: int, *granules: Granule) -> StepWork:

@@ -104,9 +104,9 @@ def test_sides_that_are_alike_have_the_default_prompt() -> None:
         "prompts": {**E5, "topic": "topic: "},
         "default_prompt_name": "topic",
     }
-    alike = {"anchor": "topic: ", "positive": "topic: ", "negative": "topic: "}
+    alike = {"anchor": "topic: ", "positive": "topic: ", "negatives": "topic: "}
     cases = [
-        ({}, {"anchor": "query: ", "positive": "passage: ", "negative": "passage: "}),
+        ({}, {"anchor": "query: ", "positive": "passage: ", "negatives": "passage: "}),
         ({"corpus": {"pairs": "columns", "score_column": "score"}}, alike),
         (
             {

@@ -15,7 +15,7 @@ from pipelines.errors import InputError
 from pipelines.settings.load import parse
 from pipelines.spark import parquet_parts as parts
 from pipelines.spark.parquet_parts import find_parts, read_part
-from pipelines.tokens.stage import SCHEMA as EXAMPLES
+from pipelines.tokens.examples import SCHEMA as EXAMPLES
 from pipelines.tokens.stage import check_tokens, prepare_tokens, tokenise_parts
 from pipelines.tokens.start import default_start
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size
@@ -38,8 +38,9 @@ SCHEMA = pa.schema(
         "group": pa.int64(),
         "anchor": pa.string(),
         "positive": pa.string(),
-        "negative": pa.string(),
+        "negatives": pa.list_(pa.string()),
         "score": pa.float32(),
+        "candidate_scores": pa.list_(pa.float32()),
     }
 )
 
@@ -73,14 +74,14 @@ def write_corpus(folder, anchors, positives=None, scores=None, negatives=None):
         "group": np.arange(count) // 2,
         "anchor": anchors,
         "positive": positives or [None] * count,
+        "negatives": negatives or [None] * count,
         "score": scores or [None] * count,
+        "candidate_scores": negatives and [[0.5] * (1 + len(texts)) for texts in negatives],
     }
-    # As older corpora have it, there is no such column where there are no triplets.
-    columns |= {} if negatives is None else {"negative": negatives}
-    schema = pa.schema([field for field in SCHEMA if field.name in columns])
+    columns["candidate_scores"] = columns["candidate_scores"] or [None] * count
     path = folder / "corpus" / "pairs.parquet"
     path.mkdir(parents=True)
-    table = pa.Table.from_pydict(columns, schema=schema)
+    table = pa.Table.from_pydict(columns, schema=SCHEMA)
     for part, first in enumerate(range(0, max(count, 1), 100)):
         rows = table.slice(first, 100)
         pq.write_table(rows, path / f"part-{part}-abcd.parquet", row_group_size=30)
@@ -115,7 +116,7 @@ def test_pairs_become_ids(spark, config, tmp_path):
     assert examples["length"].to_pylist() == longer
     assert examples["group"].to_pylist() == [index // 2 for index in range(len(anchors))]
     assert examples["score"].to_pylist() == np.float32(scores).tolist()
-    assert examples["negative"].null_count == len(anchors)
+    assert examples["negatives"].null_count == len(anchors)
     assert examples.schema.equals(EXAMPLES)
     seen = spark.read.parquet(f"file://{tmp_path}/tokens/examples.parquet")
     assert sorted(row["id"] for row in seen.collect()) == examples["id"].to_pylist()
@@ -159,25 +160,25 @@ def test_without_a_length_one_example_in_a_hundred_may_be_cut(spark, config, tmp
 
 
 def test_each_side_has_its_prompt_before_it(spark, config, tmp_path) -> None:
-    anchors, positives, negatives = REAL[:50], REAL[1:51], [*REAL[60:109], None]
-    write_corpus(tmp_path, anchors, positives, negatives=negatives)
+    anchors, positives, negatives = REAL[:50], REAL[1:51], REAL[60:110]
+    write_corpus(tmp_path, anchors, positives, negatives=[[text] for text in negatives])
     prompts = {"query": "query: ", "passage": "passage: "}
     settings = {"encoder": {"prompts": prompts}, "tokens": {"max_length": 32}}
     summary = prepare_tokens(spark, config(**settings))
     assert summary.prompts == {
         "anchor": "query: ",
         "positive": "passage: ",
-        "negative": "passage: ",
+        "negatives": "passage: ",
     }
     examples = read_examples(tmp_path)
     for name, prompt, texts in (
         ("anchor", "query: ", anchors),
         ("positive", "passage: ", positives),
-        ("negative", "passage: ", negatives[:-1]),
+        ("negatives", "passage: ", negatives),
     ):
         expected = library_ids([prompt + text for text in texts], 32)
-        assert ids_of(examples[name])[: len(texts)] == expected
-    assert examples["negative"].null_count == 1
+        column = examples[name].combine_chunks()
+        assert ids_of(column.flatten() if name == "negatives" else column) == expected
 
     folder = tmp_path / "tokens"
     check_tokens(folder, config(**settings))
@@ -188,19 +189,47 @@ def test_each_side_has_its_prompt_before_it(spark, config, tmp_path) -> None:
             check_tokens(folder, config(**tree))
 
 
-def test_triplets_have_a_negative_side(spark, config, tmp_path):
-    anchors, positives, negatives = REAL[:50], REAL[1:51], [*REAL[60:109], None]
+@pytest.mark.parametrize("limit", [16, None])
+def test_triplets_have_sides_of_negatives(spark, config, tmp_path, monkeypatch, limit):
+    # A few long ones, which the length that is found cuts.
+    monkeypatch.setattr("pipelines.tokens.lengths.WHOLE_SHARE", 0.5)
+    anchors, positives, others = REAL[:50], REAL[1:51], (REAL[60:110], NASTY[-1:] * 5 + REAL[:45])
+    negatives = list(map(list, zip(*others, strict=True)))
     write_corpus(tmp_path, anchors, positives, negatives=negatives)
-    summary = prepare_tokens(spark, config(tokens={"max_length": 16}))
+    summary = prepare_tokens(spark, config(tokens={"max_length": limit}))
+    length = summary.max_length
+    assert length == (limit or 24)
+    assert summary.negatives == 2
     examples = read_examples(tmp_path)
-    sides = [library_ids(texts, 16) for texts in (anchors, positives, negatives[:-1])]
-    sides[2].append(None)
-    for name, expected in zip(("anchor", "positive", "negative"), sides, strict=True):
+    sides = [library_ids(texts, length) for texts in (anchors, positives, *others)]
+    for name, expected in zip(("anchor", "positive"), sides, strict=False):
         assert ids_of(examples[name]) == expected
+    lists = [list(texts) for texts in zip(*sides[2:], strict=True)]
+    found = examples["negatives"].to_pylist()
+    assert [[np.frombuffer(ids, "<i4").tolist() for ids in texts] for texts in found] == lists
+    assert examples["candidate_scores"].to_pylist() == [[0.5] * 3] * 50
     lengths = np.array([[len(ids or []) for ids in side] for side in sides])
     assert examples["length"].to_pylist() == lengths.max(axis=0).tolist()
     assert examples["tokens"].to_pylist() == lengths.sum(axis=0).tolist()
     assert summary.tokens == lengths.sum()
+
+
+def test_examples_with_fewer_hard_negatives_are_refused(spark, config, tmp_path):
+    negatives = [REAL[60:63] for _ in range(50)]
+    negatives[7] = negatives[8] = REAL[:2]
+    write_corpus(tmp_path, REAL[:50], REAL[1:51], negatives=negatives)
+    problem = "2 of 50 examples have fewer than 3 hard negatives"
+    with pytest.raises(InputError, match=rf"^corpus\.triplet_columns: {problem}"):
+        prepare_tokens(spark, config())
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_a_corpus_of_an_earlier_release_is_refused(spark, config, tmp_path):
+    write_corpus(tmp_path, REAL[:5])
+    (path,) = (tmp_path / "corpus" / "pairs.parquet").glob("*-abcd.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["negatives"]), path)
+    with pytest.raises(InputError, match=r"^prepared\.folder: .* has another format"):
+        prepare_tokens(spark, config())
 
 
 def test_the_same_corpus_gives_the_same_bytes_in_any_shares(spark, config, tmp_path, monkeypatch):

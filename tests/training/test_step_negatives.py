@@ -27,17 +27,28 @@ def everyone(examples, sides):
     return np.random.default_rng(3).integers(0, examples // 2, (examples, 1 + sides))
 
 
+EVERYTHING = {
+    "directions": ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc"),
+    "hardness_strength": 4.0,
+    "false_negative_margin": 0.1,
+    "dimensions": (8, 3),
+}
+APART = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+
+
+@pytest.mark.parametrize("keys", [{}, EVERYTHING, APART])
 @pytest.mark.parametrize("sides", [2, 3])
 @pytest.mark.parametrize("at_once", [1, 40, 2**22])
-def test_the_parts_make_the_loss_and_the_gradients_of_the_whole(monkeypatch, sides, at_once):
+def test_the_parts_make_the_loss_and_the_gradients_of_the_whole(monkeypatch, sides, at_once, keys):
     monkeypatch.setattr(step_negatives, "SIMILARITIES", at_once)
-    loss_of = configured_loss(objective(), "torch")
+    settings = objective(**keys)
+    loss_of = configured_loss(settings, "torch")
     generator = torch.Generator().manual_seed(1)
     embeddings = [
         torch.nn.functional.normalize(torch.randn(12, 8, generator=generator), dim=-1)
         for _ in range(sides)
     ]
-    candidates = Candidates(everyone(12, sides))
+    candidates = Candidates(everyone(12, sides), anchors=settings.compares_anchors)
     picks = candidates.picks(0, 12)
     assert 0 < len(picks.excluded) < 12 * candidates.count / 2
     leaves = [side.clone().requires_grad_() for side in embeddings]
@@ -46,7 +57,7 @@ def test_the_parts_make_the_loss_and_the_gradients_of_the_whole(monkeypatch, sid
     asked = []
 
     def gradients_of(some, own_picks, share):
-        asked.append(len(some[0]) * len(torch.cat(some[1:])))
+        asked.append(len(own_picks.own) * candidates.count)
         return gradients_of_loss(loss_of, some, own_picks, share)
 
     loss, pulls = step_negatives.pulls_on_embeddings(

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from steppers import FRAMEWORKS, PAIR, SPEC, TRIPLET, assert_close, granule, work
+from steppers import (
+    FRAMEWORKS,
+    PAIR,
+    SEVERAL,
+    SPEC,
+    TRIPLET,
+    assert_close,
+    fields_of,
+    granule,
+    work,
+)
 from steppers import stepper as make_stepper
 
 from pipelines.lanes.files import Granule, Side
@@ -23,10 +33,21 @@ from pipelines.runs.checkpoint import (
 from pipelines.training.steppers.adamw import AdamW
 
 UNCLIPPED = {"clip_norm": 0.0}
-# A triplet holds a pair, and steps of pairs are compared throughout.
+# Several hard negatives hold a pair and a triplet, and steps of pairs are compared throughout.
 PAIRS_OR_TRIPLETS = pytest.mark.parametrize(
-    "sides", [pytest.param(PAIR, marks=pytest.mark.matrix), TRIPLET]
+    "sides", [*(pytest.param(few, marks=pytest.mark.matrix) for few in (PAIR, TRIPLET)), SEVERAL]
 )
+
+
+# All that in-batch negatives can be asked to compare; the plain ones come first throughout.
+EVERYTHING = {
+    "directions": ["query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc"],
+    "hardness_strength": 4.0,
+    "false_negative_margin": 0.1,
+    "dimensions": [16, 5],
+    "dimension_weights": [1.0, 0.3],
+}
+PLAIN_OR_EVERYTHING = pytest.mark.parametrize("keys", [{}, EVERYTHING], ids=["plain", "all"])
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -101,21 +122,22 @@ def a_few_anchors_at_a_time(monkeypatch):
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
 @PAIRS_OR_TRIPLETS
-def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides):
+@PLAIN_OR_EVERYTHING
+def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys):
     parts = [granule(number, sides) for number in (1, 2, 3)]
 
     def joined(name: str) -> Side:
-        sides = [getattr(part, name) for part in parts]
+        sides = [part.sides[name] for part in parts]
         return Side(
             np.concatenate([side.token_ids for side in sides]),
             np.concatenate([side.lengths for side in sides]),
         )
 
     groups = np.concatenate([part.groups for part in parts])
-    whole = Granule(number=9, groups=groups, **{name: joined(name) for name in sides})
+    whole = Granule(number=9, groups=groups, **fields_of({name: joined(name) for name in sides}))
     start = random_weights(SPEC, 3)
-    by_step = stepper({"negatives": "step"}, UNCLIPPED, sides=sides)
-    by_granule = stepper({}, UNCLIPPED, sides=sides)
+    by_step = stepper({"negatives": "step", **keys}, UNCLIPPED, sides=sides)
+    by_granule = stepper(keys, UNCLIPPED, sides=sides)
     _, cached = by_step.gradients(work(0, *parts), start)
     _, plain = by_granule.gradients(work(0, whole), start)
     assert_close(cached, plain)
@@ -171,8 +193,9 @@ def like(tensor, array):
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
 @PAIRS_OR_TRIPLETS
-def test_two_workers_share_the_gradient_of_a_step(stepper, sides):
-    objective, training = {"negatives": "step"}, {"dropout": 0.1, "clip_norm": 0.0}
+@PLAIN_OR_EVERYTHING
+def test_two_workers_share_the_gradient_of_a_step(stepper, sides, keys):
+    objective, training = {"negatives": "step", **keys}, {"dropout": 0.1, "clip_norm": 0.0}
     granules, start = [granule(number, sides) for number in range(4)], random_weights(SPEC, 3)
     meeting = Meeting()
 
@@ -196,11 +219,13 @@ def test_two_workers_share_the_gradient_of_a_step(stepper, sides):
         ("in_batch_negatives", PAIR, 0.0),
         ("in_batch_negatives", TRIPLET, 0.0),
         ("cosine_regression", PAIR, 0.0),
+        # Of those that differ in what they are compared with.
+        ("listwise_kl", SEVERAL, 0.0),
     ],
 )
 def test_every_objective_learns_its_granule(stepper, name, sides, dropout):
     each = stepper({"name": name}, {"dropout": dropout}, sides=sides)
-    losses = [each.step(work(i, granule(1, TRIPLET)), 3e-3) for i in range(30)]
+    losses = [each.step(work(i, granule(1, SEVERAL)), 3e-3) for i in range(30)]
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pipelines.arrow_lists import with_values
 from pipelines.errors import InputError
 
 KEY = "corpus.redact"
-TEXT_COLUMNS = ("title", "text_0", "text_1", "text_2")
+TEXT_COLUMNS = ("title", "text_0", "text_1", "negatives")
 """Those of a raw row that hold texts; an excerpt of what could not be read is in one, too."""
 
 _PROBE = "A text that is read by nobody."
@@ -56,7 +57,7 @@ def redact_batches(
     Args:
         batches: Of any schema.
         name: `module:function`; None leaves all texts as they are.
-        columns: Of strings; those that a batch lacks are passed over.
+        columns: Of strings, or of lists of them; those that a batch lacks are passed over.
 
     Raises:
         InputError: The function failed. The text is not in the message.
@@ -74,6 +75,8 @@ def redact_batches(
 
 
 def _redacted(name: str, function: Redactor, texts: pa.Array) -> pa.Array:
+    if pa.types.is_list(texts.type):
+        return with_values(texts, _redacted(name, function, texts.flatten()))
     found = [text and _text_of(name, function, text) for text in texts.to_pylist()]
     return pa.array(found, texts.type)
 

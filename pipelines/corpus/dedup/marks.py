@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.cleaning.rules import clean_batches, text_key
 from pipelines.corpus.dedup.near_duplicates import near_duplicates, near_matches
-from pipelines.corpus.pairs import drops_duplicates
+from pipelines.corpus.pairs import drops_duplicates, text_columns
 from pipelines.corpus.units import text_level
 from pipelines.settings import CorpusSettings
 from pipelines.spark.frames import Scratch
@@ -26,7 +26,7 @@ NEARLY_EXCLUDED = "nearly in corpus.exclude"
 
 DEFAULT_THRESHOLD = 0.8
 """Jaccard similarity from which texts are near duplicates, unless it is set."""
-_SIDES = ("anchor", "positive", "negative")
+_SIDES = ("anchor", "positive", "negatives")
 
 
 def threshold(settings: CorpusSettings) -> float:
@@ -94,7 +94,7 @@ def mark_excluded(
     keys = reference.select(text_key(F.col("text")).alias("_key")).distinct()
     owner = F.xxhash64("anchor") if drops_duplicates(settings) else F.col("group")
     own = rows.where(F.col("level") == text_level(settings)).select(
-        owner.alias("_owner"), F.explode(F.array(*map(F.col, _SIDES))).alias("text")
+        owner.alias("_owner"), F.explode(F.array(*text_columns(settings))).alias("text")
     )
     own = own.where("text is not null")
     exact = own.withColumn("_key", text_key(F.col("text"))).join(keys, "_key", "left_semi")

@@ -47,11 +47,12 @@ class Columns:
     """The names of the columns that are wanted.
 
     Attributes:
-        texts: One to three.
+        texts: One, two, or three and more where there are hard negatives.
         title: Of the title, if there is one.
         score: Of the score, if there is one.
         group: Of the group, if there is one.
         key: Of the key that rows are deleted by, if there is one.
+        scores: Of the scores of positive and negatives, if there are some.
     """
 
     texts: tuple[str, ...]
@@ -59,12 +60,13 @@ class Columns:
     score: str | None = None
     group: str | None = None
     key: str | None = None
+    scores: tuple[str, ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Every column that a record must have."""
         others = (self.title, self.score, self.group, self.key)
-        return self.texts + tuple(name for name in others if name is not None)
+        return self.texts + self.scores + tuple(name for name in others if name is not None)
 
 
 @dataclass(frozen=True)

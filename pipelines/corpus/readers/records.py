@@ -39,4 +39,5 @@ def record_of(offset: int, end: int, values: Mapping[str, str | None], columns: 
         score=values[columns.score] if columns.score else None,
         group=values[columns.group] if columns.group else None,
         key=values[columns.key] if columns.key else None,
+        scores=tuple(values[name] for name in columns.scores),
     )

@@ -23,8 +23,9 @@ ROW_SCHEMA = pa.schema(
         ("title", pa.string()),
         ("text_0", pa.string()),
         ("text_1", pa.string()),
-        ("text_2", pa.string()),
+        ("negatives", pa.list_(pa.string())),
         ("score", pa.string()),
+        ("candidate_scores", pa.list_(pa.string())),
         ("group", pa.string()),
         ("unit", pa.string()),
         ("reason", pa.string()),
@@ -42,7 +43,8 @@ ROW_SCHEMA = pa.schema(
   for the name of a Parquet file that cannot be read).
 - `document`: `<file>#<offset>` of the document that a piece belongs to, and `place`, the number
   of the piece in it, from 0; null for records.
-- `title`, `text_0` to `text_2`, `score`, `group`: as they were read.
+- `title`, `text_0`, `text_1`, `negatives`, `score`, `candidate_scores` (of `text_1` and the
+  negatives), `group`: as they were read.
 - `unit`: the package of a docstring; null otherwise.
 - `reason`: why a row of another level than `rows` gives nothing.
 - `quarantined`: why it could not be read; `text_0` is then its first characters.
@@ -54,13 +56,16 @@ ROW_SCHEMA = pa.schema(
 - `key`: as it was read; null unless the settings name its column.
 """
 
-ROW_DDL = ", ".join(
-    f"`{field.name}` {'bigint' if field.type == pa.int64() else 'string'}" for field in ROW_SCHEMA
-)
+ROW_TYPES = {
+    field.name: {pa.int64(): "bigint", pa.string(): "string"}.get(field.type, "array<string>")
+    for field in ROW_SCHEMA
+}
+"""The types of the columns as Spark names them."""
+ROW_DDL = ", ".join(f"`{name}` {kind}" for name, kind in ROW_TYPES.items())
 """The schema as Spark has it."""
 
-
-_TEXTS = 3
+# Texts that have a column of their own.
+_SINGLE = 2
 _BATCH_ROWS = 4096
 _BATCH_CHARACTERS = 4 << 20
 
@@ -72,7 +77,8 @@ class Record:
     Attributes:
         offset: Byte of the unpacked file that it begins at.
         end: Byte after its last one.
-        texts: One to three; a null is as good as a text here.
+        texts: One, two, or three and more: behind the second come hard negatives. A null is as
+            good as a text here.
         title: Of the document or record.
         document: Byte that its document begins at.
         place: Number of the piece in its document.
@@ -80,6 +86,7 @@ class Record:
         group: As it was read.
         key: As it was read.
         quarantined: Why it could not be read.
+        scores: Of the second text and those behind it, as they were read.
     """
 
     offset: int
@@ -92,6 +99,7 @@ class Record:
     group: str | None = None
     key: str | None = None
     quarantined: str | None = None
+    scores: tuple[str | None, ...] = ()
 
 
 Found = Record | int
@@ -142,9 +150,11 @@ def _batch(rows: list[tuple[str, Record, int]]) -> pa.RecordBatch:
         "bytes": [size for _, _, size in rows],
         "level": [ROWS] * len(rows),
     }
-    for side in range(_TEXTS):
+    for side in range(_SINGLE):
         texts = [record.texts[side] if side < len(record.texts) else None for record in records]
         columns[f"text_{side}"] = _clean(texts)
+    columns["negatives"] = [_clean(record.texts[_SINGLE:]) or None for record in records]
+    columns["candidate_scores"] = [record.scores or None for record in records]
     nothing: list[None] = [None] * len(rows)
     return pa.RecordBatch.from_arrays(
         [pa.array(columns.get(field.name, nothing), field.type) for field in ROW_SCHEMA],
@@ -152,7 +162,7 @@ def _batch(rows: list[tuple[str, Record, int]]) -> pa.RecordBatch:
     )
 
 
-def _clean(texts: list[str | None]) -> list[str | None]:
+def _clean(texts: Iterable[str | None]) -> list[str | None]:
     """Without NUL, which ends a string in too many places."""
     return [text.replace("\0", "") if text is not None and "\0" in text else text for text in texts]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import Columns
 from pipelines.corpus.readers.inputs import INPUTS
-from pipelines.corpus.readers.rows import ROW_SCHEMA
+from pipelines.corpus.readers.rows import ROW_TYPES
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings
@@ -34,6 +33,7 @@ def columns_of(settings: CorpusSettings) -> Columns:
         settings.score_column,
         settings.group_column,
         settings.key_column,
+        settings.score_columns,
     )
 
 
@@ -48,8 +48,10 @@ def named_columns(settings: CorpusSettings) -> Names:
         ("corpus.score_column", columns.score),
         ("corpus.key_column", columns.key),
     )
-    return [(texts, name) for name in columns.texts] + [
-        (key, name) for key, name in others if name is not None
+    return [
+        *((texts, name) for name in columns.texts),
+        *(("corpus.score_columns", name) for name in columns.scores),
+        *((key, name) for key, name in others if name is not None),
     ]
 
 
@@ -86,17 +88,14 @@ def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
 
     Unless given, `bytes` are those of the texts.
     """
-    texts = [columns[name] for name in ("text_0", "text_1", "text_2") if name in columns]
+    texts = [columns[name] for name in ("text_0", "text_1") if name in columns]
+    if "negatives" in columns:
+        texts.append(F.array_join(columns["negatives"], ""))
     sizes = (F.coalesce(F.octet_length(text), F.lit(0)) for text in texts)
     defaults = {"rows": F.lit(1), "level": F.lit(ROWS), "bytes": reduce(Column.__add__, sizes)}
     given = {**defaults, **columns}
     return frame.select(
-        *(
-            given.get(field.name, F.lit(None))
-            .cast("bigint" if field.type == pa.int64() else "string")
-            .alias(field.name)
-            for field in ROW_SCHEMA
-        )
+        *(given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in ROW_TYPES.items())
     )
 
 
@@ -113,7 +112,7 @@ def rows_of(
     frame: DataFrame, columns: Columns, more: Mapping[str, Column] | None = None
 ) -> DataFrame:
     """Raw rows of the wanted columns, and of more columns of a raw row."""
-    wanted = {f"text_{side}": name for side, name in enumerate(columns.texts)}
+    wanted = {f"text_{side}": name for side, name in enumerate(columns.texts[:2])}
     others = {
         "title": columns.title,
         "score": columns.score,
@@ -122,4 +121,6 @@ def rows_of(
     }
     wanted |= {name: column for name, column in others.items() if column is not None}
     texts = {name: text_of(column) for name, column in wanted.items()}
+    lists = {"negatives": columns.texts[2:], "candidate_scores": columns.scores}
+    texts |= {name: F.array(*map(text_of, of)) for name, of in lists.items() if of}
     return raw_rows(frame, {**texts, **(more or {})})

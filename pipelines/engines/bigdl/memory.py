@@ -114,8 +114,7 @@ def needed_memory(config: Config) -> dict[str, str]:
 def shape_of(config: Config, manifest: LaneManifest, spec: EncoderSpec) -> Shape:
     """What the memory of a run depends on."""
     training = config.training
-    wanted = LOSSES.load(config.objective.name).sides
-    sides = [name for name in wanted if name in manifest.sides]
+    sides = manifest.embedded(LOSSES.load(config.objective.name).sides)
     return Shape(
         spec=spec,
         workers=training.workers,

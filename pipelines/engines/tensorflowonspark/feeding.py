@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 import pipelines.lean_tensorflow  # noqa: F401 - before the library imports TensorFlow, and Keras
 from pipelines.errors import PipelineError
-from pipelines.lanes.files import SCHEMA, decode
+from pipelines.lanes.files import decode
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.feed import StepWork
@@ -82,7 +82,12 @@ def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
             brought = [item[0] for item in items]
             raise PipelineError(f"the feed brought {brought} for step {step.index}")
         granules = [
-            decode(pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA), number, run.sides)
+            decode(
+                pa.ipc.read_record_batch(pa.py_buffer(message), run.manifest.schema),
+                number,
+                run.sides,
+                run.teacher,
+            )
             for _, _, number, message in items
         ]
         yield StepWork(step.index, step.epoch, granules)

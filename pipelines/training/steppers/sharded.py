@@ -123,7 +123,9 @@ class ShardedStepper(TorchRun, ABC):
         Every granule is embedded twice, the last one too, so that each graph is pulled through
         right after it was made: the libraries then gather the units in the same order each time.
         """
-        candidates = gathered_candidates(work.granules, self._sides, self._collectives)
+        candidates = gathered_candidates(
+            work.granules, self._sides, self._collectives, anchors=self._objective.compares_anchors
+        )
         granules = [
             self._inputs(granule_texts(granule, self._sides, self._training.seed, work.epoch))
             for granule in work.granules

@@ -1,15 +1,17 @@
 """Negatives from all granules of a step, on whichever workers they are. Runs on executors.
 
-A worker compares its own anchors with the candidates of all workers, some anchors at a time, and
-sends the gradients of the candidates to the workers that embedded them. With E examples and C
-candidates in a step (E positives, or 2 E with hard negatives), embeddings of d numbers and W
-workers, a worker
+A worker compares its own examples with the candidates of all workers, some examples at a time, and
+sends the gradients of the candidates to the workers that embedded them. With E examples in a step,
+C candidates (E positives, n E hard negatives where examples have n, and E more where anchors are
+compared with anchors), embeddings of d numbers and W workers, a worker
 
-- makes 6 C d E/W multiplications and additions (two matrix products for the gradients, one before),
+- makes 6 S d E/W multiplications and additions (two matrix products for the gradients, one before),
+  S being the candidates of all directions that are compared: C unless the loss names others,
 - holds some 7 C d fp32 numbers (the candidates, also joined if there are hard negatives, the
-  gradients from some anchors, the sum of these, what is sent of it, and what PyTorch holds for a
-  moment: as measured), and 4 arrays of as many similarities as ``SIMILARITIES``, or C if these are
-  more; never the C E/W of all its anchors,
+  gradients from some examples, the sum of these, what is sent of it, and what PyTorch holds for a
+  moment: as measured), and arrays of as many similarities as ``SIMILARITIES``, or C if these are
+  more: 4 of them, 6 with hardness, a margin or all directions, 7 with all of these; never the
+  C E/W of all its examples,
 - receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
   and each group.
 
@@ -27,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.lanes.files import Granule, SideName
+from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Candidates, Picks, identities
 from pipelines.training.collectives.base import Collectives
 
@@ -35,12 +37,17 @@ SIMILARITIES = 2**22
 """Of anchors and candidates, that are in memory at once: 16 MiB."""
 
 GradientsOf = Callable[[list[Any], Picks, float], tuple[Any, Sequence[Any]]]
-"""Takes some anchors [anchors, width] and all candidates side by side, what the anchors pick, and
-the anchors' share of this worker's; gives their mean loss times this share, and its gradients."""
+"""Takes some anchors [anchors, width], or all if they are candidates too, and all candidates side
+by side; what some anchors pick; and these anchors' share of the worker's. Gives their mean loss
+times this share, and its gradients."""
 
 
 def gathered_candidates(
-    granules: Sequence[Granule], sides: Sequence[SideName], collectives: Collectives
+    granules: Sequence[Granule],
+    sides: Sequence[str],
+    collectives: Collectives,
+    *,
+    anchors: bool,
 ) -> Candidates:
     """The candidates that all workers bring to a step; all workers call it.
 
@@ -48,8 +55,10 @@ def gathered_candidates(
         granules: Of this worker.
         sides: Those that the objective embeds.
         collectives: Between the workers.
+        anchors: Whether anchors are candidates too.
     """
-    return Candidates(np.asarray(collectives.all_gather(identities(granules, sides))))
+    gathered = collectives.all_gather(identities(granules, sides))
+    return Candidates(np.asarray(gathered), anchors=anchors)
 
 
 def pulls_on_embeddings(
@@ -73,9 +82,10 @@ def pulls_on_embeddings(
         for each side as much as in ``own``: the gradient of the workers' losses, summed. Pulled
         through the encoder it gives what, averaged over the workers, is the gradient of the step.
     """
-    anchors, *others = own
-    examples = len(anchors)
-    texts = [collectives.all_gather(side) for side in others]
+    # Candidates of all workers; and, unless they are candidates too, the anchors of this one.
+    alone, shared = ([], own) if candidates.anchors else (own[:1], own[1:])
+    examples = len(own[0])
+    texts = [collectives.all_gather(side) for side in shared]
     first = collectives.rank * examples
     total: Any = 0.0
     at_anchors: list[Any] = []
@@ -83,12 +93,15 @@ def pulls_on_embeddings(
     for start, end in chunks(examples, candidates.count):
         picks = candidates.picks(first + start, first + end)
         share = (end - start) / examples
-        loss, (pull, *pulls) = gradients_of([anchors[start:end], *texts], picks, share)
+        some = [side[start:end] for side in alone]
+        loss, pulls = gradients_of([*some, *texts], picks, share)
         total = total + loss
-        at_anchors.append(pull)
+        at_anchors += pulls[: len(alone)]
         # In place, where the framework can: these are the largest arrays.
-        at_texts = [*map(iadd, at_texts, pulls)] if at_texts else [*pulls]
-    return total, [join(at_anchors), *(collectives.reduce_scatter(pull) for pull in at_texts)]
+        more = pulls[len(alone) :]
+        at_texts = [*map(iadd, at_texts, more)] if at_texts else [*more]
+    joined = [join(at_anchors)] if at_anchors else []
+    return total, joined + [collectives.reduce_scatter(pull) for pull in at_texts]
 
 
 def chunks(anchors: int, candidates: int) -> Iterator[tuple[int, int]]:

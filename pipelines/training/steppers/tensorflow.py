@@ -53,7 +53,10 @@ _TEXTS = _Texts(
     tf.TensorSpec([2], tf.int32),
 )
 _VECTORS = tf.TensorSpec([None, None], tf.float32)
-_SCORES = tf.TensorSpec([None], tf.float32)
+_SCORES = {
+    "scores": tf.TensorSpec([None], tf.float32),
+    "candidate_scores": tf.TensorSpec([None, None], tf.float32),
+}
 _PICKS = Picks(tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64))
 _SCALAR = tf.TensorSpec([], tf.float32)
 
@@ -99,7 +102,7 @@ class TensorFlowStepper:
             autograph=False,
             input_signature=[
                 [_TEXTS] * len(self._sides),
-                _SCORES if LOSSES.load(config.objective.name).needs == "scores" else _PICKS,
+                _SCORES.get(LOSSES.load(config.objective.name).needs, _PICKS),
             ],
         )
         self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
@@ -191,7 +194,9 @@ class TensorFlowStepper:
         :mod:`.step_negatives`; then each granule once more, pulling its part of that gradient
         through.
         """
-        candidates = gathered_candidates(work.granules, self._sides, self._timed)
+        candidates = gathered_candidates(
+            work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
+        )
         inputs = [self._inputs(granule, work.epoch) for granule in work.granules]
         loss, pulls = pulls_on_embeddings(
             [

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
-from pipelines.lanes.files import Granule, SideName
+from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps
@@ -163,7 +163,9 @@ class TorchStepper(TorchRun):
         each granule once more, pulling its part of that gradient through. The last granule keeps
         its graph, which spares it the second pass.
         """
-        candidates = gathered_candidates(work.granules, self._sides, self._timed)
+        candidates = gathered_candidates(
+            work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
+        )
         *earlier, last = [self._inputs(granule, work.epoch) for granule in work.granules]
         with torch.no_grad():
             parts = [self._embed_sides(sides) for sides in earlier]
@@ -234,9 +236,7 @@ class TorchStepper(TorchRun):
             )
 
 
-def granule_texts(
-    granule: Granule, sides: Sequence[SideName], seed: int, epoch: int
-) -> list[Texts]:
+def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int) -> list[Texts]:
     """The sides of a granule that the objective embeds.
 
     Args:
@@ -257,7 +257,8 @@ def granule_texts(
 def on_device(targets: Targets, device: torch.device) -> Any:
     """What a loss compares with, as tensors."""
     if isinstance(targets, Picks):
-        return Picks(*(to_device(array, device) for array in targets))
+        guide = [to_device(np.array(vectors), device) for vectors in targets.guide]
+        return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
     # A copy: the array may be a part of a lane file, which a tensor could write to.
     return to_device(np.array(targets), device)
 

@@ -1,0 +1,177 @@
+"""The rows of examples: token ids as binary columns, and what is counted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.arrow_lists import list_lengths, with_values
+from pipelines.tokens.encoding import TextEncoder, shortened
+from pipelines.tokens.words import TEXT_COLUMNS
+
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "group": pa.int64(),
+        "length": pa.int32(),
+        "anchor": pa.binary(),
+        "positive": pa.binary(),
+        "negatives": pa.list_(pa.binary()),
+        "score": pa.float32(),
+        "candidate_scores": pa.list_(pa.float32()),
+        "tokens": pa.int64(),
+        "cut": pa.int32(),
+    }
+)
+"""Of ``examples.parquet``; see :func:`pipelines.tokens.stage.prepare_tokens`."""
+
+OPTIONAL = ("positive", "negatives", "score", "candidate_scores")
+"""Columns that all rows have values in, or none."""
+_CARRIED = ("id", "group", "score", "candidate_scores")
+CORPUS_COLUMNS = (*TEXT_COLUMNS, *_CARRIED)
+"""Of the corpus, that examples are made of."""
+
+
+@dataclass(frozen=True)
+class TaskSums:
+    """The lengths of what a task wrote, before anything was cut.
+
+    Attributes:
+        longest: int64 [lengths]; how many rows have a longest text of each length, from 0 on.
+        texts: int64 [lengths]; how many texts of any side have each length; nulls are none.
+        negatives: int64 [hard negatives]; how many rows have so many, from 0 on.
+        columns: Names of the optional columns that some rows have values in.
+    """
+
+    longest: np.ndarray
+    texts: np.ndarray
+    negatives: np.ndarray
+    columns: frozenset[str] = frozenset()
+
+    def __add__(self, other: TaskSums) -> TaskSums:
+        return TaskSums(
+            _summed(self.longest, other.longest),
+            _summed(self.texts, other.texts),
+            _summed(self.negatives, other.negatives),
+            self.columns | other.columns,
+        )
+
+
+def tokenise_batch(
+    batch: pa.RecordBatch, encoders: Mapping[str, TextEncoder]
+) -> tuple[pa.RecordBatch, TaskSums]:
+    """Rows of :data:`SCHEMA` for rows of the corpus, and their lengths.
+
+    Args:
+        batch: Of the corpus.
+        encoders: By text column.
+    """
+    texts = {name: _Texts.of(batch.column(name)) for name in encoders}
+    encoded = {name: encoders[name].encode(one.values) for name, one in texts.items()}
+    rows = _Rows.of([*texts.values()])
+    whole = np.concatenate([side.whole for side in encoded.values()])
+    lengths = np.concatenate([side.lengths for side in encoded.values()])
+    columns = {
+        **{name: batch.column(name).cast(SCHEMA.field(name).type) for name in _CARRIED},
+        **rows.columns(lengths, lengths < whole),
+        **{name: one.holding(encoded[name].ids) for name, one in texts.items()},
+    }
+    is_text = np.concatenate([side.ids.is_valid() for side in encoded.values()])
+    examples = pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+    sums = TaskSums(
+        np.bincount(rows.most(whole)),
+        np.bincount(whole[is_text]),
+        np.bincount(list_lengths(examples["negatives"])),
+        frozenset(name for name in OPTIONAL if examples[name].null_count < examples.num_rows),
+    )
+    return examples, sums
+
+
+def shorten_batch(batch: pa.RecordBatch, max_length: int) -> pa.RecordBatch:
+    """Rows of :data:`SCHEMA` that were cut at a greater length, or not at all, cut at this one."""
+    texts = {name: _Texts.of(batch.column(name)) for name in TEXT_COLUMNS}
+    cut = {name: shortened(one.values, max_length) for name, one in texts.items()}
+    rows = _Rows.of([*texts.values()])
+    before = np.concatenate([lengths for _, lengths in cut.values()])
+    columns = {
+        **{name: batch.column(name) for name in _CARRIED},
+        **rows.columns(np.minimum(before, max_length), before > max_length),
+        **{name: one.holding(cut[name][0]) for name, one in texts.items()},
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+
+
+def _summed(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The sum of two counts by length, of which one may go further."""
+    total = np.zeros(max(len(one), len(other)), np.int64)
+    for counts in (one, other):
+        total[: len(counts)] += counts
+    return total
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of a column of strings or ids, or of lists of them, one below the other.
+
+    Attributes:
+        column: The column.
+        values: The texts; null where a row of strings has none.
+        rows: The row of each text.
+    """
+
+    column: pa.Array
+    values: pa.Array
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, column: pa.Array) -> _Texts:
+        """The texts of a column."""
+        rows = np.arange(len(column))
+        if pa.types.is_list(column.type):
+            return cls(column, column.flatten(), np.repeat(rows, list_lengths(column)))
+        return cls(column, column, rows)
+
+    def holding(self, values: pa.Array) -> pa.Array:
+        """A column like this one, of other values."""
+        if pa.types.is_list(self.column.type):
+            return with_values(self.column, values)
+        return values
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Sums texts up by their rows.
+
+    Attributes:
+        rows: The row of each text.
+        count: Rows.
+    """
+
+    rows: np.ndarray
+    count: int
+
+    @classmethod
+    def of(cls, texts: Sequence[_Texts]) -> _Rows:
+        """The rows of the texts of some columns, one column after the other."""
+        return cls(np.concatenate([one.rows for one in texts]), len(texts[0].column))
+
+    def most(self, values: np.ndarray) -> np.ndarray:
+        """The largest value of each row."""
+        found = np.zeros(self.count, np.int32)
+        np.maximum.at(found, self.rows, values)
+        return found
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """The sum of each row, int64: exact below 2^53."""
+        return np.bincount(self.rows, values, self.count).astype(np.int64)
+
+    def columns(self, lengths: np.ndarray, cut: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns `length`, `tokens` and `cut`, of the tokens of texts and which were cut."""
+        return {
+            "length": self.most(lengths),
+            "tokens": self.sums(lengths),
+            "cut": self.sums(cut).astype(np.int32),
+        }
