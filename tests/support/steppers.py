@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from pipelines.lanes.files import Granule, Side
+from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights
@@ -68,13 +69,23 @@ def stepper(
     sides=PAIR,
     spec=SPEC,
     key=None,
+    encoder=None,
 ):
     objective = objective or {}
     training = {"framework": framework, "precision": "fp32"} | (training or {})
     corpus = CORPUS.get(objective.get("name"), {})
-    config = parse({"objective": objective, "training": training, "corpus": corpus})
+    config = parse(
+        {
+            "objective": objective,
+            "training": training,
+            "corpus": corpus,
+            "encoder": encoder or {},
+        }
+    )
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
-    checkpoint = checkpoint or Checkpoint(0, spec, random_weights(spec, 3), {})
+    if checkpoint is None:
+        trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)
+        checkpoint = Checkpoint(0, spec, trained, {}, frozen)
     factory = STEPPERS.load(key or framework)
     prepare_here(factory, config.training)
     return factory(task, checkpoint, collectives or SingleProcess())

@@ -19,6 +19,7 @@ from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps
 from pipelines.losses.targets import granule_targets
+from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.tensorflow import configure_threads, forward
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.weights import Weights
@@ -87,6 +88,12 @@ class TensorFlowStepper:
             name: tf.Variable(value, trainable=True, name=name)
             for name, value in checkpoint.weights.items()
         }
+        # Variables, since constants would be a part of the graph.
+        self._frozen = {
+            name: tf.Variable(value, trainable=False, name=name)
+            for name, value in checkpoint.frozen.weights.items()
+        }
+        self._scale = checkpoint.frozen.scale
         self._moments = {
             f"{kind}/{name}": tf.Variable(
                 checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)), trainable=False
@@ -229,7 +236,7 @@ class TensorFlowStepper:
         """Embeddings, of length 1."""
         embeddings = forward(
             self._spec,
-            self._weights,
+            effective(self._weights, self._frozen, self._scale),
             texts.token_ids,
             texts.lengths,
             precision=self._training.precision,

@@ -16,6 +16,7 @@ from pipelines.lanes.plan import noise_seed
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps
 from pipelines.losses.targets import Targets, granule_targets
+from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.torch import Encoder, configure_threads, embed, has_bf16, prepare
 from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
@@ -68,8 +69,8 @@ class TorchRun:
 class TorchStepper(TorchRun):
     """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`.
 
-    Weights and moments are plain tensors by name. Gradients come from ``backward``, which adds
-    granule to granule in place.
+    Weights and moments are plain tensors by name, of what is trained alone. Gradients come from
+    ``backward``, which adds granule to granule in place.
 
     Args:
         checkpoint: The state to begin with.
@@ -85,6 +86,11 @@ class TorchStepper(TorchRun):
             name: torch.tensor(value, device=self._device, requires_grad=True)
             for name, value in checkpoint.weights.items()
         }
+        self._frozen = {
+            name: torch.tensor(value, device=self._device)
+            for name, value in checkpoint.frozen.weights.items()
+        }
+        self._scale = checkpoint.frozen.scale
         self._moments = {
             f"{kind}/{name}": torch.tensor(
                 checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)), device=self._device
@@ -93,7 +99,9 @@ class TorchStepper(TorchRun):
             for name, value in checkpoint.weights.items()
         }
         # Kept, since it is half of a small encoder and only some rows of it are ever written.
-        self._word_gradient = torch.zeros_like(self._weights[WORDS])
+        self._word_gradient = (
+            torch.zeros_like(self._weights[WORDS]) if WORDS in self._weights else None
+        )
         self._embed = partial(
             embed,
             dropout=self._training.dropout,
@@ -141,7 +149,8 @@ class TorchStepper(TorchRun):
         """The mean loss, and its gradients; they are valid until the next call."""
         for weight in self._weights.values():
             weight.grad = None
-        self._weights[WORDS].grad = self._word_gradient.zero_()
+        if self._word_gradient is not None:
+            self._weights[WORDS].grad = self._word_gradient.zero_()
         loss = self._across(work) if self._across_granules else self._within(work)
         return loss, {name: weight.grad for name, weight in self._weights.items()}
 
@@ -192,7 +201,8 @@ class TorchStepper(TorchRun):
         ]
 
     def _encoder(self) -> Encoder:
-        return prepare(self._spec, self._weights, self._training.precision)
+        weights = effective(self._weights, self._frozen, self._scale)
+        return prepare(self._spec, weights, self._training.precision)
 
     def _excess(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """What gradients are divided by to be clipped by their global norm; None if never."""
