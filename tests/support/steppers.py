@@ -21,6 +21,9 @@ from pipelines.training.steppers import STEPPERS
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 STATIC = StaticSpec(vocabulary=50, hidden=16)
 
+VOCABULARY = 50
+"""Ids of granules are below it."""
+
 PAIR, TRIPLET = ("anchor", "positive"), ("anchor", "positive", "negative")
 
 FRAMEWORKS = ("tensorflow", "torch")
@@ -38,7 +41,7 @@ def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
 
     def side() -> Side:
         lengths = generator.integers(2, 9, examples).astype(np.int32)
-        ids = generator.integers(1, 50, (examples, 8)).astype(np.int32)
+        ids = generator.integers(1, VOCABULARY, (examples, 8)).astype(np.int32)
         # The same in every granule, so that equal texts meet on several workers too.
         lengths[1], ids[1] = 4, 7
         return Side(ids * (np.arange(8) < lengths[:, None]), lengths)

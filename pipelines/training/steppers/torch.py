@@ -29,6 +29,7 @@ from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
+from pipelines.training.steppers.word_gradient import WordGradient
 
 
 class Texts(NamedTuple):
@@ -98,10 +99,8 @@ class TorchStepper(TorchRun):
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
-        # Kept, since it is half of a small encoder and only some rows of it are ever written.
-        self._word_gradient = (
-            torch.zeros_like(self._weights[WORDS]) if WORDS in self._weights else None
-        )
+        words = self._weights.get(WORDS)
+        self._word_gradient = None if words is None else WordGradient(words)
         self._embed = partial(
             embed,
             dropout=self._training.dropout,
@@ -117,8 +116,8 @@ class TorchStepper(TorchRun):
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
-        *means, mean_loss = self._timed.all_reduce_mean([*gradients.values(), loss])
-        self._update(dict(zip(gradients, means, strict=True)), learning_rate, work.index + 1)
+        means, mean_loss = self._means(gradients, loss)
+        self._update(means, learning_rate, work.index + 1)
         return float(mean_loss)
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
@@ -150,9 +149,27 @@ class TorchStepper(TorchRun):
         for weight in self._weights.values():
             weight.grad = None
         if self._word_gradient is not None:
-            self._weights[WORDS].grad = self._word_gradient.zero_()
+            self._word_gradient.begin()
         loss = self._across(work) if self._across_granules else self._within(work)
         return loss, {name: weight.grad for name, weight in self._weights.items()}
+
+    def _means(
+        self, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Gradients and loss, averaged over the workers.
+
+        Of the words' gradient those rows travel that some worker has touched.
+        """
+        words = self._word_gradient if self._timed.workers > 1 else None
+        sent = dict(gradients)
+        if words is not None:
+            rows = words.rows(self._timed)
+            sent[WORDS] = words.at(rows)
+        *averaged, mean_loss = self._timed.all_reduce_mean([*sent.values(), loss])
+        means = dict(zip(sent, averaged, strict=True))
+        if words is not None:
+            means[WORDS] = words.put(rows, means[WORDS])
+        return means, mean_loss
 
     def _within(self, work: StepWork) -> torch.Tensor:
         """Adds the gradients with each granule's own negatives, averaged over the granules."""
