@@ -206,7 +206,9 @@ def test_every_objective_learns_its_granule(stepper, name, sides, dropout):
 
 def test_every_side_has_noise_of_its_own(stepper):
     each = stepper({}, {"dropout": 0.1}, sides=TRIPLET)
-    seeds = [tuple(texts.seed) for texts in each._inputs(granule(3, TRIPLET), 1)]
+    part = granule(3, TRIPLET)
+    sides = each._inputs(part, 1) if hasattr(each, "_inputs") else each._batches(part, 1)[0]
+    seeds = [tuple(texts.seed) for texts in sides]
     assert seeds == [noise_seed(17, 1, 3, site) for site in range(3)]
 
 

@@ -9,7 +9,8 @@ workers, a worker
 - holds some 7 C d fp32 numbers (the candidates, also joined if there are hard negatives, the
   gradients from some anchors, the sum of these, what is sent of it, and what PyTorch holds for a
   moment: as measured), and 4 arrays of as many similarities as ``SIMILARITIES``, or C if these are
-  more; never the C E/W of all its anchors,
+  more; never the C E/W of all its anchors. The allocator of glibc may hold as much again, unless
+  ``MALLOC_MMAP_THRESHOLD_`` is set in the environment,
 - receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
   and each group.
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
-from pipelines.lanes.files import Granule, SideName
-from pipelines.lanes.plan import noise_seed
+from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps
 from pipelines.losses.targets import Targets, granule_targets
@@ -28,16 +27,9 @@ from pipelines.training.devices import with_precision, worker_device
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
+from pipelines.training.steppers.micro_batches import Batch, batches, granule_texts
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
-from pipelines.training.steppers.word_gradient import WordGradient
-
-
-class Texts(NamedTuple):
-    """One side of a granule; see :func:`pipelines.models.frameworks.torch.forward`."""
-
-    token_ids: np.ndarray
-    lengths: np.ndarray
-    seed: tuple[int, int]
+from pipelines.training.steppers.torch_words import WordGradient
 
 
 class TorchRun:
@@ -175,46 +167,83 @@ class TorchStepper(TorchRun):
         """Adds the gradients with each granule's own negatives, averaged over the granules."""
         losses = []
         for granule in work.granules:
-            embeddings = self._embed_sides(self._inputs(granule, work.epoch))
             targets = granule_targets(self._objective, granule, self._sides)
-            loss = self._loss(embeddings, on_device(targets, self._device))
-            (loss / len(work.granules)).backward()
-            losses.append(loss.detach())
+            some = self._batches(granule, work.epoch)
+            if len(some) == 1:
+                loss = self._loss(self._embed_batch(some[0]), on_device(targets, self._device))
+                (loss / len(work.granules)).backward()
+                losses.append(loss.detach())
+            else:
+                losses.append(self._in_parts(some, targets, len(work.granules)))
         return torch.stack(losses).mean()
 
-    def _across(self, work: StepWork) -> torch.Tensor:
-        """Adds the gradients with the negatives of the whole step, one granule in memory.
-
-        Embeddings without a graph; the loss's gradient on them, see :mod:`.step_negatives`; then
-        each granule once more, pulling its part of that gradient through. The last granule keeps
-        its graph, which spares it the second pass.
-        """
-        candidates = gathered_candidates(work.granules, self._sides, self._timed)
-        *earlier, last = [self._inputs(granule, work.epoch) for granule in work.granules]
-        with torch.no_grad():
-            parts = [self._embed_sides(sides) for sides in earlier]
-        with_graph = self._embed_sides(last)
-        parts.append([side.detach() for side in with_graph])
-        own = [torch.cat(side) for side in zip(*parts, strict=True)]
-        parts.clear()
-        gradients_of = partial(gradients_of_loss, self._loss)
-        loss, pulls = pulls_on_embeddings(own, candidates, self._timed, gradients_of, torch.cat)
-        sizes = [granule.examples for granule in work.granules]
-        *earlier_pulls, last_pulls = zip(*(pull.split(sizes) for pull in pulls), strict=True)
-        torch.autograd.backward(with_graph, last_pulls)
-        for sides, own_pulls in zip(earlier, earlier_pulls, strict=True):
-            torch.autograd.backward(self._embed_sides(sides), own_pulls)
+    def _in_parts(self, some: Sequence[Batch], targets: Targets, granules: int) -> torch.Tensor:
+        """Adds the gradients of a granule, one batch of it in memory; returns its loss."""
+        own, with_graph = self._embedded(some)
+        loss, pulls = gradients_of_loss(self._loss, own, targets, 1.0)
+        self._pull(some, [pull / granules for pull in pulls], with_graph)
         return loss
 
-    def _inputs(self, granule: Granule, epoch: int) -> list[Texts]:
-        return granule_texts(granule, self._sides, self._training.seed, epoch)
+    def _across(self, work: StepWork) -> torch.Tensor:
+        """Adds the gradients with the negatives of the whole step, one batch in memory.
 
-    def _embed_sides(self, sides: Sequence[Texts]) -> list[torch.Tensor]:
+        Embeddings without a graph; the loss's gradient on them, see :mod:`.step_negatives`; then
+        each batch once more, pulling its part of that gradient through.
+        """
+        candidates = gathered_candidates(work.granules, self._sides, self._timed)
+        some = [one for part in work.granules for one in self._batches(part, work.epoch)]
+        own, with_graph = self._embedded(some)
+        gradients_of = partial(gradients_of_loss, self._loss)
+        loss, pulls = pulls_on_embeddings(own, candidates, self._timed, gradients_of, torch.cat)
+        self._pull(some, pulls, with_graph)
+        return loss
+
+    def _embedded(self, some: Sequence[Batch]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The embeddings of each side without a graph, and those of the last batch with its graph.
+
+        The last batch keeps it, which spares that one the second pass.
+        """
+        *earlier, last = some
+        with torch.no_grad():
+            parts = [self._embed_batch(batch) for batch in earlier]
+        with_graph = self._embed_batch(last)
+        parts.append([embeddings.detach() for embeddings in with_graph])
+        of_side: list[list[torch.Tensor]] = [[] for _ in self._sides]
+        for batch, embedded in zip(some, parts, strict=True):
+            for texts, embeddings in zip(batch, embedded, strict=True):
+                of_side[texts.side].append(embeddings)
+        return [torch.cat(side) for side in of_side], with_graph
+
+    def _pull(
+        self,
+        some: Sequence[Batch],
+        pulls: Sequence[torch.Tensor],
+        with_graph: Sequence[torch.Tensor],
+    ) -> None:
+        """Adds the gradients of batches, given those on the embeddings of each side.
+
+        Args:
+            with_graph: The embeddings of the last batch.
+        """
+        sizes: list[list[int]] = [[] for _ in self._sides]
+        for texts in (texts for batch in some for texts in batch):
+            sizes[texts.side].append(len(texts.lengths))
+        parts = [iter(pull.split(of_side)) for pull, of_side in zip(pulls, sizes, strict=True)]
+        *earlier, last = [[next(parts[texts.side]) for texts in batch] for batch in some]
+        torch.autograd.backward(with_graph, last)
+        for batch, own in zip(some[:-1], earlier, strict=True):
+            torch.autograd.backward(self._embed_batch(batch), own)
+
+    def _batches(self, granule: Granule, epoch: int) -> list[Batch]:
+        texts = granule_texts(granule, self._sides, self._training.seed, epoch)
+        return batches(texts, self._training.tokens_per_micro_batch)
+
+    def _embed_batch(self, batch: Batch) -> list[torch.Tensor]:
         """Of length 1. Side by side: what a CPU computes then stays in its cache more often."""
         encoder = self._encoder()
         return [
-            normalize(self._embed(encoder, ids, lengths, seed=seed), dim=-1)
-            for ids, lengths, seed in sides
+            normalize(self._embed(encoder, one.token_ids, one.lengths, seed=one.seed), dim=-1)
+            for one in batch
         ]
 
     def _encoder(self) -> Encoder:
@@ -261,26 +290,6 @@ class TorchStepper(TorchRun):
             )
 
 
-def granule_texts(
-    granule: Granule, sides: Sequence[SideName], seed: int, epoch: int
-) -> list[Texts]:
-    """The sides of a granule that the objective embeds.
-
-    Args:
-        sides: Their names.
-        seed: Of the run.
-        epoch: Of the step.
-    """
-    return [
-        Texts(
-            granule.sides[name].token_ids,
-            granule.sides[name].lengths,
-            noise_seed(seed, epoch, granule.number, site),
-        )
-        for site, name in enumerate(sides)
-    ]
-
-
 def on_device(targets: Targets, device: torch.device) -> Any:
     """What a loss compares with, as tensors."""
     if isinstance(targets, Picks):
@@ -292,12 +301,12 @@ def on_device(targets: Targets, device: torch.device) -> Any:
 def gradients_of_loss(
     loss_of: Callable[[Sequence[torch.Tensor], Any], torch.Tensor],
     sides: Sequence[torch.Tensor],
-    picks: Picks,
+    targets: Targets,
     share: float,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """A loss times a share, and its gradients; see :data:`.step_negatives.GradientsOf`."""
     leaves = [side.detach().requires_grad_() for side in sides]
-    loss = loss_of(leaves, on_device(picks, sides[0].device)) * share
+    loss = loss_of(leaves, on_device(targets, sides[0].device)) * share
     return loss.detach(), torch.autograd.grad(loss, leaves)
 
 
