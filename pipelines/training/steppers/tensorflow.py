@@ -79,6 +79,7 @@ class TensorFlowStepper:
         self._collectives = collectives
         self._timed = TimedCollectives(collectives)
         self._mean_seconds = 0.0
+        self.gradient_norm: float | None = None
         self._on_gpu = on_gpu
         self._objective = config.objective
         self._loss = configured_loss(config.objective, "tensorflow")
@@ -134,7 +135,7 @@ class TensorFlowStepper:
         """Makes one update from this worker's granules; returns the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
         number = float(work.index + 1)
-        mean_loss, seconds = self._update(
+        mean_loss, norm, seconds = self._update(
             gradients,
             loss,
             tf.constant(learning_rate, tf.float32),
@@ -142,6 +143,7 @@ class TensorFlowStepper:
             tf.constant(BETA_2**number, tf.float32),
         )
         self._mean_seconds += float(seconds)
+        self.gradient_norm = float(norm)
         return float(mean_loss)
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
@@ -149,8 +151,8 @@ class TensorFlowStepper:
         for name, value in weights.items():
             self._weights[name].assign(value)
         loss, gradients = self._loss_and_gradients(work)
-        if self._training.clip_norm:
-            gradients, _ = tf.clip_by_global_norm(gradients, self._training.clip_norm)
+        gradients, norm = self._clipped(gradients)
+        self.gradient_norm = float(norm)
         named = zip(self._weights, gradients, strict=True)
         return float(loss), {name: gradient.numpy() for name, gradient in named}
 
@@ -276,11 +278,11 @@ class TensorFlowStepper:
         rate: tf.Tensor,
         beta_1_power: tf.Tensor,
         beta_2_power: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """AdamW with clipping by the global norm, in the fused kernel.
 
         Returns:
-            The mean loss, and the seconds that the all-reduce took.
+            The mean loss, the norm before clipping, and the seconds that the all-reduce took.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
         arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before
@@ -293,9 +295,7 @@ class TensorFlowStepper:
             *gradients, loss = self._collectives.all_reduce_mean([*gradients, loss])
         with tf.control_dependencies([*gradients, loss]):
             seconds = tf.timestamp() - began
-        clip = self._training.clip_norm
-        if clip:
-            gradients, _ = tf.clip_by_global_norm(gradients, clip)
+        gradients, norm = self._clipped(gradients)
         decay = self._training.weight_decay
         for (name, weight), gradient in zip(self._weights.items(), gradients, strict=True):
             if decay and len(weight.shape) > 1:
@@ -312,7 +312,14 @@ class TensorFlowStepper:
                 epsilon=EPSILON * tf.sqrt(1 - beta_2_power),
                 grad=gradient,
             )
-        return loss, seconds
+        return loss, norm, seconds
+
+    def _clipped(self, gradients: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Gradients clipped by their global norm, if they are to be, and that norm."""
+        norm, clip = tf.linalg.global_norm(gradients), self._training.clip_norm
+        if clip:
+            gradients, _ = tf.clip_by_global_norm(gradients, clip, use_norm=norm)
+        return gradients, norm
 
 
 def _have_bf16(gpus: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ class TorchRun:
         bf16 = has_bf16(self._device)
         self._training = with_precision(config.training, collectives, has_bf16=bf16)
         self.precision = self._training.precision
+        self.gradient_norm: float | None = None
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
@@ -109,14 +110,18 @@ class TorchStepper(TorchRun):
         """Makes one update from this worker's granules; returns the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
         means, mean_loss = self._means(gradients, loss)
-        self._update(means, learning_rate, work.index + 1)
+        norm = total_norm(means.values())
+        self._update(means, self._excess(norm), learning_rate, work.index + 1)
+        self.gradient_norm = float(norm)
         return float(mean_loss)
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
         """Loss and clipped gradients of this worker's granules at given weights."""
         _assign(self._weights, weights)
         loss, gradients = self._loss_and_gradients(work)
-        excess = self._excess(gradients)
+        norm = total_norm(gradients.values())
+        excess = self._excess(norm)
+        self.gradient_norm = float(norm)
         return float(loss), {
             name: to_numpy(gradient if excess is None else gradient / excess)
             for name, gradient in gradients.items()
@@ -250,23 +255,23 @@ class TorchStepper(TorchRun):
         weights = effective(self._weights, self._frozen, self._scale)
         return prepare(self._spec, weights, self._training.precision)
 
-    def _excess(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """What gradients are divided by to be clipped by their global norm; None if never."""
+    def _excess(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """What gradients of a norm are divided by to be clipped; None if they never are."""
         clip = self._training.clip_norm
-        if not clip:
-            return None
-        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
-        return (norm / clip).clamp(min=1.0)
+        return (norm / clip).clamp(min=1.0) if clip else None
 
     def _update(
-        self, gradients: Mapping[str, torch.Tensor], learning_rate: float, number: int
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        excess: torch.Tensor | None,
+        learning_rate: float,
+        number: int,
     ) -> None:
-        """AdamW with clipping by the global norm, in the fused kernel, which divides too.
+        """AdamW, in the fused kernel, which divides gradients by their excess too.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
         arXiv:1711.05101. Biases and layer norms are not decayed.
         """
-        excess = self._excess(gradients)
         matrices = [name for name, weight in self._weights.items() if weight.ndim > 1]
         vectors = [name for name, weight in self._weights.items() if weight.ndim == 1]
         for names, decay in ((matrices, self._training.weight_decay), (vectors, 0.0)):
@@ -288,6 +293,12 @@ class TorchStepper(TorchRun):
                 eps=EPSILON,
                 maximize=False,
             )
+
+
+def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of all numbers of some gradients."""
+    norm: torch.Tensor = torch.nn.utils.get_total_norm(list(gradients))
+    return norm
 
 
 def on_device(targets: Targets, device: torch.device) -> Any:
