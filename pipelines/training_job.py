@@ -5,11 +5,13 @@ What can be refused is refused before the run folder is touched.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from pipelines.embedding.teacher import check_lanes_of_teacher
@@ -27,6 +29,8 @@ from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.losses import LOSSES
+from pipelines.models.adaptation import split
+from pipelines.models.adapter import write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import model_card
 from pipelines.models.folder import start_encoder, write_encoder
@@ -38,6 +42,7 @@ from pipelines.runs.checkpoint import (
     newest_checkpoint,
     prune_checkpoints,
     save_checkpoint,
+    save_frozen,
 )
 from pipelines.runs.history import go_on
 from pipelines.runs.metrics_log import MetricsLog
@@ -67,6 +72,8 @@ from pipelines.tracking.run_tracking import RunTracking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 LOCK_CHECK_SECONDS = 1.0
 """The shortest time between two looks at the locks of a training."""
@@ -154,20 +161,33 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         config.objective.check_width(spec.hidden)
         check_tokens(prepared.tokens.path, config)
         check_labels(config, prepared.tokens.examples)
+        trained, frozen = split(config.encoder, weights, config.training.seed)
     if config.evaluation.every_checkpoints:
         check_sets(config)
     if not has_run:
-        needed = _bytes_of_start(weights)
+        needed = _bytes_of_start(weights, trained, frozen.weights)
         check_room("run.folder", folder, needed, "the first checkpoints and models")
-    return Checkpoint(0, spec, weights, {})
+    if frozen.weights:
+        _tell_trained(trained, frozen.weights)
+    return Checkpoint(0, spec, trained, {}, frozen)
 
 
-def _bytes_of_start(weights: Weights) -> int:
+def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
+    """Logs how much of the encoder is trained."""
+    numbers, others = (sum(one.size for one in part.values()) for part in (trained, frozen))
+    logger.info("%s numbers are trained, and %s are not", f"{numbers:,}", f"{others:,}")
+
+
+def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.ndarray]) -> int:
     """What a run needs at least: the model at its start and end, and two checkpoints.
 
-    The first checkpoint holds the weights alone, the second AdamW's two moments of each as well.
+    The first checkpoint holds what is trained alone, the second AdamW's two moments of each as
+    well; beside them lies what is not trained.
     """
-    return (1 + 1 + 1 + 3) * sum(array.nbytes for array in weights.values())
+    whole, of_checkpoint, beside = (
+        sum(array.nbytes for array in arrays.values()) for arrays in (weights, trained, frozen)
+    )
+    return (1 + 1) * whole + (1 + 3) * of_checkpoint + beside
 
 
 def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> SparkSession | None:
@@ -230,6 +250,7 @@ def _write_start(
     tokens = storage.read_json(prepared.tokens.manifest)
     storage.write_json(RunFolder(folder).tokens, tokens)
     if not can_resume(folder):
+        save_frozen(folder, start.frozen)
         save_checkpoint(folder, start, config.training.keep_checkpoints)
     start_folder = RunFolder(folder).start
     if not start_folder.is_dir():
@@ -259,10 +280,12 @@ def train_steps(
 
 def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     """Writes the model that came out as a sentence-transformers folder."""
-    folder = run.run_folder
-    last_step = max(run.first_step, run.last_step)
-    dimensions = run.config.objective.dimensions
-    _export(folder, last_step, prepared, RunFolder(folder).model, dimensions)
+    folder, lora = run.run_folder, run.config.encoder.lora
+    paths, step = RunFolder(folder), max(run.first_step, run.last_step)
+    _export(folder, step, prepared, paths.model, run.config.objective.dimensions)
+    if lora.rank and lora.export == "adapter":
+        made = load_checkpoint(folder, step)
+        write_adapter(paths.adapter, made.weights, made.frozen.scale, paths.model, paths.start)
 
 
 def _train(
@@ -322,4 +345,4 @@ def _export(
     checkpoint = load_checkpoint(folder, step)
     tokens = prepared.tokens
     card = model_card(checkpoint.spec, step, storage.read_json(tokens.manifest), dimensions)
-    write_encoder(target, checkpoint.spec, checkpoint.weights, tokens.tokenizer, card)
+    write_encoder(target, checkpoint.spec, checkpoint.encoder_weights, tokens.tokenizer, card)

@@ -45,7 +45,7 @@ def main() -> None:
     checkpoint = load_checkpoint(location(job["run_folder"], stores), job["step"])
     model = folder / "model"
     write_encoder(
-        model, checkpoint.spec, checkpoint.weights, location(job["tokenizer"], stores), ""
+        model, checkpoint.spec, checkpoint.encoder_weights, location(job["tokenizer"], stores), ""
     )
     del checkpoint
     snapshots = location(job["snapshots"], stores)

@@ -45,6 +45,7 @@ class RunFolder:
             self.report,
             self.start,
             self.model,
+            self.adapter,
             self.snapshots,
             self.tracking,
             self.tensorboard,
@@ -64,6 +65,11 @@ class RunFolder:
     def checkpoints(self) -> Location:
         """The folder of the checkpoints; see :mod:`pipelines.runs.checkpoint`."""
         return self.path / "checkpoints"
+
+    @property
+    def frozen(self) -> Location:
+        """The weights that are not trained, where there are some; beside the checkpoints."""
+        return current(self.checkpoints / "frozen")
 
     @property
     def plan(self) -> Location:
@@ -119,6 +125,11 @@ class RunFolder:
     def model(self) -> Location:
         """The folder of the trained encoder."""
         return current(self.path / "model")
+
+    @property
+    def adapter(self) -> Location:
+        """The folder of what LoRA has trained, as `peft` writes it, if it was asked for."""
+        return current(self.path / "adapter")
 
     @property
     def promotion(self) -> Location:

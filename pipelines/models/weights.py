@@ -85,6 +85,13 @@ def save_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
         path.chmod(mode)
 
 
+def stored_shapes(path: Path) -> Shapes:
+    """Reads the shapes of the arrays of a safetensors file, and none of the arrays."""
+    with safe_open(str(path), framework="numpy") as file:
+        # The file is no mapping.
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
 def load_weights(path: Path, rows: Rows | None = None) -> Weights:
     """Reads a safetensors file; the arrays keep their type.
 

@@ -100,6 +100,7 @@ def training_charts(logged: Lines) -> list[Chart]:
     loss = partial(chart, steps=steps, curves=curves, from_zero=False, dots=few)
     single = {
         "Learning rate": "learning_rate",
+        "Gradient norm, before clipping": "gradient_norm",
         "Examples/s": "examples_per_second",
         "Tokens/s": "tokens_per_second",
         "Staleness, updates (mean)": "staleness_mean",
@@ -123,7 +124,8 @@ def training_charts(logged: Lines) -> list[Chart]:
     charts += [
         Chart(title, chart(title, steps, [Curve(column(key))], dots=few))
         for title, key in single.items()
-        if key in lines[0]
+        # A run may have gone on by an engine, or a release, that tells something else.
+        if all(key in line for line in lines)
     ]
     if waste:
         title = "Padding and data wait"

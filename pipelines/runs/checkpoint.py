@@ -5,7 +5,8 @@ training starts from, so that starting and resuming are one thing.
 
 Its ``state.json`` names its files with their sizes and checksums, since a rename alone does not
 make a folder whole: a machine that loses power, or a mount that loses a write, leaves files short.
-Whoever loads a checkpoint compares the sizes; the driver reads the contents once, before a run goes
+What is not trained does not change, and lies beside the checkpoints once, in ``frozen``. Whoever
+loads a checkpoint compares the sizes; the driver reads the contents once, before a run goes
 on, and takes an older checkpoint where the newest is torn.
 """
 
@@ -26,9 +27,10 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
-from pipelines.files.versions import current
+from pipelines.models.adaptation import NOTHING, Frozen, effective
+from pipelines.models.architecture import Shapes
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Rows, Weights, load_weights, save_weights
+from pipelines.models.weights import Rows, Weights, load_weights, save_weights, stored_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +49,22 @@ class Checkpoint:
     Attributes:
         step: The next step.
         spec: The encoder's shape.
-        weights: Its weights.
+        weights: What is trained of its weights: all, unless parts are frozen or LoRA is used.
         moments: The optimiser's arrays, ``m/NAME`` and ``v/NAME``; empty before step 1.
+        frozen: What is not trained. It is not written with the checkpoint; see
+            :func:`save_frozen`.
     """
 
     step: int
     spec: EncoderSpec
     weights: Weights
     moments: dict[str, np.ndarray]
+    frozen: Frozen = NOTHING
+
+    @property
+    def encoder_weights(self) -> Weights:
+        """All weights of the encoder."""
+        return effective(self.weights, self.frozen.weights, self.frozen.scale)
 
 
 def checkpoint_path(run_folder: Location, step: int) -> Location:
@@ -98,6 +108,19 @@ def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
     storage.write_json(Path(folder, _STATE), state)
 
 
+def save_frozen(run_folder: Location, frozen: Frozen) -> None:
+    """Writes what is not trained, once and before the first checkpoint; nothing if all is."""
+    if not frozen.weights:
+        return
+    path = RunFolder(run_folder).frozen
+    with storage.built_folder(path) as folder:
+        save_weights(folder / _WEIGHTS, frozen.weights)
+        files = {_WEIGHTS: _fingerprint(folder / _WEIGHTS)}
+        storage.write_json(folder / _STATE, {"scale": frozen.scale, "files": files})
+        storage.flush_tree(folder)
+    storage.flush(path.parent)
+
+
 def upload_checkpoint(written: str, run_folder: Location, step: int, keep: int) -> None:
     """Copies a checkpoint that :func:`write_files` has written, and prunes older ones."""
     with storage.new_folder(checkpoint_path(run_folder, step)) as folder:
@@ -126,37 +149,47 @@ def load_checkpoint(run_folder: Location, step: int, rows: Rows | None = None) -
     """Reads the checkpoint before a step, whose files have the sizes that they had.
 
     Args:
-        rows: See :func:`pipelines.models.weights.load_weights`.
+        rows: See :func:`pipelines.models.weights.load_weights`; of what is trained alone.
 
     Raises:
         TornCheckpoint: It is not whole.
     """
-    path = _local(run_folder, step)
+    path = _local(checkpoint_path(run_folder, step))
     state = _checked_state(path)
     return Checkpoint(
         step=step,
         spec=EncoderSpec.from_json(state["encoder"]),
         weights=load_weights(path / _WEIGHTS, rows),
         moments=load_weights(path / _MOMENTS, rows) if _MOMENTS in state["files"] else {},
+        frozen=_load_frozen(run_folder) if rows is None else NOTHING,
     )
 
 
-def load_spec(run_folder: Location, step: int) -> EncoderSpec:
-    """Reads the encoder's shape of the checkpoint before a step."""
-    state = storage.read_json(current(checkpoint_path(run_folder, step)) / _STATE)
-    return EncoderSpec.from_json(state["encoder"])
+def load_shapes(run_folder: Location, step: int) -> Shapes:
+    """Reads the shapes of what is trained, of the checkpoint before a step.
+
+    Raises:
+        TornCheckpoint: It is not whole.
+    """
+    path = _local(checkpoint_path(run_folder, step))
+    _checked_state(path)
+    return stored_shapes(path / _WEIGHTS)
 
 
 def check_checkpoint(run_folder: Location, step: int) -> None:
     """Compares all of a checkpoint with what was written, which reads all of it.
 
+    What is not trained is a part of it.
+
     Raises:
         TornCheckpoint: It is not whole.
     """
-    path = _local(run_folder, step)
-    for name, written in _checked_state(path)["files"].items():
-        if _fingerprint(path / name) != written:
-            raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
+    frozen = RunFolder(run_folder).frozen
+    for folder in (checkpoint_path(run_folder, step), *([frozen] if frozen.is_dir() else [])):
+        path = _local(folder)
+        for name, written in _checked_state(path)["files"].items():
+            if _fingerprint(path / name) != written:
+                raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
 
 
 def checkpoint_steps(run_folder: Location) -> list[int]:
@@ -205,13 +238,26 @@ def newest_checkpoint(run_folder: Location) -> int:
     return step
 
 
-def _local(run_folder: Location, step: int) -> Path:
-    """The folder of a checkpoint, on this machine.
+def _load_frozen(run_folder: Location) -> Frozen:
+    """What is not trained of the encoder of a run.
+
+    Raises:
+        TornCheckpoint: It is not whole.
+    """
+    folder = RunFolder(run_folder).frozen
+    if not folder.is_dir():
+        return NOTHING
+    path = _local(folder)
+    state = _checked_state(path)
+    return Frozen(weights=load_weights(path / _WEIGHTS), scale=state["scale"])
+
+
+def _local(path: Location) -> Path:
+    """A folder of checkpoints, on this machine.
 
     Raises:
         TornCheckpoint: It cannot be copied from its store.
     """
-    path = checkpoint_path(run_folder, step)
     try:
         return local_folder(path)
     except OSError as error:

@@ -218,6 +218,8 @@ def _forget_run(folder: Location) -> None:
         _delete(path)
     for step in checkpoint_steps(folder):
         _delete(checkpoint_path(folder, step))
+    # Behind the checkpoints, which are nothing without it.
+    _delete(paths.frozen)
     for path in paths.marks:
         _delete(path)
 

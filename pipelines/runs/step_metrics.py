@@ -27,6 +27,8 @@ class StepRecord:
         epoch: Its epoch.
         loss: Mean over the worker's granules, or over all of the step where the workers share it.
         learning_rate: Of the update.
+        gradient_norm: Of the gradient that the worker made the update with, before it was clipped;
+            None where the framework does not tell.
         granules: Granules that the worker computed.
         tokens: Their tokens.
         padded_tokens: The same with padding.
@@ -51,6 +53,7 @@ class StepRecord:
     padded_tokens: int
     data_seconds: float
     seconds: float
+    gradient_norm: float | None = None
     staleness: int | None = None
     rank: int | None = None
     compute_seconds: float | None = None
@@ -198,6 +201,7 @@ class StepMetrics:
             "epoch": records[-1].epoch,
             "loss": sum(self._losses[-steps:]) / steps,
             "learning_rate": records[-1].learning_rate,
+            **_gradient_norm(records),
             "examples_per_second": steps * self._run.examples_per_step / seconds,
             "tokens_per_second": tokens / seconds,
             "padding": 1 - tokens / max(sum(record.padded_tokens for record in records), 1),
@@ -271,6 +275,16 @@ def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for part in ("arithmetic", "communication")
         if workers and all(part in worker for worker in workers)
     }
+
+
+def _gradient_norm(records: Sequence[StepRecord]) -> dict[str, float]:
+    """The mean over steps and workers; nothing where it is not known.
+
+    Infinities are left out: the state that they leave is refused by name.
+    """
+    norms = [one.gradient_norm for one in records if one.gradient_norm is not None]
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return {"gradient_norm": math.fsum(finite) / len(finite)} if finite else {}
 
 
 def _staleness(ages: Sequence[int]) -> Staleness | None:

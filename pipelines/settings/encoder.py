@@ -16,6 +16,53 @@ if TYPE_CHECKING:
     from pipelines.settings import Config
 
 
+class FreezeSettings(Settings):
+    """Parts of the encoder that keep the numbers of the start."""
+
+    embeddings: bool = Field(
+        default=False, description="Do not train what is before the layers: words, positions."
+    )
+    layers: int = Field(default=0, ge=0, description="Do not train so many layers, the first ones.")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is frozen."""
+        return self.embeddings or self.layers > 0
+
+
+class LoraSettings(Settings):
+    """Low-rank adaptation: to matrices of the layers a product of two small ones is added.
+
+    These two alone are trained.
+    """
+
+    rank: int = Field(
+        default=0,
+        ge=0,
+        description=(
+            "LoRA: train two matrices of this rank beside each target, and nothing else; 0: none. "
+            "See [training](training.md#parts-of-an-encoder)."
+        ),
+    )
+    alpha: float = Field(
+        default=16.0, gt=0, description="The product of the two is added times `alpha / rank`."
+    )
+    targets: tuple[str, ...] = Field(
+        default=(),
+        description=(
+            "How the names of the matrices end, without `.weight` (`query`, `attention.self.value`)"
+            "; unset: all matrices of the layers."
+        ),
+    )
+    export: Literal["merged", "adapter"] = Field(
+        default="merged",
+        description=(
+            "The model folder holds the sums. `adapter`: beside it `run.folder` has a folder "
+            "`adapter` as `peft` writes it."
+        ),
+    )
+
+
 class EncoderSettings(Settings):
     """The encoder that is trained. Its shape is read from here only with `start: random`."""
 
@@ -62,8 +109,16 @@ class EncoderSettings(Settings):
         description="The prompt of texts that are neither; unset: the start's, if it has one.",
     )
 
+    freeze: FreezeSettings = Field(
+        default=FreezeSettings(), description="Parts that are not trained."
+    )
+    lora: LoraSettings = Field(default=LoraSettings(), description="Low-rank adaptation.")
+
     def check_with(self, config: Config) -> None:
-        """Refuses shapes that no encoder has."""
+        """Refuses shapes that no encoder has, and parts that an engine cannot leave untrained."""
+        for key, is_on in (("freeze", self.freeze.is_on), ("lora.rank", self.lora.rank > 0)):
+            if is_on:
+                _check_partly_trained(f"encoder.{key}", config)
         if self.start == "default" and self.kind != type(self).model_fields["kind"].default:
             raise InputError(
                 "encoder.kind",
@@ -71,3 +126,21 @@ class EncoderSettings(Settings):
                 "set encoder.start: random",
             )
         ARCHITECTURES.load(self.kind).check_settings(self)
+
+
+def _check_partly_trained(key: str, config: Config) -> None:
+    """Refuses a training that computes the gradients of all weights, whatever is asked for.
+
+    Raises:
+        InputError: With the key that asks for less.
+    """
+    if config.training.framework == "bigdl":
+        raise InputError(
+            key, "`bigdl` trains all weights", "leave it out, or training.framework: torch"
+        )
+    if config.training.sharding != "none":
+        raise InputError(
+            key,
+            f"with training.sharding `{config.training.sharding}` all weights are trained",
+            "leave it out, or training.engine: torch with training.sharding: none",
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, get_origin
+from typing import Any, NamedTuple, TypeGuard, get_origin
 
 import yaml
 
@@ -31,7 +31,7 @@ def fields() -> Iterator[SettingField]:
     """Every setting; a key that losses have differently, once for each way."""
     for section, section_field in Config.model_fields.items():
         model = section_field.annotation
-        if not (isinstance(model, type) and issubclass(model, Settings)):
+        if not _is_part(model):
             continue
         yield from _fields_of(section, model)
         if model.model_config.get("extra") == "allow":
@@ -41,16 +41,30 @@ def fields() -> Iterator[SettingField]:
 
 
 def kinds(section: str, name: str) -> set[Any]:
-    """The generic types that a setting is of (`tuple`, `Mapping`); empty where there is none."""
+    """The generic types that a setting is of (`tuple`, `Mapping`); empty where there is none.
+
+    Args:
+        section: Of the setting.
+        name: In it; with a dot for one in a part of a section, as `lora.targets`.
+    """
     known = Config.model_fields.get(section)
-    model = known.annotation if known else None
-    if not (isinstance(model, type) and issubclass(model, Settings)):
-        return set()
-    models = [model]
-    if model is ObjectiveSettings:
+    models = [known.annotation] if known and _is_part(known.annotation) else []
+    if models == [ObjectiveSettings]:
         models += settings_by_loss().values()
-    found = [one.model_fields[name] for one in models if name in one.model_fields]
-    return {get_origin(field.annotation) for field in found}
+    found: list[Any] = models
+    for part in name.split("."):
+        fields = [one.model_fields for one in found if _is_part(one)]
+        found = [of_part[part].annotation for of_part in fields if part in of_part]
+    return {get_origin(annotation) for annotation in found}
+
+
+def has_parts(section: str, name: str) -> bool:
+    """Whether a setting has settings of its own, as `encoder.lora`."""
+    known = Config.model_fields.get(section)
+    if known is None or not _is_part(known.annotation):
+        return False
+    field = known.annotation.model_fields.get(name)
+    return field is not None and _is_part(field.annotation)
 
 
 def _fields_of_losses(section: str) -> Iterator[SettingField]:
@@ -67,6 +81,9 @@ def _fields_of_losses(section: str) -> Iterator[SettingField]:
 def _fields_of(section: str, model: type[Settings]) -> Iterator[SettingField]:
     schema = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
+        if _is_part(field.annotation):
+            yield from _fields_of(f"{section}.{name}", field.annotation)
+            continue
         value = _plain(field.get_default(call_default_factory=True))
         default = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)
         yield SettingField(
@@ -75,6 +92,11 @@ def _fields_of(section: str, model: type[Settings]) -> Iterator[SettingField]:
             default.removesuffix("...\n").strip(),
             field.description or "",
         )
+
+
+def _is_part(annotation: Any) -> TypeGuard[type[Settings]]:
+    """Whether something is a section of settings, or a part of one."""
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
 def _plain(value: Any) -> Any:

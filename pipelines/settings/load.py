@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
-from pipelines.settings.fields import fields, kinds
+from pipelines.settings.fields import fields, has_parts, kinds
 from pipelines.settings.objective import own_keys
 from pipelines.settings.paths import NOT_LOCAL
 from pipelines.settings.stages import conf_text
@@ -152,7 +152,8 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
         name, _, entry = rest.partition(".")
         if section == "spark":
             branch[rest.removeprefix("spark.")] = conf_text(value)
-        elif entry and _is_mapping(section, name):
+        elif entry and (has_parts(section, name) or Mapping in kinds(section, name)):
+            # Names of the user's own may have dots in them.
             entries = branch.setdefault(name, {})
             if not isinstance(entries, dict):
                 raise InputError(
@@ -163,11 +164,6 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
             entries[entry] = value
         else:
             branch[rest] = value
-
-
-def _is_mapping(section: str, name: str) -> bool:
-    """Whether a setting takes names of the user's own, which may have dots in them."""
-    return Mapping in kinds(section, name)
 
 
 def _is_list(key: str) -> bool:

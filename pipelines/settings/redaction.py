@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.settings import Config
+from pipelines.settings import Config, Settings
 
 HIDDEN = "(hidden)"
 
@@ -38,17 +38,11 @@ def without_secrets(config: Config) -> Config:
     and so are all variables of executors. Every address in any setting is shown without its user,
     its password and its parameters.
     """
-    tree = {
-        name: _plain(values)
-        for name, values in config.model_dump(exclude={"spark", "stages"}).items()
-    }
+    sections = {name: _plain(section) for name, section in config if name != "spark"}
     stages = {stage: without_secret_conf(conf) for stage, conf in config.stages}
-    sections = {
-        name: getattr(config, name).model_copy(update=values)
-        for name, values in {**tree, "stages": stages}.items()
-    }
-    spark = config.spark.with_conf(without_secret_conf(config.spark.conf))
-    return config.model_copy(update={**sections, "spark": spark})
+    sections["stages"] = config.stages.model_copy(update=stages)
+    sections["spark"] = config.spark.with_conf(without_secret_conf(config.spark.conf))
+    return config.model_copy(update=sections)
 
 
 def without_secret_conf(conf: Mapping[str, str]) -> dict[str, str]:
@@ -81,6 +75,8 @@ def is_secret(key: str, value: str) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return without_password(value)
+    if isinstance(value, Settings):
+        return value.model_copy(update={name: _plain(entry) for name, entry in value})
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -38,6 +38,11 @@ FIXED = (
     "encoder.max_length",
     "encoder.prompts",
     "encoder.default_prompt_name",
+    "encoder.freeze.embeddings",
+    "encoder.freeze.layers",
+    "encoder.lora.rank",
+    "encoder.lora.alpha",
+    "encoder.lora.targets",
     "objective.*",
     "training.granules_per_step",
     "training.learning_rate",
@@ -66,9 +71,11 @@ RECORDED = (
     "training.max_steps",
     "training.precision",
     "training.activation_checkpointing",
+    "training.tokens_per_micro_batch",
 )
 """How the same updates are made, and how many: they may change, and ``history.json`` records it."""
 FREE = (
+    "encoder.lora.export",
     "training.log_every",
     "training.checkpoint_every",
     "training.checkpoint_minutes",
@@ -108,5 +115,12 @@ def _values(config: Config, keys: tuple[str, ...]) -> Mapping[str, Any]:
     for key in keys:
         section, _, name = key.partition(".")
         names = sections[section] if name == "*" else [name]
-        found |= {f"{section}.{one}": sections[section][one] for one in names}
+        found |= {f"{section}.{one}": _value(sections[section], one) for one in names}
     return found
+
+
+def _value(values: Mapping[str, Any], name: str) -> Any:
+    """A setting of a section, or of a part of one."""
+    for part in name.split("."):
+        values = values[part]
+    return values

@@ -122,6 +122,15 @@ class TrainingSettings(Settings):
             "gradient: less memory, a third more time."
         ),
     )
+    tokens_per_micro_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "`torch`: padded tokens that are embedded at once; a granule that has more on a side "
+            "is embedded in parts, twice, with the same loss. Unset: granules as they are. See "
+            "[training](training.md#memory)."
+        ),
+    )
     seed: int = Field(
         default=17, ge=0, description="Seed of step order, dropout and random weights."
     )
@@ -200,6 +209,12 @@ class TrainingSettings(Settings):
                 "training.activation_checkpointing",
                 f"`{self.framework}` keeps all activations",
                 "leave it out, or training.framework: torch",
+            )
+        if self.tokens_per_micro_batch and (self.framework, self.sharding) != ("torch", "none"):
+            raise InputError(
+                "training.tokens_per_micro_batch",
+                "`torch` without sharding alone embeds a granule in parts",
+                "leave it out, or training.framework: torch with training.sharding: none",
             )
         if self.mode == "sync" and self.granules_per_step % self.processes:
             raise InputError(

@@ -94,7 +94,7 @@ def train_asynchronously(
         barrier.wait_for(work.index)
         rate = run.learning_rate(work.index)
         loss, staleness = _update(stepper, parameters, work, rate, timer)
-        timer.step_done(work, loss, rate, staleness)
+        timer.step_done(work, loss, rate, stepper.gradient_norm, staleness)
     barrier.finish()
 
 

@@ -89,7 +89,7 @@ class SharedSteps:
         with self._timer.step(stepper):
             loss = stepper.step(work, rate)
         check_finite(work.index, loss)
-        self._timer.step_done(work, loss, rate)
+        self._timer.step_done(work, loss, rate, stepper.gradient_norm)
         done = work.index + 1
         if work.index == run.first_step and self._collectives.workers > 1 and not stepper.sharded:
             check_agreement(stepper.checkpoint(done), self._collectives)
@@ -183,7 +183,12 @@ class StepTimer:
             self._communication_seconds += seconds
 
     def step_done(
-        self, work: StepWork, loss: float, rate: float, staleness: int | None = None
+        self,
+        work: StepWork,
+        loss: float,
+        rate: float,
+        gradient_norm: float | None,
+        staleness: int | None = None,
     ) -> None:
         """Reports a step."""
         now = time.monotonic()
@@ -193,6 +198,7 @@ class StepTimer:
                 epoch=work.epoch,
                 loss=loss,
                 learning_rate=rate,
+                gradient_norm=gradient_norm,
                 granules=len(work.granules),
                 tokens=sum(granule.tokens for granule in work.granules),
                 padded_tokens=sum(granule.padded_tokens for granule in work.granules),

@@ -80,7 +80,7 @@ def train_in_rounds(
             with timer.arithmetic():
                 loss = stepper.step(work, rate)
             check_finite(work.index, loss)
-            timer.step_done(work, loss, rate)
+            timer.step_done(work, loss, rate, stepper.gradient_norm)
             granules += len(work.granules)
             if work.index + 1 == end:
                 break

@@ -9,6 +9,7 @@ from logged_runs import made_samples
 
 from pipelines.files import storage
 from pipelines.report.corpus_page import write_corpus_report
+from pipelines.report.run_charts import training_charts
 from pipelines.report.run_page import write_report
 from pipelines.report.text import shown
 from pipelines.runs.restarts import add_restart
@@ -323,3 +324,14 @@ def test_lost_workers_are_told_of(run) -> None:
         "3 workers",
     ):
         assert words in page.words
+
+
+def test_a_gradient_norm_that_not_all_lines_have_is_no_curve():
+    lines = [
+        {"step": step, "loss": 1.0, "learning_rate": 0.1, "examples_per_second": 1.0}
+        for step in range(3)
+    ]
+    with_norms = [line | {"gradient_norm": 2.0} for line in lines]
+    title = "Gradient norm, before clipping"
+    assert title in [chart.title for chart in training_charts(with_norms)]
+    assert title not in [chart.title for chart in training_charts([*with_norms, *lines])]

@@ -7,6 +7,7 @@ import pytest
 from pipelines.runs.history import go_on
 from pipelines.runs.learning_rate import Horizon
 from pipelines.settings import Config
+from pipelines.settings.fields import fields
 from pipelines.settings.load import parse
 from pipelines.settings.resuming import FIXED, FREE, RECORDED, SECTIONS, recorded_settings
 
@@ -25,10 +26,9 @@ def chapters(folder):
 def test_every_setting_of_a_training_is_said_to_be_fixed_recorded_or_free():
     """A new setting goes into one of the lists of ``pipelines/settings/resuming.py``."""
     keys = [
-        f"{section}.{name}"
-        for section in SECTIONS
-        for name in type(getattr(Config(), section)).model_fields
-        if section != "objective"
+        field.key
+        for field in fields()
+        if field.key.split(".")[0] in SECTIONS and not field.key.startswith("objective.")
     ]
     # Whatever the keys of a loss are.
     keys.append("objective.*")

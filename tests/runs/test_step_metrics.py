@@ -54,6 +54,15 @@ def test_lines_cover_the_steps_since_the_line_before():
     assert outcome.examples_per_second == pytest.approx(3 * 16 / 3)
 
 
+def test_a_line_has_the_mean_of_the_gradient_norms_that_are_known():
+    lines = []
+    step_metrics = StepMetrics(make_run(4, log_every=2), 2, lines.append)
+    for step, norm in enumerate([1.0, 4.0, float("inf"), None]):
+        step_metrics.add(record(step, gradient_norm=norm))
+    assert lines[0]["gradient_norm"] == 2.5
+    assert "gradient_norm" not in lines[1]
+
+
 class Listener:
     """Hears of steps and of lines, in one list."""
 

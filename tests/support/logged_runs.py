@@ -53,6 +53,7 @@ def write_run(tmp_path: Path) -> Path:
             "epoch": 0,
             "loss": 2.0 / (place + 1),
             "learning_rate": 1e-5,
+            "gradient_norm": 3.0 / (place + 1),
             "examples_per_second": 50.0 + place,
             "tokens_per_second": 1500.0,
             "padding": 0.1,

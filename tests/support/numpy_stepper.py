@@ -14,6 +14,7 @@ class NumpyStepper:
     sharded = False
     exchange_seconds = 0.0
     precision = "fp32"
+    gradient_norm = None
 
     def __init__(self, task, checkpoint, collectives):
         self.checkpointed = checkpoint

@@ -98,7 +98,7 @@ def train(rank, collectives, folder, key, objective, training, encoder="bert") -
     collectives.all_reduce_mean([torch.zeros(1)])
     resumed = stepper("torch", checkpoint=load_checkpoint(folder, MIDDLE), **make)
     again = curve(resumed, range(MIDDLE, STEPS), *part)
-    return {"losses": losses, "last": last, "again": again}
+    return {"losses": losses, "last": last, "norm": whole.gradient_norm, "again": again}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.lanes.files import Granule, Side
+from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights
@@ -20,6 +21,9 @@ from pipelines.training.steppers import STEPPERS
 
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 STATIC = StaticSpec(vocabulary=50, hidden=16)
+
+VOCABULARY = 50
+"""Ids of granules are below it."""
 
 PAIR = ("anchor", "positive")
 TRIPLET = (*PAIR, "negative_0")
@@ -45,7 +49,7 @@ def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
 
     def side() -> Side:
         lengths = generator.integers(2, 9, examples).astype(np.int32)
-        ids = generator.integers(1, 50, (examples, 8)).astype(np.int32)
+        ids = generator.integers(1, VOCABULARY, (examples, 8)).astype(np.int32)
         # The same in every granule, so that equal texts meet on several workers too.
         lengths[1], ids[1] = 4, 7
         return Side(ids * (np.arange(8) < lengths[:, None]), lengths)
@@ -90,13 +94,23 @@ def stepper(
     sides=PAIR,
     spec=SPEC,
     key=None,
+    encoder=None,
 ):
     objective = objective or {}
     training = {"framework": framework, "precision": "fp32"} | (training or {})
     corpus = CORPUS.get(objective.get("name"), {})
-    config = parse({"objective": objective, "training": training, "corpus": corpus})
+    config = parse(
+        {
+            "objective": objective,
+            "training": training,
+            "corpus": corpus,
+            "encoder": encoder or {},
+        }
+    )
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
-    checkpoint = checkpoint or Checkpoint(0, spec, random_weights(spec, 3), {})
+    if checkpoint is None:
+        trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)
+        checkpoint = Checkpoint(0, spec, trained, {}, frozen)
     factory = STEPPERS.load(key or framework)
     prepare_here(factory, config.training)
     return factory(task, checkpoint, collectives or SingleProcess())

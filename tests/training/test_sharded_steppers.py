@@ -36,6 +36,7 @@ def test_parts_make_the_updates_of_the_whole(found, number):
     expected = curve(alone, range(STEPS), 0, GRANULES)
     exact = "precision" not in training
     np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
+    assert result["norm"] == pytest.approx(alone.gradient_norm, rel=1e-4 if exact else 2e-2)
     # Matrix products may be summed in another order where memory lies otherwise.
     again = result["losses"][MIDDLE:]
     np.testing.assert_allclose(result["again"], again, rtol=1e-6 if exact else 1e-3)

@@ -56,7 +56,7 @@ def test_the_parts_of_a_step_and_what_comes_after_it(clock, records, timer) -> N
         with timer.step(stepper):
             clock.passes(3.0)
             stepper.exchange_seconds += 1.0
-        timer.step_done(work, 1.0, 0.1)
+        timer.step_done(work, 1.0, 0.1, 2.5)
         clock.passes(0.25)  # a checkpoint
     first, second = records
     assert (
@@ -72,6 +72,7 @@ def test_the_parts_of_a_step_and_what_comes_after_it(clock, records, timer) -> N
         second.step_seconds,
     ) == (0.5, 3.0, 1.0, 3.75)
     assert (first.seconds, second.seconds) == (3.5, 7.25)
+    assert first.gradient_norm == 2.5
 
 
 def test_asynchronous_steps(clock, records, timer) -> None:
@@ -79,7 +80,7 @@ def test_asynchronous_steps(clock, records, timer) -> None:
     for part, seconds in ((timer.communication, 1.0), (timer.arithmetic, 2.0)) * 2:
         with part():
             clock.passes(seconds)
-    timer.step_done(work, 1.0, 0.1)
+    timer.step_done(work, 1.0, 0.1, 2.5)
     assert (records[0].compute_seconds, records[0].communication_seconds) == (6.0, 2.0)
 
 
@@ -89,7 +90,7 @@ def test_a_stepper_that_cannot_tell_them_apart(clock, records, timer) -> None:
         work = next(works)
         with timer.step(stepper):
             clock.passes(2.0)
-        timer.step_done(work, 1.0, 0.1)
+        timer.step_done(work, 1.0, 0.1, 2.5)
     assert [(one.compute_seconds, one.communication_seconds) for one in records] == [
         (2.0, None),
         (2.0, 0.0),

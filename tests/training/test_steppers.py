@@ -101,6 +101,11 @@ def test_clipping_bounds_the_norm(stepper):
         np.sqrt(sum((m**2).sum() for n, m in s.checkpoint(1).moments.items() if n[0] == "m"))
         for s in (free, clipped)
     ]
+    # What is told is the norm before clipping: the first moments are a tenth of the gradient.
+    assert free.gradient_norm == pytest.approx(10 * norms[0], rel=1e-4)
+    assert clipped.gradient_norm == pytest.approx(free.gradient_norm, rel=1e-5)
+    free.gradients(work(0, granule(1)), random_weights(SPEC, 3))
+    assert free.gradient_norm == pytest.approx(clipped.gradient_norm, rel=1e-5)
     assert norms[1] == pytest.approx(0.1 * 1e-3, rel=1e-3)
     assert norms[0] > 10 * norms[1]
 
@@ -231,7 +236,9 @@ def test_every_objective_learns_its_granule(stepper, name, sides, dropout):
 
 def test_every_side_has_noise_of_its_own(stepper):
     each = stepper({}, {"dropout": 0.1}, sides=TRIPLET)
-    seeds = [tuple(texts.seed) for texts in each._inputs(granule(3, TRIPLET), 1)]
+    part = granule(3, TRIPLET)
+    sides = each._inputs(part, 1) if hasattr(each, "_inputs") else each._batches(part, 1)[0]
+    seeds = [tuple(texts.seed) for texts in sides]
     assert seeds == [noise_seed(17, 1, 3, site) for site in range(3)]
 
 

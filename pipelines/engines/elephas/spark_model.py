@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pipelines.quiet import quiet_import
@@ -88,7 +89,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
     ) -> None:
         training = run.config.training
         super().__init__(
-            encoder_model(checkpoint.spec, checkpoint.weights, training),
+            encoder_model(checkpoint.spec, checkpoint.encoder_weights, training),
             mode=MODES[training.mode],
             frequency=Frequency.BATCH,
             parameter_server_mode=f"granules-{training.transport}",
@@ -99,6 +100,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         self._run = run
         self._monitor = monitor
         self._token = token
+        self._first = checkpoint
         self._store = STORES[training.mode](run, checkpoint)
         self.parameter_server.listen(self._store, bind, token)
         self.client.configure(
@@ -136,4 +138,5 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         )
         with self.run_parameter_server():
             rdd.mapPartitions(worker.train).collect()
-        self._master_network.take(self._store.weights())
+        trained = self._store.weights()
+        self._master_network.take(replace(self._first, weights=trained).encoder_weights)

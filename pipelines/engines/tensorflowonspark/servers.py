@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipelines.engines.tensorflowonspark.registration import node_address
-from pipelines.runs.checkpoint import load_checkpoint, load_spec
+from pipelines.runs.checkpoint import load_checkpoint, load_shapes
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.parameter_server.client import SocketClient
 from pipelines.training.parameter_server.connections import ParameterServer
@@ -54,16 +54,16 @@ def sharded_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> Sha
     if node.tmp_socket is not None:
         # A worker does not listen.
         node.release_port()
-    spec = load_spec(run.run_folder, run.first_step)
+    shapes = load_shapes(run.run_folder, run.first_step)
     deadline = time.monotonic() + training.start_seconds
     parts = []
     for server in range(training.parameter_servers):
-        shapes = shard_shapes(spec, server, training.parameter_servers)
+        own = shard_shapes(shapes, server, training.parameter_servers)
         client = SocketClient(
             # The library numbers what it takes for parameter servers first.
             node_address(server),
             task.token,
-            forms(training.mode, shapes),
+            forms(training.mode, own),
             float(training.stall_seconds),
         )
         parts.append(ServedParameters(client, task))

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Rows, Weights, weight_shapes
+from pipelines.models.architecture import Shapes
+from pipelines.models.weights import Rows, Weights
 from pipelines.training.asynchronous import Progress
 from pipelines.training.parameter_server.remote_state import ServedParameters
 
@@ -40,12 +40,12 @@ def shard(arrays: Mapping[str, np.ndarray], server: int, servers: int) -> Weight
     return {name: part for name, part in parts.items() if len(part)}
 
 
-def shard_shapes(spec: EncoderSpec, server: int, servers: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of what :func:`shard` leaves of the weights of an encoder."""
+def shard_shapes(shapes: Shapes, server: int, servers: int) -> Shapes:
+    """The shapes of what :func:`shard` leaves of arrays of these shapes."""
     rows = rows_of(server, servers)
     held = {
         name: (rows(count).stop - rows(count).start, *others)
-        for name, (count, *others) in weight_shapes(spec).items()
+        for name, (count, *others) in shapes.items()
     }
     return {name: shape for name, shape in held.items() if shape[0]}
 

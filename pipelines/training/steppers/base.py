@@ -37,6 +37,11 @@ class Stepper(Protocol):
         """
         ...
 
+    @property
+    def gradient_norm(self) -> float | None:
+        """Of the last step's gradient over all workers and weights, before it was clipped."""
+        ...
+
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
         ...
@@ -60,6 +65,11 @@ class GradientStepper(Protocol):
     @property
     def precision(self) -> str:
         """Of the matrix products, ``fp32`` or ``bf16``."""
+        ...
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Of the last gradient, before it was clipped."""
         ...
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:

@@ -137,6 +137,7 @@ class DeepSpeedStepper(ShardedStepper):
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
+        self.gradient_norm = float(self._engine.get_global_grad_norm())
 
     def _take(self, checkpoint: Checkpoint) -> None:
         """Gives the optimiser its state.

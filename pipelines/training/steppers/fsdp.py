@@ -20,6 +20,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.sharded import KINDS, ShardedStepper
+from pipelines.training.steppers.torch import total_norm
 
 
 class FsdpStepper(ShardedStepper):
@@ -59,9 +60,12 @@ class FsdpStepper(ShardedStepper):
         (loss / granules).backward()
 
     def _update(self, learning_rate: float) -> None:
+        parameters = list(self._encoder.parameters())
+        norm = total_norm(one.grad for one in parameters)
         clip = self._training.clip_norm
         if clip:
-            torch.nn.utils.clip_grad_norm_(self._encoder.parameters(), clip)
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+        self.gradient_norm = float(_gather(norm))
         for group in self._optimiser.param_groups:
             group["lr"] = learning_rate
         self._optimiser.step()

@@ -20,12 +20,11 @@ from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
+from pipelines.training.steppers.micro_batches import Texts, granule_texts
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
 from pipelines.training.steppers.torch import (
-    Texts,
     TorchRun,
     gradients_of_loss,
-    granule_texts,
     on_device,
     to_numpy,
 )
@@ -157,8 +156,8 @@ class ShardedStepper(TorchRun, ABC):
         share = self._training.dropout
         return [
             Inputs(
-                Batch.of(ids, lengths, self._device),
-                DropoutMasks(share, seed, self._device) if share else None,
+                Batch.of(side.token_ids, side.lengths, self._device),
+                DropoutMasks(share, side.seed, self._device) if share else None,
             )
-            for ids, lengths, seed in texts
+            for side in texts
         ]

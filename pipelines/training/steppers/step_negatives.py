@@ -11,7 +11,8 @@ compared with anchors), embeddings of d numbers and W workers, a worker
   gradients from some examples, the sum of these, what is sent of it, and what PyTorch holds for a
   moment: as measured), and arrays of as many similarities as ``SIMILARITIES``, or C if these are
   more: 4 of them, 6 with hardness, a margin or all directions, 7 with all of these; never the
-  C E/W of all its examples,
+  C E/W of all its examples. The allocator of glibc may hold as much again, unless
+  ``MALLOC_MMAP_THRESHOLD_`` is set in the environment,
 - receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
   and each group.
 

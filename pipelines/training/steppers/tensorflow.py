@@ -19,6 +19,7 @@ from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps
 from pipelines.losses.targets import granule_targets
+from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.tensorflow import configure_threads, forward
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.weights import Weights
@@ -81,6 +82,7 @@ class TensorFlowStepper:
         self._collectives = collectives
         self._timed = TimedCollectives(collectives)
         self._mean_seconds = 0.0
+        self.gradient_norm: float | None = None
         self._on_gpu = on_gpu
         self._objective = config.objective
         self._loss = configured_loss(config.objective, "tensorflow")
@@ -90,6 +92,12 @@ class TensorFlowStepper:
             name: tf.Variable(value, trainable=True, name=name)
             for name, value in checkpoint.weights.items()
         }
+        # Variables, since constants would be a part of the graph.
+        self._frozen = {
+            name: tf.Variable(value, trainable=False, name=name)
+            for name, value in checkpoint.frozen.weights.items()
+        }
+        self._scale = checkpoint.frozen.scale
         self._moments = {
             f"{kind}/{name}": tf.Variable(
                 checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)), trainable=False
@@ -130,7 +138,7 @@ class TensorFlowStepper:
         """Makes one update from this worker's granules; returns the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
         number = float(work.index + 1)
-        mean_loss, seconds = self._update(
+        mean_loss, norm, seconds = self._update(
             gradients,
             loss,
             tf.constant(learning_rate, tf.float32),
@@ -138,6 +146,7 @@ class TensorFlowStepper:
             tf.constant(BETA_2**number, tf.float32),
         )
         self._mean_seconds += float(seconds)
+        self.gradient_norm = float(norm)
         return float(mean_loss)
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
@@ -145,8 +154,8 @@ class TensorFlowStepper:
         for name, value in weights.items():
             self._weights[name].assign(value)
         loss, gradients = self._loss_and_gradients(work)
-        if self._training.clip_norm:
-            gradients, _ = tf.clip_by_global_norm(gradients, self._training.clip_norm)
+        gradients, norm = self._clipped(gradients)
+        self.gradient_norm = float(norm)
         named = zip(self._weights, gradients, strict=True)
         return float(loss), {name: gradient.numpy() for name, gradient in named}
 
@@ -234,7 +243,7 @@ class TensorFlowStepper:
         """Embeddings, of length 1."""
         embeddings = forward(
             self._spec,
-            self._weights,
+            effective(self._weights, self._frozen, self._scale),
             texts.token_ids,
             texts.lengths,
             precision=self._training.precision,
@@ -274,11 +283,11 @@ class TensorFlowStepper:
         rate: tf.Tensor,
         beta_1_power: tf.Tensor,
         beta_2_power: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """AdamW with clipping by the global norm, in the fused kernel.
 
         Returns:
-            The mean loss, and the seconds that the all-reduce took.
+            The mean loss, the norm before clipping, and the seconds that the all-reduce took.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
         arXiv:1711.05101. Biases and layer norms are not decayed. The kernel adds epsilon before
@@ -291,9 +300,7 @@ class TensorFlowStepper:
             *gradients, loss = self._collectives.all_reduce_mean([*gradients, loss])
         with tf.control_dependencies([*gradients, loss]):
             seconds = tf.timestamp() - began
-        clip = self._training.clip_norm
-        if clip:
-            gradients, _ = tf.clip_by_global_norm(gradients, clip)
+        gradients, norm = self._clipped(gradients)
         decay = self._training.weight_decay
         for (name, weight), gradient in zip(self._weights.items(), gradients, strict=True):
             if decay and len(weight.shape) > 1:
@@ -310,7 +317,14 @@ class TensorFlowStepper:
                 epsilon=EPSILON * tf.sqrt(1 - beta_2_power),
                 grad=gradient,
             )
-        return loss, seconds
+        return loss, norm, seconds
+
+    def _clipped(self, gradients: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Gradients clipped by their global norm, if they are to be, and that norm."""
+        norm, clip = tf.linalg.global_norm(gradients), self._training.clip_norm
+        if clip:
+            gradients, _ = tf.clip_by_global_norm(gradients, clip, use_norm=norm)
+        return gradients, norm
 
 
 def _have_bf16(gpus: Sequence[Any]) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
 from pipelines.lanes.files import Granule
-from pipelines.lanes.plan import noise_seed
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps
 from pipelines.losses.targets import Targets, granule_targets
+from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.torch import Encoder, configure_threads, embed, has_bf16, prepare
 from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
@@ -27,15 +27,9 @@ from pipelines.training.devices import with_precision, worker_device
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
+from pipelines.training.steppers.micro_batches import Batch, batches, granule_texts
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
-
-
-class Texts(NamedTuple):
-    """One side of a granule; see :func:`pipelines.models.frameworks.torch.forward`."""
-
-    token_ids: np.ndarray
-    lengths: np.ndarray
-    seed: tuple[int, int]
+from pipelines.training.steppers.torch_words import WordGradient
 
 
 class TorchRun:
@@ -58,6 +52,7 @@ class TorchRun:
         bf16 = has_bf16(self._device)
         self._training = with_precision(config.training, collectives, has_bf16=bf16)
         self.precision = self._training.precision
+        self.gradient_norm: float | None = None
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
@@ -68,8 +63,8 @@ class TorchRun:
 class TorchStepper(TorchRun):
     """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`.
 
-    Weights and moments are plain tensors by name. Gradients come from ``backward``, which adds
-    granule to granule in place.
+    Weights and moments are plain tensors by name, of what is trained alone. Gradients come from
+    ``backward``, which adds granule to granule in place.
 
     Args:
         checkpoint: The state to begin with.
@@ -85,6 +80,11 @@ class TorchStepper(TorchRun):
             name: torch.tensor(value, device=self._device, requires_grad=True)
             for name, value in checkpoint.weights.items()
         }
+        self._frozen = {
+            name: torch.tensor(value, device=self._device)
+            for name, value in checkpoint.frozen.weights.items()
+        }
+        self._scale = checkpoint.frozen.scale
         self._moments = {
             f"{kind}/{name}": torch.tensor(
                 checkpoint.moments.get(f"{kind}/{name}", np.zeros_like(value)), device=self._device
@@ -92,8 +92,8 @@ class TorchStepper(TorchRun):
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
-        # Kept, since it is half of a small encoder and only some rows of it are ever written.
-        self._word_gradient = torch.zeros_like(self._weights[WORDS])
+        words = self._weights.get(WORDS)
+        self._word_gradient = None if words is None else WordGradient(words)
         self._embed = partial(
             embed,
             dropout=self._training.dropout,
@@ -109,15 +109,19 @@ class TorchStepper(TorchRun):
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
-        *means, mean_loss = self._timed.all_reduce_mean([*gradients.values(), loss])
-        self._update(dict(zip(gradients, means, strict=True)), learning_rate, work.index + 1)
+        means, mean_loss = self._means(gradients, loss)
+        norm = total_norm(means.values())
+        self._update(means, self._excess(norm), learning_rate, work.index + 1)
+        self.gradient_norm = float(norm)
         return float(mean_loss)
 
     def gradients(self, work: StepWork, weights: Weights) -> tuple[float, Weights]:
         """Loss and clipped gradients of this worker's granules at given weights."""
         _assign(self._weights, weights)
         loss, gradients = self._loss_and_gradients(work)
-        excess = self._excess(gradients)
+        norm = total_norm(gradients.values())
+        excess = self._excess(norm)
+        self.gradient_norm = float(norm)
         return float(loss), {
             name: to_numpy(gradient if excess is None else gradient / excess)
             for name, gradient in gradients.items()
@@ -141,78 +145,135 @@ class TorchStepper(TorchRun):
         """The mean loss, and its gradients; they are valid until the next call."""
         for weight in self._weights.values():
             weight.grad = None
-        self._weights[WORDS].grad = self._word_gradient.zero_()
+        if self._word_gradient is not None:
+            self._word_gradient.begin()
         loss = self._across(work) if self._across_granules else self._within(work)
         return loss, {name: weight.grad for name, weight in self._weights.items()}
+
+    def _means(
+        self, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Gradients and loss, averaged over the workers.
+
+        Of the words' gradient those rows travel that some worker has touched.
+        """
+        words = self._word_gradient if self._timed.workers > 1 else None
+        sent = dict(gradients)
+        if words is not None:
+            rows = words.rows(self._timed)
+            sent[WORDS] = words.at(rows)
+        *averaged, mean_loss = self._timed.all_reduce_mean([*sent.values(), loss])
+        means = dict(zip(sent, averaged, strict=True))
+        if words is not None:
+            means[WORDS] = words.put(rows, means[WORDS])
+        return means, mean_loss
 
     def _within(self, work: StepWork) -> torch.Tensor:
         """Adds the gradients with each granule's own negatives, averaged over the granules."""
         losses = []
         for granule in work.granules:
-            embeddings = self._embed_sides(self._inputs(granule, work.epoch))
             targets = granule_targets(self._objective, granule, self._sides)
-            loss = self._loss(embeddings, on_device(targets, self._device))
-            (loss / len(work.granules)).backward()
-            losses.append(loss.detach())
+            some = self._batches(granule, work.epoch)
+            if len(some) == 1:
+                loss = self._loss(self._embed_batch(some[0]), on_device(targets, self._device))
+                (loss / len(work.granules)).backward()
+                losses.append(loss.detach())
+            else:
+                losses.append(self._in_parts(some, targets, len(work.granules)))
         return torch.stack(losses).mean()
 
+    def _in_parts(self, some: Sequence[Batch], targets: Targets, granules: int) -> torch.Tensor:
+        """Adds the gradients of a granule, one batch of it in memory; returns its loss."""
+        own, with_graph = self._embedded(some)
+        loss, pulls = gradients_of_loss(self._loss, own, targets, 1.0)
+        self._pull(some, [pull / granules for pull in pulls], with_graph)
+        return loss
+
     def _across(self, work: StepWork) -> torch.Tensor:
-        """Adds the gradients with the negatives of the whole step, one granule in memory.
+        """Adds the gradients with the negatives of the whole step, one batch in memory.
 
         Embeddings without a graph; the loss's gradient on them, see :mod:`.step_negatives`; then
-        each granule once more, pulling its part of that gradient through. The last granule keeps
-        its graph, which spares it the second pass.
+        each batch once more, pulling its part of that gradient through.
         """
         candidates = gathered_candidates(
             work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
         )
-        *earlier, last = [self._inputs(granule, work.epoch) for granule in work.granules]
-        with torch.no_grad():
-            parts = [self._embed_sides(sides) for sides in earlier]
-        with_graph = self._embed_sides(last)
-        parts.append([side.detach() for side in with_graph])
-        own = [torch.cat(side) for side in zip(*parts, strict=True)]
-        parts.clear()
+        some = [one for part in work.granules for one in self._batches(part, work.epoch)]
+        own, with_graph = self._embedded(some)
         gradients_of = partial(gradients_of_loss, self._loss)
         loss, pulls = pulls_on_embeddings(own, candidates, self._timed, gradients_of, torch.cat)
-        sizes = [granule.examples for granule in work.granules]
-        *earlier_pulls, last_pulls = zip(*(pull.split(sizes) for pull in pulls), strict=True)
-        torch.autograd.backward(with_graph, last_pulls)
-        for sides, own_pulls in zip(earlier, earlier_pulls, strict=True):
-            torch.autograd.backward(self._embed_sides(sides), own_pulls)
+        self._pull(some, pulls, with_graph)
         return loss
 
-    def _inputs(self, granule: Granule, epoch: int) -> list[Texts]:
-        return granule_texts(granule, self._sides, self._training.seed, epoch)
+    def _embedded(self, some: Sequence[Batch]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The embeddings of each side without a graph, and those of the last batch with its graph.
 
-    def _embed_sides(self, sides: Sequence[Texts]) -> list[torch.Tensor]:
+        The last batch keeps it, which spares that one the second pass.
+        """
+        *earlier, last = some
+        with torch.no_grad():
+            parts = [self._embed_batch(batch) for batch in earlier]
+        with_graph = self._embed_batch(last)
+        parts.append([embeddings.detach() for embeddings in with_graph])
+        of_side: list[list[torch.Tensor]] = [[] for _ in self._sides]
+        for batch, embedded in zip(some, parts, strict=True):
+            for texts, embeddings in zip(batch, embedded, strict=True):
+                of_side[texts.side].append(embeddings)
+        return [torch.cat(side) for side in of_side], with_graph
+
+    def _pull(
+        self,
+        some: Sequence[Batch],
+        pulls: Sequence[torch.Tensor],
+        with_graph: Sequence[torch.Tensor],
+    ) -> None:
+        """Adds the gradients of batches, given those on the embeddings of each side.
+
+        Args:
+            with_graph: The embeddings of the last batch.
+        """
+        sizes: list[list[int]] = [[] for _ in self._sides]
+        for texts in (texts for batch in some for texts in batch):
+            sizes[texts.side].append(len(texts.lengths))
+        parts = [iter(pull.split(of_side)) for pull, of_side in zip(pulls, sizes, strict=True)]
+        *earlier, last = [[next(parts[texts.side]) for texts in batch] for batch in some]
+        torch.autograd.backward(with_graph, last)
+        for batch, own in zip(some[:-1], earlier, strict=True):
+            torch.autograd.backward(self._embed_batch(batch), own)
+
+    def _batches(self, granule: Granule, epoch: int) -> list[Batch]:
+        texts = granule_texts(granule, self._sides, self._training.seed, epoch)
+        return batches(texts, self._training.tokens_per_micro_batch)
+
+    def _embed_batch(self, batch: Batch) -> list[torch.Tensor]:
         """Of length 1. Side by side: what a CPU computes then stays in its cache more often."""
         encoder = self._encoder()
         return [
-            normalize(self._embed(encoder, ids, lengths, seed=seed), dim=-1)
-            for ids, lengths, seed in sides
+            normalize(self._embed(encoder, one.token_ids, one.lengths, seed=one.seed), dim=-1)
+            for one in batch
         ]
 
     def _encoder(self) -> Encoder:
-        return prepare(self._spec, self._weights, self._training.precision)
+        weights = effective(self._weights, self._frozen, self._scale)
+        return prepare(self._spec, weights, self._training.precision)
 
-    def _excess(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """What gradients are divided by to be clipped by their global norm; None if never."""
+    def _excess(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """What gradients of a norm are divided by to be clipped; None if they never are."""
         clip = self._training.clip_norm
-        if not clip:
-            return None
-        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
-        return (norm / clip).clamp(min=1.0)
+        return (norm / clip).clamp(min=1.0) if clip else None
 
     def _update(
-        self, gradients: Mapping[str, torch.Tensor], learning_rate: float, number: int
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        excess: torch.Tensor | None,
+        learning_rate: float,
+        number: int,
     ) -> None:
-        """AdamW with clipping by the global norm, in the fused kernel, which divides too.
+        """AdamW, in the fused kernel, which divides gradients by their excess too.
 
         Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
         arXiv:1711.05101. Biases and layer norms are not decayed.
         """
-        excess = self._excess(gradients)
         matrices = [name for name, weight in self._weights.items() if weight.ndim > 1]
         vectors = [name for name, weight in self._weights.items() if weight.ndim == 1]
         for names, decay in ((matrices, self._training.weight_decay), (vectors, 0.0)):
@@ -236,22 +297,10 @@ class TorchStepper(TorchRun):
             )
 
 
-def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int) -> list[Texts]:
-    """The sides of a granule that the objective embeds.
-
-    Args:
-        sides: Their names.
-        seed: Of the run.
-        epoch: Of the step.
-    """
-    return [
-        Texts(
-            granule.sides[name].token_ids,
-            granule.sides[name].lengths,
-            noise_seed(seed, epoch, granule.number, site),
-        )
-        for site, name in enumerate(sides)
-    ]
+def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of all numbers of some gradients."""
+    norm: torch.Tensor = torch.nn.utils.get_total_norm(list(gradients))
+    return norm
 
 
 def on_device(targets: Targets, device: torch.device) -> Any:
@@ -266,12 +315,12 @@ def on_device(targets: Targets, device: torch.device) -> Any:
 def gradients_of_loss(
     loss_of: Callable[[Sequence[torch.Tensor], Any], torch.Tensor],
     sides: Sequence[torch.Tensor],
-    picks: Picks,
+    targets: Targets,
     share: float,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """A loss times a share, and its gradients; see :data:`.step_negatives.GradientsOf`."""
     leaves = [side.detach().requires_grad_() for side in sides]
-    loss = loss_of(leaves, on_device(picks, sides[0].device)) * share
+    loss = loss_of(leaves, on_device(targets, sides[0].device)) * share
     return loss.detach(), torch.autograd.grad(loss, leaves)
 
 

@@ -1,0 +1,172 @@
+"""Which weights are trained, and how they and the others make an encoder.
+
+The weights of an encoder are arrays by name, and its forms are pure functions of them. So frozen
+parts and LoRA are two dicts: what is trained, and what never changes. :func:`effective` puts them
+together, in whatever framework the arrays are; gradients pass through it to what is trained.
+
+Source of LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022,
+arXiv:2106.09685. All matrices of the layers are the default, as in Dettmers et al., "QLoRA:
+Efficient Finetuning of Quantized LLMs", NeurIPS 2023, arXiv:2305.14314.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.settings import EncoderSettings
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|block)\.(\d+)\.")
+"""The number of the layer that a weight is of, in the names of the families of encoders."""
+_EMBEDDING = re.compile(r"(?:^|\.)(?:\w*embed\w*|wte|wpe)\.")
+_MATRIX = ".weight"
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+"""The two factors of a target in place of its ``.weight``, as `peft` calls them: the first makes
+few numbers of a layer's input, the second makes its output of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """What of an encoder is not trained.
+
+    Attributes:
+        weights: fp32 arrays by canonical name.
+        scale: What LoRA's product is multiplied by.
+    """
+
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scale: float = 1.0
+
+
+NOTHING = Frozen()
+"""Of an encoder all of whose weights are trained."""
+
+
+def split(
+    encoder: EncoderSettings, weights: Mapping[str, np.ndarray], seed: int
+) -> tuple[dict[str, np.ndarray], Frozen]:
+    """What is trained of an encoder, and what is not; see :func:`effective` for the inverse.
+
+    Args:
+        encoder: Says which parts are frozen, and which matrices LoRA stands beside.
+        weights: All of the encoder's, in canonical order.
+        seed: LoRA's first factors follow from it; the second begin with zeros, so that the encoder
+            is as it was.
+
+    Raises:
+        InputError: There are not so many layers, no such target, or nothing that is trained.
+    """
+    frozen = _frozen_names(encoder, weights)
+    lora = encoder.lora
+    if not lora.rank:
+        trained = {name: value for name, value in weights.items() if name not in frozen}
+        if not trained:
+            raise InputError(
+                "encoder.freeze", "nothing is left to be trained", "freeze fewer parts"
+            )
+        return trained, Frozen(weights={name: weights[name] for name in weights if name in frozen})
+    factors = _factors(_targets(encoder, weights, frozen), lora.rank, seed)
+    return factors, Frozen(weights=dict(weights), scale=lora.alpha / lora.rank)
+
+
+def effective(
+    trained: Mapping[str, Any], frozen: Mapping[str, Any], scale: float
+) -> dict[str, Any]:
+    """The weights of the encoder, by canonical name.
+
+    Args:
+        trained: Arrays, or tensors of a framework, by name.
+        frozen: The same kind.
+        scale: See :class:`Frozen`.
+    """
+    weights = {name: value for name, value in trained.items() if not name.endswith((DOWN, UP))}
+    for name, value in frozen.items():
+        module = name.removesuffix(_MATRIX)
+        down = trained.get(module + DOWN)
+        if down is None:
+            weights[name] = value
+        else:
+            weights[name] = value + scale * (trained[module + UP] @ down)
+    return weights
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a weight is of; None for one outside of the layers."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def _frozen_names(encoder: EncoderSettings, weights: Mapping[str, Any]) -> set[str]:
+    """The weights of the parts that are not to be trained."""
+    numbers = {name: layer_of(name) for name in weights}
+    layers = len({number for number in numbers.values() if number is not None})
+    if encoder.freeze.layers > layers:
+        raise InputError(
+            "encoder.freeze.layers",
+            f"{encoder.freeze.layers} of {layers} layers cannot be frozen",
+            f"at most {layers}",
+        )
+    frozen = {
+        name
+        for name, number in numbers.items()
+        if number is not None and number < encoder.freeze.layers
+    }
+    if encoder.freeze.embeddings:
+        outside = (name for name, number in numbers.items() if number is None)
+        frozen |= {name for name in outside if _EMBEDDING.search(name)}
+    return frozen
+
+
+def _targets(
+    encoder: EncoderSettings, weights: Mapping[str, np.ndarray], frozen: set[str]
+) -> dict[str, tuple[int, ...]]:
+    """The modules that LoRA adapts, with the shape of each one's matrix."""
+    matrices = {
+        name.removesuffix(_MATRIX): value.shape
+        for name, value in weights.items()
+        if value.ndim == 2 and name.endswith(_MATRIX) and layer_of(name) is not None
+    }
+    asked = encoder.lora.targets
+    for target in asked:
+        if not any(_ends(name, target) for name in matrices):
+            known = dict.fromkeys(name.rpartition(".")[2] for name in matrices)
+            raise InputError(
+                "encoder.lora.targets",
+                f"the name of no matrix ends in `{target}`",
+                f"one of {', '.join(known)}" if known else "leave LoRA out: there are no layers",
+            )
+    chosen = {
+        name: shape
+        for name, shape in matrices.items()
+        if name + _MATRIX not in frozen
+        and (not asked or any(_ends(name, target) for target in asked))
+    }
+    if not chosen:
+        raise InputError(
+            "encoder.lora.rank",
+            "there is no layer whose matrices could be adapted",
+            "leave it out, or lower encoder.freeze.layers",
+        )
+    return chosen
+
+
+def _ends(name: str, target: str) -> bool:
+    return f".{name}".endswith(f".{target}")
+
+
+def _factors(targets: Mapping[str, tuple[int, ...]], rank: int, seed: int) -> dict[str, np.ndarray]:
+    """Fresh factors of each target; uniform as `peft` draws the first (Kaiming, slope of √5)."""
+    # Philox is specified to the bit, so the numbers depend on neither the machine nor the release.
+    generator = np.random.Generator(np.random.Philox(seed))
+    factors = {}
+    for name, (outputs, inputs) in targets.items():
+        drawn = generator.random((rank, inputs), dtype=np.float32)
+        factors[name + DOWN] = (2 * drawn - 1) / np.float32(math.sqrt(inputs))
+        factors[name + UP] = np.zeros((outputs, rank), np.float32)
+    return factors

@@ -1,0 +1,68 @@
+"""A LoRA adapter as `peft` writes it: a folder with the factors alone, and where their base is.
+
+`peft`, transformers and sentence-transformers load the base from where the folder says it is, and
+put the adapter on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipelines.files import storage
+from pipelines.files.copies import local_folder
+from pipelines.files.locations import Location
+from pipelines.models.adaptation import DOWN
+from pipelines.models.weights import save_weights
+
+CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_OF_THE_BASE = ("config.json", "model*.safetensors*")
+"""Files that would make the folder a whole model, whose base is not looked for."""
+
+
+def write_adapter(
+    folder: Location,
+    trained: Mapping[str, np.ndarray],
+    scale: float,
+    model: Location,
+    base: Location,
+) -> None:
+    """Writes an adapter, whole or not at all.
+
+    Args:
+        folder: Replaced if it exists.
+        trained: The factors, by name.
+        scale: What their products are multiplied by.
+        model: A sentence-transformers folder of the merged model, all of which but the weights goes
+            into the folder: modules, tokenizer, prompts and card.
+        base: The folder of the model that the factors were trained on, as it is to be found later.
+    """
+    merged = local_folder(model)
+    with storage.built_folder(folder) as aside:
+        storage.copy_folder(merged, aside)
+        for file in (file for pattern in _OF_THE_BASE for file in aside.glob(pattern)):
+            file.unlink()
+        storage.write_json(aside / CONFIG_FILE, _config(trained, scale, str(base)))
+        save_weights(
+            aside / ADAPTER_FILE, {f"{_PREFIX}{name}": value for name, value in trained.items()}
+        )
+
+
+def _config(trained: Mapping[str, np.ndarray], scale: float, base: str) -> dict[str, Any]:
+    """What `peft` reads; keys that are left out have its defaults."""
+    ranks = {name.removesuffix(DOWN): len(one) for name, one in trained.items() if DOWN in name}
+    (rank,) = set(ranks.values())
+    return {
+        "peft_type": "LORA",
+        "task_type": "FEATURE_EXTRACTION",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(ranks),
+    }

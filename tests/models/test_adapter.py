@@ -1,0 +1,64 @@
+"""A LoRA adapter as others load it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pipelines.models.adaptation import UP, effective, split
+from pipelines.models.adapter import write_adapter
+from pipelines.models.folder import default_start, read_encoder, write_encoder
+from pipelines.models.weights import load_weights
+from pipelines.settings.load import parse
+
+TEXTS = ["a small test", "another sentence, that is longer"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A start, the model and the adapter that came of it, as if it had learnt something."""
+    home = tmp_path_factory.mktemp("adapter")
+    start = default_start()
+    spec, weights = read_encoder(start)
+    encoder = parse({"encoder": {"lora": {"rank": 4, "alpha": 8.0, "targets": ["query"]}}}).encoder
+    trained, frozen = split(encoder, weights, 1)
+    generator = np.random.default_rng(0)
+    for name in trained:
+        if name.endswith(UP):
+            trained[name] = generator.standard_normal(trained[name].shape, np.float32) / 10
+    merged = effective(trained, frozen.weights, frozen.scale)
+    write_encoder(home / "start", spec, weights, start, "")
+    write_encoder(home / "model", spec, merged, start, "A card.")
+    write_adapter(home / "adapter", trained, frozen.scale, home / "model", home / "start")
+    return home, trained, merged
+
+
+def test_the_folder_holds_the_factors_and_no_model(folders):
+    home, trained, _ = folders
+    config = json.loads((home / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (4, 8.0, 6)
+    assert config["base_model_name_or_path"] == str(home / "start")
+    stored = load_weights(home / "adapter" / "adapter_model.safetensors")
+    assert {f"base_model.model.{name}" for name in trained} == set(stored)
+    names = {path.name for path in (home / "adapter").iterdir()}
+    assert not names & {"config.json", "model.safetensors"}
+    assert {"modules.json", "tokenizer.json", "README.md", "1_Pooling"} <= names
+
+
+@pytest.mark.slow
+def test_peft_and_sentence_transformers_load_it(folders):
+    peft = pytest.importorskip("peft")
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModel
+
+    home, _, merged = folders
+    base = AutoModel.from_pretrained(home / "start")
+    theirs = peft.PeftModel.from_pretrained(base, home / "adapter").merge_and_unload().state_dict()
+    for name, value in merged.items():
+        np.testing.assert_allclose(theirs[name], value, atol=1e-6, err_msg=name)
+    expected, start, found = (
+        SentenceTransformer(str(home / name), device="cpu").encode(TEXTS)
+        for name in ("model", "start", "adapter")
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.abs(start - expected).max() > 1e-3
