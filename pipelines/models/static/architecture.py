@@ -8,6 +8,7 @@ from pipelines.models.weights import normal_weights
 
 STATIC = Architecture(
     spec=spec.StaticSpec,
+    models="StaticEmbedding of sentence-transformers, model2vec",
     check_settings=spec.check_settings,
     shape=spec.shape,
     random_lengths=spec.random_lengths,
