@@ -81,6 +81,8 @@ class Architecture:
             in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
             sharded training, which else takes the encoder as one unit; `bigdl_memory`, which
             goes with `bigdl`, says what heap a step needs.
+        leaves_ends_out: Whether it takes the first and the last token of every text for special
+            ones, and leaves them out; else a tokenizer may add any number, or none.
     """
 
     spec: type[EncoderSpec]
@@ -94,6 +96,7 @@ class Architecture:
     described: Callable[[Any], str]
     described_settings: Callable[[EncoderSettings], str]
     forms: Mapping[str, str]
+    leaves_ends_out: bool = False
 
     def __post_init__(self) -> None:
         if "bigdl" in self.forms and "bigdl_memory" not in self.forms:

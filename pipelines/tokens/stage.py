@@ -43,6 +43,7 @@ from pipelines.tokens.encoding import (
 )
 from pipelines.tokens.lengths import model_length, reading_limit, told_cuts, training_length
 from pipelines.tokens.prompts import training_prompts
+from pipelines.tokens.special_tokens import special_ends
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
 from pipelines.tokens.words import TEXT_COLUMNS, count_words
 
@@ -126,9 +127,8 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
 
     - `examples.parquet/` has a row per example: `id` and `group` (int64), `length` (int32; tokens
       of the longest side), `anchor`, `positive` and `negative` (binary: little-endian int32 ids,
-      [CLS] and [SEP] included, not padded; `positive` and `negative` are null where there is no
-      such side), `score` (float32), `tokens` (int64; of all sides), `cut` (int32; sides that were
-      longer);
+      special ones too, not padded; the last two are null where there is no such side), `score`
+      (float32), `tokens` (int64; of all sides), `cut` (int32; sides that were longer);
     - `tokenizer/` is the tokenizer;
     - `lengths.json` says how many examples have each length, `manifest.json` is the summary.
 
@@ -304,14 +304,14 @@ def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -
     Yields:
         How many files were written, once.
     """
-    written = 0
+    written, ends = 0, special_ends(load_tokenizer(TokensFolder(folder).tokenizer))
     for part in parts:
         lengths = read_table(part.path, ["length"]).column("length").to_numpy()
         if lengths.max(initial=0) <= max_length:
             continue
         with _writer(part.path, folder) as writer:
             for batch in read_part(part, SCHEMA.names):
-                writer.write_batch(shorten_batch(batch, max_length))
+                writer.write_batch(shorten_batch(batch, max_length, ends.behind))
         written += 1
     yield written
 
@@ -366,9 +366,9 @@ def tokenise_batch(
     return pa.RecordBatch.from_pydict(columns, schema=SCHEMA), sums
 
 
-def shorten_batch(batch: pa.RecordBatch, max_length: int) -> pa.RecordBatch:
+def shorten_batch(batch: pa.RecordBatch, max_length: int, behind: int) -> pa.RecordBatch:
     """Rows of :data:`SCHEMA` that were cut at a greater length, or not at all, cut at this one."""
-    sides = {name: shortened(batch.column(name), max_length) for name in TEXT_COLUMNS}
+    sides = {name: shortened(batch.column(name), max_length, behind) for name in TEXT_COLUMNS}
     before = np.stack([lengths for _, lengths in sides.values()])
     lengths = np.minimum(before, max_length)
     columns = {

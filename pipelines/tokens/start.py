@@ -77,6 +77,18 @@ def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Arc
     return next(found, architectures[0])
 
 
+def start_architecture(config: Config) -> Architecture:
+    """The architecture that is trained: that of the start checkpoint, or the one that is set.
+
+    Raises:
+        InputError: There is no such start.
+    """
+    folder = start_folder(config)
+    if folder is None:
+        return ARCHITECTURES.load(config.encoder.kind)
+    return folder_architecture(folder, folder_modules(folder))
+
+
 def check_vocabulary(config: Config) -> None:
     """Makes sure that a new vocabulary does not meet old word embeddings.
 

@@ -4,10 +4,15 @@ write them, with random weights."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 TEXTS = (
     "the model reads a text",
@@ -17,6 +22,7 @@ TEXTS = (
     "ten",
 )
 _WORDS = sorted({word for text in TEXTS for word in text.split()} - {"zyx"})
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 _SIZE = {"vocab_size": 48, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 _BERT = {**_SIZE, "intermediate_size": 40, "max_position_embeddings": 40}
 _DECODER = {
@@ -48,7 +54,6 @@ class Family:
     before: tuple[str, ...] = ("<s>",)
     after: tuple[str, ...] = ("</s>",)
     pooling: str = "mean"
-    special: tuple[str, ...] = field(default=("<s>", "<pad>", "</s>", "<unk>"))
 
 
 FAMILIES = {
@@ -77,23 +82,23 @@ FAMILIES = {
 }
 
 
-def write_tokenizer(folder: Path, family: Family, max_length: int = 32) -> None:
-    """A vocabulary of whole words, with the special tokens of a family around a text."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from tokenizers.processors import TemplateProcessing
-
-    words = [*family.special, *_WORDS]
+def tokenizer_of(before: Sequence[str], after: Sequence[str]) -> Tokenizer:
+    """A vocabulary of whole words, with special tokens before and after a text."""
+    words = [*SPECIAL, *_WORDS]
     tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, "<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.add_special_tokens(list(family.special))
-    ends = dict.fromkeys((*family.before, *family.after))
-    tokenizer.post_processor = TemplateProcessing(
-        single=" ".join([*family.before, "$A", *family.after]),
-        special_tokens=[(token, words.index(token)) for token in ends],
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    if before or after:
+        tokenizer.post_processor = TemplateProcessing(
+            single=" ".join([*before, "$A", *after]),
+            special_tokens=[(token, words.index(token)) for token in {*before, *after}],
+        )
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, family: Family, max_length: int = 32) -> None:
+    """The files of a family's tokenizer."""
+    tokenizer_of(family.before, family.after).save(str(folder / "tokenizer.json"))
     names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
     (folder / "tokenizer_config.json").write_text(json.dumps(options | names))

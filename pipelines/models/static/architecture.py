@@ -22,6 +22,7 @@ STATIC = Architecture(
     ),
     described=spec.described,
     described_settings=spec.described_settings,
+    leaves_ends_out=True,
     # No `torch_module`: the one matrix is one unit.
     forms={
         "tensorflow": "pipelines.models.static.tensorflow:encode",

@@ -18,6 +18,7 @@ from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, save_weights
 from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.prompts import read_prompts
+from pipelines.tokens.special_tokens import special_ends
 from pipelines.tokens.vocabulary import TOKENIZER_FILE, copy_tokenizer, load_tokenizer
 
 STATIC_MODULE = "StaticEmbedding"
@@ -55,7 +56,7 @@ def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
     name, *more = sorted(weights)
     if name not in _NAMES or more:
         raise _refusal(folder, f"holds {', '.join(sorted(weights))}, not {_NAMES[0]} alone")
-    if load_tokenizer(folder).num_special_tokens_to_add(is_pair=False) != ENDS:
+    if special_ends(load_tokenizer(folder)) != (1, 1):
         raise _refusal(folder, "has a tokenizer that adds no [CLS] or [SEP]")
     words = np.ascontiguousarray(weights[name], dtype=np.float32)
     spec = StaticSpec(
