@@ -92,23 +92,23 @@ def embedding_options(
     except InputError as error:
         raise InputError(KEY, error.problem, error.remedy) from None
     spec.prompts.before(prompt_name)
-    if dimensions is not None and not 1 <= dimensions <= spec.hidden:
+    if dimensions is not None and not 1 <= dimensions <= spec.embedding_width:
         raise InputError(
             "embedding.dimensions",
-            f"{dimensions} is not within the model's {spec.hidden}",
-            f"1 to {spec.hidden}",
+            f"{dimensions} is not within the model's {spec.embedding_width}",
+            f"1 to {spec.embedding_width}",
         )
     return EmbeddingOptions(
         model=folder,
         model_sha256=model_digest(folder),
-        hidden=spec.hidden,
+        hidden=spec.embedding_width,
         normalise=spec.normalise,
         backend=choose_backend(backend, spec.kind),
         precision=precision,
         threads=threads,
         batch_tokens=batch_tokens,
         prompt_name=prompt_name,
-        dimensions=dimensions or spec.hidden,
+        dimensions=dimensions or spec.embedding_width,
         quantise=quantise,
     )
 

@@ -5,7 +5,8 @@ import com.intel.analytics.bigdl.dllib.nn.abstractnn.Activity;
 import com.intel.analytics.bigdl.dllib.tensor.Tensor;
 
 /**
- * The mean of some of a text's token vectors; zeros if there are none.
+ * The mean of some of a text's token vectors, or one weighted by their places; zeros if there are
+ * none.
  *
  * <p>From a table of vectors [tokens, hidden] and lengths [texts], to [texts, hidden].
  */
@@ -18,7 +19,8 @@ public class Pool extends AbstractModule {
 
   /**
    * @param hidden Width.
-   * @param tokens `all`; `first`; or `inner`, all but the first and the last.
+   * @param tokens `all`; `weighted`, all by their places from 1 on; `first`; `last`; or `inner`, all
+   *     but the first and the last.
    */
   public Pool(int hidden, String tokens) {
     super(Floats.ACTIVITY, Floats.ACTIVITY, Floats.FLOAT, Floats.NUMERIC);
@@ -26,12 +28,20 @@ public class Pool extends AbstractModule {
     this.tokens = tokens;
   }
 
-  private int begin(int start) {
-    return tokens.equals("inner") ? start + 1 : start;
+  private int begin(int start, int next) {
+    return tokens.equals("inner") ? start + 1 : tokens.equals("last") ? next - 1 : start;
   }
 
   private int end(int start, int next) {
     return tokens.equals("first") ? start + 1 : tokens.equals("inner") ? next - 1 : next;
+  }
+
+  /** The share of a text's vector at a place from 0 on. */
+  private float share(int place, int count) {
+    if (tokens.equals("weighted")) {
+      return (place + 1) / (count * (count + 1f) / 2);
+    }
+    return 1f / Math.max(count, 1);
   }
 
   public Activity updateOutput(Activity input) {
@@ -41,16 +51,13 @@ public class Pool extends AbstractModule {
     int from = Floats.first(stream), texts = starts.length - 1;
     float[] out = Floats.array(Floats.shaped(output, texts, hidden).zero());
     for (int text = 0; text < texts; text++) {
-      int begin = begin(starts[text]), end = end(starts[text], starts[text + 1]);
+      int begin = begin(starts[text], starts[text + 1]), end = end(starts[text], starts[text + 1]);
       for (int token = begin; token < end; token++) {
         int row = from + token * hidden;
+        float share = share(token - begin, end - begin);
         for (int column = 0; column < hidden; column++) {
-          out[text * hidden + column] += in[row + column];
+          out[text * hidden + column] += share * in[row + column];
         }
-      }
-      float factor = 1f / Math.max(end - begin, 1);
-      for (int column = 0; column < hidden; column++) {
-        out[text * hidden + column] *= factor;
       }
     }
     output_$eq(output);
@@ -64,11 +71,11 @@ public class Pool extends AbstractModule {
     int from = Floats.first(pull), texts = starts.length - 1;
     float[] out = Floats.array(Floats.shaped(back, starts[texts], hidden).zero());
     for (int text = 0; text < texts; text++) {
-      int begin = begin(starts[text]), end = end(starts[text], starts[text + 1]);
-      float factor = 1f / Math.max(end - begin, 1);
+      int begin = begin(starts[text], starts[text + 1]), end = end(starts[text], starts[text + 1]);
       for (int token = begin; token < end; token++) {
+        float share = share(token - begin, end - begin);
         for (int column = 0; column < hidden; column++) {
-          out[token * hidden + column] = grad[from + text * hidden + column] * factor;
+          out[token * hidden + column] = grad[from + text * hidden + column] * share;
         }
       }
     }

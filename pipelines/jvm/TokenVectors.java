@@ -20,7 +20,7 @@ public class TokenVectors extends AbstractModule {
   private final Tensor noLengths = Floats.zeros(new int[] {0});
 
   /**
-   * @param rows Rows of the word table; and those of positions and segments, or nothing more.
+   * @param rows Rows of the word table; then those of positions and of segments, if there are any.
    * @param hidden Width.
    */
   public TokenVectors(int[] rows, int hidden) {
@@ -55,13 +55,12 @@ public class TokenVectors extends AbstractModule {
   }
 
   private void addPlaces(float[] out, int[] starts) {
-    float[] places = Floats.array(weights[1]), segments = Floats.array(weights[2]);
-    int firstPlace = Floats.first(weights[1]), firstSegment = Floats.first(weights[2]);
     for (int text = 0; text + 1 < starts.length; text++) {
       for (int token = starts[text]; token < starts[text + 1]; token++) {
-        int row = token * hidden, place = firstPlace + (token - starts[text]) * hidden;
-        for (int column = 0; column < hidden; column++) {
-          out[row + column] += places[place + column] + segments[firstSegment + column];
+        int row = token * hidden, place = (token - starts[text]) * hidden;
+        add(out, row, Floats.array(weights[1]), Floats.first(weights[1]) + place);
+        if (weights.length > 2) {
+          add(out, row, Floats.array(weights[2]), Floats.first(weights[2]));
         }
       }
     }
@@ -88,12 +87,13 @@ public class TokenVectors extends AbstractModule {
       return;
     }
     int[] starts = Floats.starts(Floats.member(input, 2));
-    float[] places = Floats.array(gradients[1]), segments = Floats.array(gradients[2]);
-    int firstPlace = Floats.first(gradients[1]), firstSegment = Floats.first(gradients[2]);
     for (int text = 0; text + 1 < starts.length; text++) {
       for (int token = starts[text]; token < starts[text + 1]; token++) {
-        add(places, firstPlace + (token - starts[text]) * hidden, grad, from + token * hidden);
-        add(segments, firstSegment, grad, from + token * hidden);
+        int row = from + token * hidden, place = (token - starts[text]) * hidden;
+        add(Floats.array(gradients[1]), Floats.first(gradients[1]) + place, grad, row);
+        if (weights.length > 2) {
+          add(Floats.array(gradients[2]), Floats.first(gradients[2]), grad, row);
+        }
       }
     }
   }

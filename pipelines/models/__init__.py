@@ -14,6 +14,10 @@ ARCHITECTURES: Registry[Architecture] = Registry(
     key="encoder.kind",
     entries={
         "bert": "pipelines.models.bert.architecture:BERT",
+        "roberta": "pipelines.models.roberta.architecture:ROBERTA",
+        "distilbert": "pipelines.models.distilbert.architecture:DISTILBERT",
+        "electra": "pipelines.models.electra.architecture:ELECTRA",
+        "mpnet": "pipelines.models.mpnet.architecture:MPNET",
         "static": "pipelines.models.static.architecture:STATIC",
     },
     renamed={"transformer": "bert", "bag": "static"},

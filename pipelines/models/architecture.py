@@ -6,7 +6,7 @@ are named only, so a framework is imported when a form of it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,9 +19,9 @@ from pipelines.models import ARCHITECTURES
 from pipelines.models.spec import EncoderSpec
 from pipelines.settings import Config, EncoderSettings
 
-Modules: TypeAlias = Mapping[str, str]
-"""The folder of each module of a sentence-transformers folder by its class, in their order; none
-for a plain checkpoint."""
+Modules: TypeAlias = Sequence[tuple[str, str]]
+"""Class and folder of each module of a sentence-transformers folder, in their order; none for a
+plain checkpoint."""
 NORMALISING = "Normalize"
 """The module that scales embeddings to length 1, which any architecture may be followed by."""
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -56,7 +56,7 @@ class FolderFormat:
 
     recognises: Callable[[Path, Modules], bool]
     read: Callable[[Path, Modules], tuple[Any, dict[str, np.ndarray]]]
-    write: Callable[[Path, Any, Mapping[str, np.ndarray], Path], dict[str, str]]
+    write: Callable[[Path, Any, Mapping[str, np.ndarray], Path], list[tuple[str, str]]]
     lengths: Callable[[Path, Modules], Lengths]
 
 
@@ -66,6 +66,7 @@ class Architecture:
 
     Attributes:
         spec: Its spec, which knows its name.
+        models: What people know that starts from it, for the documentation.
         check_settings: Refuses settings of a random start that do not go together.
         shape: The fields of a random start's spec that not all architectures have.
         random_lengths: Tokens that a random start reads, given ``tokens.max_length``.
@@ -80,9 +81,12 @@ class Architecture:
             in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
             sharded training, which else takes the encoder as one unit; `bigdl_memory`, which
             goes with `bigdl`, says what heap a step needs.
+        leaves_ends_out: Whether it takes the first and the last token of every text for special
+            ones, and leaves them out; else a tokenizer may add any number, or none.
     """
 
     spec: type[EncoderSpec]
+    models: str
     check_settings: Callable[[EncoderSettings], None]
     shape: Callable[[EncoderSettings], dict[str, Any]]
     random_lengths: Callable[[int | None], Lengths]
@@ -92,6 +96,7 @@ class Architecture:
     described: Callable[[Any], str]
     described_settings: Callable[[EncoderSettings], str]
     forms: Mapping[str, str]
+    leaves_ends_out: bool = False
 
     def __post_init__(self) -> None:
         if "bigdl" in self.forms and "bigdl_memory" not in self.forms:

@@ -19,7 +19,7 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
-from pipelines.models.architecture import NORMALISING, architecture_of, check_framework
+from pipelines.models.architecture import NORMALISING, Modules, architecture_of, check_framework
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WEIGHT_FILE, Weights, check_weights, random_weights
 from pipelines.settings import Config, EncoderSettings
@@ -146,8 +146,8 @@ def write_encoder(
     with storage.built_folder(folder) as aside:
         modules = write(aside, spec, weights, local_folder(tokenizer_folder))
         if spec.normalise:
-            modules[NORMALISING] = f"{len(modules)}_{NORMALISING}"
-            (aside / modules[NORMALISING]).mkdir()
+            modules.append((NORMALISING, f"{len(modules)}_{NORMALISING}"))
+            (aside / modules[-1][1]).mkdir()
         storage.write_json(aside / MODULES_FILE, list(_listed(modules)))
         storage.write_json(
             aside / PROMPTS_FILE, spec.prompts.to_json() | {"similarity_fn_name": "cosine"}
@@ -176,9 +176,9 @@ def _refuse(folder: Path, problem: str) -> NoReturn:
     )
 
 
-def _listed(modules: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _listed(modules: Modules) -> Iterator[dict[str, Any]]:
     """The entries of modules.json."""
-    for index, (kind, path) in enumerate(modules.items()):
+    for index, (kind, path) in enumerate(modules):
         yield {
             "idx": index,
             "name": str(index),

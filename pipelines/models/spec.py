@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pipelines.models import ARCHITECTURES
 from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.prompts import NO_PROMPTS, Prompts
+
+Pooling: TypeAlias = Literal["mean", "cls", "lasttoken", "weightedmean"]
+"""How a text's hidden states become one, under sentence-transformers' names: their mean, the first,
+the last, or their mean weighted by their place, from 1 on."""
+Activation: TypeAlias = Literal["tanh", "identity"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """A dense layer between pooling and normalising, as sentence-transformers' Dense module.
+
+    Attributes:
+        width: Of what it gives; it takes what the module before it gives.
+        bias: Whether it has one.
+        activation: What it ends with.
+    """
+
+    width: int
+    bias: bool = True
+    activation: Activation = "tanh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +38,8 @@ class EncoderSpec:
     Attributes:
         kind: Name of the architecture in :data:`pipelines.models.ARCHITECTURES`.
         vocabulary: Rows of the word embedding.
-        hidden: Width of an embedding.
+        hidden: Width of the layers, and of an embedding if no dense layer follows them.
+        dense: Dense layers that pooled hidden states pass, in their order.
         normalise: Whether embeddings are scaled to length 1.
         max_length: Tokens that are read of a text, [CLS] and [SEP] included.
         pad_token_id: Fills short texts.
@@ -29,10 +50,16 @@ class EncoderSpec:
 
     vocabulary: int
     hidden: int
+    dense: tuple[Dense, ...] = ()
     normalise: bool = True
     max_length: int = UNLIMITED
     pad_token_id: int = 0
     prompts: Prompts = NO_PROMPTS
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of an embedding."""
+        return self.dense[-1].width if self.dense else self.hidden
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict that :meth:`from_json` reads back to an equal value."""
@@ -47,4 +74,6 @@ class EncoderSpec:
         """
         spec = ARCHITECTURES.load(value.get("kind", "bert")).spec
         known = {name: value[name] for name in (own.name for own in fields(spec)) if name in value}
-        return spec(**{**known, "prompts": Prompts.from_json(value.get("prompts", {}))})
+        dense = tuple(Dense(**layer) for layer in value.get("dense", ()))
+        prompts = Prompts.from_json(value.get("prompts", {}))
+        return spec(**{**known, "dense": dense, "prompts": prompts})

@@ -28,7 +28,24 @@ INITIAL_DEVIATION = 0.02
 
 def weight_shapes(spec: EncoderSpec) -> Shapes:
     """Shape of every weight, in canonical order; matrices are [out, in] as in torch."""
-    return architecture_of(spec).weight_shapes(spec)
+    return {**architecture_of(spec).weight_shapes(spec), **dense_shapes(spec)}
+
+
+def dense_shapes(spec: EncoderSpec) -> Shapes:
+    """Shapes of the dense layers behind pooling, the same in all architectures."""
+    shapes: Shapes = {}
+    width = spec.hidden
+    for number, layer in enumerate(spec.dense):
+        shapes[dense_name(number, "weight")] = (layer.width, width)
+        if layer.bias:
+            shapes[dense_name(number, "bias")] = (layer.width,)
+        width = layer.width
+    return shapes
+
+
+def dense_name(number: int, part: str) -> str:
+    """Name of `weight` or `bias` of a dense layer behind pooling."""
+    return f"dense.{number}.{part}"
 
 
 def random_weights(spec: EncoderSpec, seed: int) -> Weights:

@@ -84,8 +84,13 @@ class EncoderSettings(Settings):
     intermediate: int | None = Field(
         default=None, ge=8, description="Feed-forward width; 4 x `hidden` unless set."
     )
-    pooling: Literal["mean", "cls"] = Field(
-        default="mean", description="Pooling: the mean of all tokens, or the token [CLS]."
+    pooling: Literal["mean", "cls", "lasttoken", "weightedmean"] = Field(
+        default="mean",
+        description=(
+            "Pooling of a random start, and of a checkpoint that is no sentence-transformers "
+            "folder: `mean` of all tokens, `cls` the first token, `lasttoken` (for decoders), "
+            "`weightedmean` by the tokens' places."
+        ),
     )
     normalise: bool = Field(default=True, description="Scale embeddings to length 1.")
     max_length: int | None = Field(

@@ -15,9 +15,13 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from pipelines.tokens.chunks import plain_word, slices, split, text_bytes
+from pipelines.tokens.special_tokens import special_ends
 
 CACHE_BYTES = 32 * 2**20
 """Text of the chunks that are remembered; with their ids they take some ten times as much."""
+
+NO_TOKEN = 0
+"""What a text without any token has, since an encoder needs one."""
 
 _MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 
@@ -44,10 +48,13 @@ class Encoded:
 
 
 class TextEncoder(Protocol):
-    """Turns texts into token ids, [CLS] and [SEP] included."""
+    """Turns texts into token ids, the special tokens around them included."""
 
     def encode(self, texts: pa.StringArray) -> Encoded:
-        """Ids of each text; of a longer one the first ``max_length - 1`` and the last one."""
+        """Ids of each text; a longer one is cut before the special tokens behind it.
+
+        A text has at least one id: where a tokenizer gives none, that is :data:`NO_TOKEN`.
+        """
 
 
 def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
@@ -64,9 +71,9 @@ def open_encoder(tokenizer: Tokenizer, max_length: int) -> TextEncoder:
     """
     whole = LibraryEncoder(tokenizer, max_length)
     rules = _chunk_rules(json.loads(tokenizer.to_str()))
-    ends = tokenizer.encode("").ids
-    if rules is None or len(ends) != 2:
+    if rules is None or special_ends(tokenizer) != (1, 1):
         return whole
+    ends = tokenizer.encode("").ids
     return ChunkEncoder(tokenizer, max_length, rules, (ends[0], ends[1]), whole)
 
 
@@ -89,12 +96,15 @@ class PromptedEncoder:
         return self.encoder.encode(texts)
 
 
-def shortened(ids: pa.BinaryArray, max_length: int) -> tuple[pa.BinaryArray, np.ndarray]:
+def shortened(
+    ids: pa.BinaryArray, max_length: int, behind: int
+) -> tuple[pa.BinaryArray, np.ndarray]:
     """Ids of :class:`Encoded`, cut as an encoder of a smaller ``max_length`` cuts them.
 
     Args:
         ids: Binary array of little-endian int32 ids; may have nulls.
         max_length: Ids to keep of a text.
+        behind: Special tokens at the end of a text.
 
     Returns:
         The ids, and of each text how many it had, int32 [rows].
@@ -105,7 +115,7 @@ def shortened(ids: pa.BinaryArray, max_length: int) -> tuple[pa.BinaryArray, np.
     if not (lengths > max_length).any():
         return ids, lengths
     flat = np.frombuffer(b"".join(ids.drop_null().to_pylist()), "<i4")
-    kept, kept_lengths = _without_middle(flat, lengths, max_length)
+    kept, kept_lengths = _cut(flat, lengths, max_length, behind)
     return _binary(kept, kept_lengths, present), lengths
 
 
@@ -120,18 +130,19 @@ class LibraryEncoder:
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self._tokenizer = tokenizer
         self._max_length = max_length
+        self._behind = special_ends(tokenizer).behind
 
     def encode(self, texts: pa.StringArray) -> Encoded:
         """See :class:`TextEncoder`."""
         present = _present(texts)
         encodings = self._tokenizer.encode_batch_fast(texts.drop_null().to_pylist())
-        rows = [encoding.ids for encoding in encodings]
+        rows = [encoding.ids or [NO_TOKEN] for encoding in encodings]
         lengths = np.zeros(len(texts), np.int32)
         lengths[present] = np.fromiter(map(len, rows), np.int32, len(rows))
         ids = np.fromiter(chain.from_iterable(rows), "<i4", int(lengths.sum()))
         whole = lengths
         if (whole > self._max_length).any():
-            ids, lengths = _without_middle(ids, whole, self._max_length)
+            ids, lengths = _cut(ids, whole, self._max_length, self._behind)
         return Encoded(_binary(ids, lengths, present), lengths, whole)
 
 
@@ -361,14 +372,14 @@ def _sums(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
-def _without_middle(
-    ids: np.ndarray, lengths: np.ndarray, most: int
+def _cut(
+    ids: np.ndarray, lengths: np.ndarray, most: int, behind: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Keeps the first ``most - 1`` ids of a longer row, and its last one."""
+    """Keeps ``most`` ids of a longer row: the first ones, and the last ``behind``."""
     starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
     place = np.arange(len(ids)) - starts
     from_end = np.repeat(lengths, lengths) - place
-    kept = (place < most - 1) | (from_end == 1)
+    kept = (place < most - behind) | (from_end <= behind)
     return ids[kept], np.minimum(lengths, most)
 
 

@@ -90,10 +90,10 @@ def tokenise_batch(
     return examples, sums
 
 
-def shorten_batch(batch: pa.RecordBatch, max_length: int) -> pa.RecordBatch:
+def shorten_batch(batch: pa.RecordBatch, max_length: int, behind: int) -> pa.RecordBatch:
     """Rows of :data:`SCHEMA` that were cut at a greater length, or not at all, cut at this one."""
     texts = {name: _Texts.of(batch.column(name)) for name in TEXT_COLUMNS}
-    cut = {name: shortened(one.values, max_length) for name, one in texts.items()}
+    cut = {name: shortened(one.values, max_length, behind) for name, one in texts.items()}
     rows = _Rows.of([*texts.values()])
     before = np.concatenate([lengths for _, lengths in cut.values()])
     columns = {

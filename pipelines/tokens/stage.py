@@ -44,6 +44,7 @@ from pipelines.tokens.examples import (
 )
 from pipelines.tokens.lengths import model_length, reading_limit, told_cuts, training_length
 from pipelines.tokens.prompts import training_prompts
+from pipelines.tokens.special_tokens import special_ends
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
 from pipelines.tokens.words import TEXT_COLUMNS, count_words
 
@@ -95,8 +96,8 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     In that folder, which is replaced as a whole or left as it was:
 
     - `examples.parquet/` has a row per example: `id` and `group` (int64), `length` (int32; tokens
-      of the longest text), `anchor` and `positive` (binary: little-endian int32 ids, [CLS] and
-      [SEP] included, not padded), `negatives` (lists of such; `positive` and `negatives` are null
+      of the longest text), `anchor` and `positive` (binary: little-endian int32 ids, special
+      ones too, not padded), `negatives` (lists of such; `positive` and `negatives` are null
       where there are none), `score` (float32), `candidate_scores` (lists of float32), `tokens`
       (int64; of all texts), `cut` (int32; texts that were longer);
     - `tokenizer/` is the tokenizer;
@@ -300,14 +301,14 @@ def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -
     Yields:
         How many files were written, once.
     """
-    written = 0
+    written, ends = 0, special_ends(load_tokenizer(TokensFolder(folder).tokenizer))
     for part in parts:
         lengths = read_table(part.path, ["length"]).column("length").to_numpy()
         if lengths.max(initial=0) <= max_length:
             continue
         with _writer(part.path, folder) as writer:
             for batch in read_part(part, SCHEMA.names):
-                writer.write_batch(shorten_batch(batch, max_length))
+                writer.write_batch(shorten_batch(batch, max_length, ends.behind))
         written += 1
     yield written
 

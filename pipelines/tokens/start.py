@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,14 +60,14 @@ def start_folder(config: Config) -> Path | None:
     return local_folder(folder)
 
 
-def folder_modules(folder: Path) -> dict[str, str]:
-    """The path of each module of a folder by its class, in their order; none of a checkpoint."""
+def folder_modules(folder: Path) -> list[tuple[str, str]]:
+    """Class and path of each module of a folder, in their order; none of a checkpoint."""
     path = folder / MODULES_FILE
     modules = storage.read_json(path) if path.is_file() else []
-    return {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+    return [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
 
 
-def folder_architecture(folder: Path, modules: Mapping[str, str]) -> Architecture:
+def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
     """The architecture of the model in a folder; the first one if none recognises it.
 
     That one's reading then says what is wrong with the folder.
@@ -75,6 +75,18 @@ def folder_architecture(folder: Path, modules: Mapping[str, str]) -> Architectur
     architectures = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
     found = (one for one in architectures if one.folder.recognises(folder, modules))
     return next(found, architectures[0])
+
+
+def start_architecture(config: Config) -> Architecture:
+    """The architecture that is trained: that of the start checkpoint, or the one that is set.
+
+    Raises:
+        InputError: There is no such start.
+    """
+    folder = start_folder(config)
+    if folder is None:
+        return ARCHITECTURES.load(config.encoder.kind)
+    return folder_architecture(folder, folder_modules(folder))
 
 
 def check_vocabulary(config: Config) -> None:

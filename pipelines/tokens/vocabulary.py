@@ -16,7 +16,14 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.settings import Config, TokenSettings
-from pipelines.tokens.start import MODULES_FILE, check_vocabulary, default_start, start_folder
+from pipelines.tokens.special_tokens import SpecialEnds, special_ends
+from pipelines.tokens.start import (
+    MODULES_FILE,
+    check_vocabulary,
+    default_start,
+    start_architecture,
+    start_folder,
+)
 from pipelines.tokens.vocabulary_learning import (
     SPECIAL_TOKENS,
     WORD_START,
@@ -66,11 +73,23 @@ def check_tokenizer(config: Config) -> Path | None:
     key, source = "tokens.vocabulary", named_tokenizer(config)
     if config.tokens.vocabulary == "start":
         key = "encoder.start"
-    if _read_tokenizer(key, source).num_special_tokens_to_add(is_pair=False) != 2:
+    ends = _ends(key, source)
+    if start_architecture(config).leaves_ends_out and ends != (1, 1):
         raise InputError(
             key, f"the tokenizer in {source} adds no [CLS] or [SEP]", "one of a BERT-family model"
         )
     return source
+
+
+def _ends(key: str, source: Path) -> SpecialEnds:
+    tokenizer = _read_tokenizer(key, source)
+    try:
+        return special_ends(tokenizer)
+    except Exception as error:
+        # The library raises nothing narrower where a text cannot be encoded.
+        raise InputError(
+            key, f"the tokenizer in {source} cannot be used: {error}", "name another folder"
+        ) from error
 
 
 def named_tokenizer(config: Config) -> Path:

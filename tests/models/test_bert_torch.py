@@ -194,7 +194,7 @@ class TestDropout:
         assert sorted(places) == list(range(1 + 3 * SPEC.layers))
 
     def test_gradients_are_those_that_pytorch_derives(self, monkeypatch):
-        def plain(qkv, batch, heads, mask):
+        def plain(qkv, batch, heads, mask, bias):
             split = batch.rectangle(qkv).view(batch.texts, batch.width, 3, heads, -1)
             query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
             probs = (query @ key.transpose(-1, -2) + batch.padding.attention_bias).softmax(

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import shutil
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.folder import default_start, read_encoder, start_encoder, write_encoder
+from pipelines.models.spec import Pooling
 from pipelines.models.weights import load_weights, random_weights, save_weights
 from pipelines.settings import Config
 from pipelines.settings.load import parse
@@ -23,7 +25,7 @@ def folder(small_folder, tmp_path):
     return shutil.copytree(small_folder, tmp_path / "copy")
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", get_args(Pooling))
 @pytest.mark.parametrize("normalise", [True, False])
 def test_round_trip(small_folder, tmp_path, pooling, normalise):
     spec, weights = read_encoder(small_folder)
@@ -73,14 +75,14 @@ def test_a_plain_checkpoint_with_prefix_head_and_half_precision_is_read(folder):
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("config.json", {"model_type": "roberta"}, "roberta"),
         ("config.json", {"hidden_act": "gelu_new"}, "gelu_new"),
         ("config.json", {"position_embedding_type": "relative_key"}, "relative_key"),
         ("config.json", {"is_decoder": True}, "is_decoder"),
         ("config.json", {"num_hidden_layers": 3}, "layer.2"),
         ("config.json", {"hidden_size": 128}, r"\b64\b"),
-        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "mean and pooling_mode_max"),
-        ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "lasttoken"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "by mean and max"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, "pools by max"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt"),
     ],
 )
 def test_other_models_are_refused(folder, name, changes, named):
@@ -93,9 +95,9 @@ def test_other_models_are_refused(folder, name, changes, named):
 
 def test_further_modules_are_refused(folder):
     modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "a.models.Dense"})
+    modules.append({"idx": 2, "name": "2", "path": "2_LSTM", "type": "a.models.LSTM"})
     storage.write_json(folder / "modules.json", modules)
-    with pytest.raises(InputError, match="Dense"):
+    with pytest.raises(InputError, match="Transformer, Pooling, LSTM"):
         read_encoder(folder)
 
 

@@ -39,8 +39,10 @@ class ToyEncoder:
 
 
 def read(folder, modules):
-    home = folder / modules[MODULE]
-    spec = ToySpec(**storage.read_json(home / "config.json"), normalise="Normalize" in modules)
+    home = folder / dict(modules)[MODULE]
+    spec = ToySpec(
+        **storage.read_json(home / "config.json"), normalise="Normalize" in dict(modules)
+    )
     return spec, {
         name: np.asarray(value) for name, value in load_weights(home / "all.safetensors").items()
     }
@@ -53,16 +55,17 @@ def write(folder, spec, weights, tokenizer_folder):
     shape = {name: getattr(spec, name) for name in ("vocabulary", "hidden", "width", "max_length")}
     storage.write_json(home / "config.json", shape)
     save_weights(home / "all.safetensors", weights)
-    return {MODULE: "0_Toy"}
+    return [(MODULE, "0_Toy")]
 
 
 def lengths(folder, modules):
-    own = storage.read_json(folder / modules[MODULE] / "config.json")["max_length"]
+    own = storage.read_json(folder / dict(modules)[MODULE] / "config.json")["max_length"]
     return Lengths(own, 512)
 
 
 TOY = Architecture(
     spec=ToySpec,
+    models="none",
     check_settings=lambda encoder: None,
     shape=lambda encoder: {"width": encoder.intermediate or 12},
     random_lengths=lambda told: Lengths(told or 64, 512),
@@ -72,7 +75,7 @@ TOY = Architecture(
     },
     random_weights=normal_weights,
     folder=FolderFormat(
-        recognises=lambda folder, modules: MODULE in modules,
+        recognises=lambda folder, modules: MODULE in dict(modules),
         read=read,
         write=write,
         lengths=lengths,

@@ -34,7 +34,7 @@ def training_graph(context: SparkContext, spec: EncoderSpec, run: TrainingRun) -
     with quiet(context):
         nodes = encoder_nodes(context, spec)
         units = nodes.embeddings if spec.normalise else dllib.Normalize(2.0)(nodes.embeddings)
-        granules = dllib.InferReshape([-1, sides * examples, spec.hidden])(units)
+        granules = dllib.InferReshape([-1, sides * examples, spec.embedding_width])(units)
         each = [
             dllib.Narrow(2, 1 + number * examples, examples)(granules) for number in range(sides)
         ]

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.weights import POSITIONS, SEGMENTS, layer_prefix
-from pipelines.models.frameworks.dllib import Builder
+from pipelines.models.bert.weights import POSITIONS, PROJECTION, SEGMENTS, layer_prefix
+from pipelines.models.frameworks.dllib import POOLED, Builder
 from pipelines.models.weights import WORDS
 from pipelines.quiet import quiet_import
 
 with quiet_import():
     from bigdl.dllib.nn import layer as dllib
 
-_POOLED = {"mean": "all", "cls": "first"}
-
 
 def encode(spec: BertSpec, builder: Builder, ids: Any) -> Any:
-    """The hidden state of each text's [CLS], or the mean of all of them."""
+    """What the hidden states of each text are pooled to."""
     return _Graph(spec, builder).embeddings(ids)
 
 
@@ -37,19 +35,21 @@ class _Graph:
         hidden_states = self._embedding_output(ids)
         for number in range(self._spec.layers):
             hidden_states = self._layer(hidden_states, number)
-        return self._builder.pool(hidden_states, _POOLED[self._spec.pooling], self._spec.hidden)
+        return self._builder.pool(hidden_states, POOLED[self._spec.pooling], self._spec.hidden)
 
     def _embedding_output(self, ids: Any) -> Any:
         """[tokens, hidden]: words, positions and segment, normalised."""
         spec = self._spec
-        tables = {
-            WORDS: spec.vocabulary,
-            POSITIONS: spec.positions,
-            SEGMENTS: spec.type_vocabulary,
-        }
-        vectors = self._builder.token_vectors(ids, tables, spec.hidden)
+        tables = {WORDS: spec.vocabulary, POSITIONS: spec.positions}
+        if spec.type_vocabulary:
+            tables[SEGMENTS] = spec.type_vocabulary
+        width = spec.word_width
+        vectors = self._builder.token_vectors(ids, tables, width)
         own = self._builder.classes.Gradients()
-        return self._norm(vectors, "embeddings.", own.norm(0, 0), own.norm(0, 1))
+        states = self._norm(vectors, "embeddings.", own.norm(0, 0), own.norm(0, 1), width)
+        if not spec.projects:
+            return states
+        return self._dense(dllib.Linear(width, spec.hidden), states, [PROJECTION])
 
     def _layer(self, hidden_states: Any, number: int) -> Any:
         """Attention, then the feed-forward block, each added to what it came from."""
@@ -84,10 +84,17 @@ class _Graph:
         groups = tuple(tuple(f"{name}.{part}" for name in names) for part in ("weight", "bias"))
         return self._builder.add(product, inputs, groups)
 
-    def _norm(self, inputs: Any, prefix: str, gradient: Any, residual_gradient: Any) -> Any:
-        """The layer norm of an input, or of the sum of two."""
+    def _norm(
+        self,
+        inputs: Any,
+        prefix: str,
+        gradient: Any,
+        residual_gradient: Any,
+        width: int | None = None,
+    ) -> Any:
+        """The layer norm of an input, or of the sum of two, of the layers' width unless told."""
         layer = self._builder.classes.ResidualNorm(
-            self._spec.hidden, self._spec.layer_norm_epsilon, gradient, residual_gradient
+            width or self._spec.hidden, self._spec.layer_norm_epsilon, gradient, residual_gradient
         )
         groups = ((f"{prefix}LayerNorm.weight",), (f"{prefix}LayerNorm.bias",))
         return self._builder.add_own(layer, inputs, groups)

@@ -1,210 +1,163 @@
-"""BERT encoders as folders: plain checkpoints, and the Transformer and Pooling modules."""
+"""Encoders of the BERT family as folders: plain checkpoints, and transformers with Pooling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import numpy as np
 
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.models.architecture import NORMALISING, Lengths, Modules
+from pipelines.models.architecture import FolderFormat, Lengths, Modules
+from pipelines.models.bert.layout import Layout, model_type
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.weights import weight_shapes
-from pipelines.models.weights import (
-    INITIAL_DEVIATION,
-    WEIGHT_FILE,
-    Weights,
-    check_weights,
-    load_weights,
-    save_weights,
+from pipelines.models.bert.weights import POSITIONS, weight_shapes
+from pipelines.models.checkpoint_files import read_checkpoint
+from pipelines.models.sentence_modules import (
+    CONFIG_FILE,
+    KEY,
+    TRANSFORMER,
+    read_dense,
+    read_head,
+    refuse,
+    told_length,
+    write_head,
 )
+from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, check_weights, save_weights
 from pipelines.tokens.prompts import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
 
-CONFIG_FILE = "config.json"
-MODEL_TYPE = "bert"
-TRANSFORMER, POOLING = "Transformer", "Pooling"
-
-KEY = "encoder.start"
-POOLING_FOLDER = "1_Pooling"
-_POOLING_MODES: dict[str, Literal["mean", "cls"]] = {"mean": "mean", "cls": "cls"}
-_OLD_POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-_SUPPORTED = {
-    "model_type": (MODEL_TYPE,),
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-}
+_OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+"""Of checkpoints that were made from TensorFlow's."""
 
 
-def recognises(folder: Path, modules: Modules) -> bool:
-    """Whether a folder holds a transformer, or is a plain checkpoint, of the type `bert`."""
-    if next(iter(modules), TRANSFORMER) != TRANSFORMER:
+def folder_format(layout: Layout) -> FolderFormat:
+    """How a member of the family is read from and written to folders."""
+    return FolderFormat(
+        recognises=partial(_recognises, layout),
+        read=partial(_read, layout),
+        write=partial(_write, layout),
+        lengths=partial(_lengths, layout),
+    )
+
+
+def _recognises(layout: Layout, folder: Path, modules: Modules) -> bool:
+    """Whether a folder holds a transformer, or is a plain checkpoint, of one of the types."""
+    if modules and modules[0][0] != TRANSFORMER:
         return False
     path = folder / CONFIG_FILE
-    return path.is_file() and storage.read_json(path).get("model_type", MODEL_TYPE) == MODEL_TYPE
+    return path.is_file() and model_type(storage.read_json(path)) in layout.classes
 
 
-def read(folder: Path, modules: Modules) -> tuple[BertSpec, Weights]:
+def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Weights]:
     """Reads a checkpoint, with the modules around it.
 
     Raises:
         InputError: With the key ``encoder.start``: it is another architecture, or incomplete.
     """
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        _refuse(folder, f"has no {CONFIG_FILE}")
-    model: dict[str, Any] = storage.read_json(path)
-    for key, accepted in _SUPPORTED.items():
-        found = model.get(key, accepted[0])
-        if found not in accepted:
-            _refuse(folder, f"has `{key}: {found}`")
+    config = _config(folder)
+    if model_type(config) not in layout.classes:
+        refuse(folder, f"has `model_type: {model_type(config)}`")
+    for key, value in layout.unknown(config).items():
+        refuse(folder, f"has `{key}: {value}`")
     try:
-        spec = BertSpec(
-            vocabulary=model["vocab_size"],
-            layers=model["num_hidden_layers"],
-            hidden=model["hidden_size"],
-            heads=model["num_attention_heads"],
-            intermediate=model["intermediate_size"],
-            positions=model["max_position_embeddings"],
-            type_vocabulary=model.get("type_vocab_size", 2),
-            layer_norm_epsilon=model.get("layer_norm_eps", 1e-12),
-            pad_token_id=model.get("pad_token_id") or 0,
-            max_length=_told_length(folder, model["max_position_embeddings"]),
-            prompts=read_prompts(folder),
-            **_head(folder, modules),
-        )
+        fields = layout.fields(config)
     except KeyError as error:
-        _refuse(folder, f"has a config.json without {error}")
-    return spec, _read_weights(folder, spec)
+        refuse(folder, f"has a config.json without {error}")
+    spec = layout.spec(
+        **fields,
+        max_length=told_length(folder, fields["positions"]),
+        prompts=read_prompts(folder),
+        **read_head(folder, modules),
+    )
+    weights = _read_weights(layout, folder, spec) | read_dense(folder, modules)
+    try:
+        check_weights(spec, weights)
+    except ValueError as error:
+        refuse(folder, f"does not fit its config.json: {error}")
+    return spec, weights
 
 
-def write(
-    folder: Path, spec: BertSpec, weights: Mapping[str, np.ndarray], tokenizer_folder: Path
-) -> dict[str, str]:
-    """Writes transformer and pooling; returns the paths of the modules, by their classes."""
-    for name, value in _descriptions(spec).items():
-        storage.write_json(folder / name, value)
+def _write(
+    layout: Layout,
+    folder: Path,
+    spec: BertSpec,
+    weights: Mapping[str, np.ndarray],
+    tokenizer_folder: Path,
+) -> list[tuple[str, str]]:
+    """Writes transformer and what follows it; returns class and path of the modules."""
+    storage.write_json(folder / CONFIG_FILE, layout.to_config(spec))
     copy_tokenizer(tokenizer_folder, folder, spec.max_length)
-    save_weights(folder / WEIGHT_FILE, {**weights, **_unused_pooler(spec)})
-    return {TRANSFORMER: "", POOLING: POOLING_FOLDER}
+    own = {layout.own_name(name): weights[name] for name in weight_shapes(spec)}
+    skipped = layout.skipped_rows(spec.pad_token_id)
+    positions = layout.own_name(POSITIONS)
+    own[positions] = np.pad(own[positions], ((skipped, 0), (0, 0)))
+    save_weights(folder / WEIGHT_FILE, {**own, **_unused_pooler(layout, spec)})
+    return write_head(folder, spec, spec.pooling, weights)
 
 
-def lengths(folder: Path, modules: Modules) -> Lengths:
+def _lengths(layout: Layout, folder: Path, modules: Modules) -> Lengths:
     """Tokens of a text that the model in a folder reads, and its positions.
 
     Raises:
         InputError: With the key ``encoder.start``: there is no config.json, or no positions in it.
     """
+    key = layout.keys["positions"]
     path = folder / CONFIG_FILE
-    positions = storage.read_json(path).get("max_position_embeddings") if path.is_file() else None
-    if positions is None:
-        raise InputError(
-            KEY, f"{folder} has no {CONFIG_FILE} with max_position_embeddings", "a BERT checkpoint"
-        )
-    return Lengths(_told_length(folder, positions), positions)
+    config = storage.read_json(path) if path.is_file() else {}
+    if config.get(key) is None:
+        raise InputError(KEY, f"{folder} has no {CONFIG_FILE} with {key}", "a transformer")
+    positions = config[key] - layout.skipped_rows(layout.pad_token_id(config))
+    return Lengths(told_length(folder, positions), positions)
 
 
-def _refuse(folder: Path, problem: str) -> NoReturn:
-    raise InputError(
-        KEY,
-        f"{folder} {problem}",
-        "a BERT checkpoint with absolute positions and GELU, in safetensors",
-    )
-
-
-def _told_length(folder: Path, positions: int) -> int:
-    """Tokens of a text that the folder of a transformer tells, in the older or the newer place."""
-    places = (
-        ("sentence_bert_config.json", "max_seq_length"),
-        ("tokenizer_config.json", "model_max_length"),
-    )
-    for name, key in places:
-        path = folder / name
-        value = storage.read_json(path).get(key) if path.is_file() else None
-        if value:
-            return int(min(value, positions))
-    return positions
-
-
-def _head(folder: Path, modules: Modules) -> dict[str, Any]:
-    """Pooling and normalising, as the modules do them; nothing for a plain checkpoint."""
-    if not modules:
-        return {}
-    unknown = sorted(set(modules) - {TRANSFORMER, POOLING, NORMALISING})
-    if unknown or POOLING not in modules or modules.get(TRANSFORMER) != "":
-        _refuse(folder, f"has the modules {', '.join(modules)}")
-    pooling = storage.read_json(folder / modules[POOLING] / "config.json")
-    modes = [
-        _OLD_POOLING_KEYS.get(key, key)
-        for key, chosen in pooling.items()
-        if key.startswith("pooling_mode_") and chosen
-    ]
-    if pooling.get("include_prompt", True) is False:
-        _refuse(folder, "leaves prompts out when it pools (`include_prompt: false`)")
-    named = pooling.get("pooling_mode", modes)
-    modes = [named] if isinstance(named, str) else list(named)
-    if len(modes) != 1 or modes[0] not in _POOLING_MODES:
-        _refuse(folder, f"pools by {' and '.join(modes) or 'nothing'}, not by mean or cls")
-    return {"pooling": _POOLING_MODES[modes[0]], "normalise": NORMALISING in modules}
-
-
-def _read_weights(folder: Path, spec: BertSpec) -> Weights:
-    path = folder / WEIGHT_FILE
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
     if not path.is_file():
-        _refuse(folder, f"has no {WEIGHT_FILE}")
-    found = {name.removeprefix("bert."): value for name, value in load_weights(path).items()}
-    names = [name for name in weight_shapes(spec) if name in found]
-    weights = {name: np.ascontiguousarray(found[name], dtype=np.float32) for name in names}
-    try:
-        check_weights(spec, weights)
-    except ValueError as error:
-        _refuse(folder, f"does not fit its config.json: {error}")
+        refuse(folder, f"has no {CONFIG_FILE}")
+    config: dict[str, Any] = storage.read_json(path)
+    return config
+
+
+def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
+    """The weights of the spec without dense layers; what else the checkpoint has is left out."""
+    found = read_checkpoint(folder)
+    if found is None:
+        refuse(folder, f"has no {WEIGHT_FILE}")
+    for old, new in _OLD_NAMES:
+        found = {name.replace(old, new): value for name, value in found.items()}
+    prefix = _prefix(layout, folder, found)
+    weights: Weights = {}
+    for name in weight_shapes(spec):
+        own = f"{prefix}{layout.own_name(name)}"
+        if own in found:
+            weights[name] = np.ascontiguousarray(found[own], dtype=np.float32)
+    if POSITIONS in weights:
+        skipped = layout.skipped_rows(spec.pad_token_id)
+        weights[POSITIONS] = np.ascontiguousarray(weights[POSITIONS][skipped:])
     return weights
 
 
-def _unused_pooler(spec: BertSpec) -> Weights:
+def _prefix(layout: Layout, folder: Path, found: Weights) -> str:
+    """What stands before the encoder's names: nothing, or what a model with a head calls it."""
+    words = layout.own_name(WORDS)
+    there = sorted(name.removesuffix(words) for name in found if name.endswith(words))
+    for usual in ("", layout.prefix):
+        if usual in there:
+            return usual
+    if len(there) > 1:
+        refuse(folder, f"holds several encoders: {', '.join(there)}")
+    return there[0] if there else ""
+
+
+def _unused_pooler(layout: Layout, spec: BertSpec) -> Weights:
     """Zeros that no embedding depends on; without them transformers reports missing weights."""
+    if not layout.pooler:
+        return {}
     return {
         "pooler.dense.weight": np.zeros((spec.hidden, spec.hidden), np.float32),
         "pooler.dense.bias": np.zeros(spec.hidden, np.float32),
-    }
-
-
-def _descriptions(spec: BertSpec) -> dict[str, Any]:
-    """The JSON files of transformer and pooling."""
-    return {
-        CONFIG_FILE: {
-            "architectures": ["BertModel"],
-            "model_type": "bert",
-            "vocab_size": spec.vocabulary,
-            "num_hidden_layers": spec.layers,
-            "hidden_size": spec.hidden,
-            "num_attention_heads": spec.heads,
-            "intermediate_size": spec.intermediate,
-            "max_position_embeddings": spec.positions,
-            "type_vocab_size": spec.type_vocabulary,
-            "layer_norm_eps": spec.layer_norm_epsilon,
-            "pad_token_id": spec.pad_token_id,
-            "hidden_act": "gelu",
-            "position_embedding_type": "absolute",
-            "attention_probs_dropout_prob": 0.1,
-            "hidden_dropout_prob": 0.1,
-            "initializer_range": INITIAL_DEVIATION,
-            "torch_dtype": "float32",
-        },
-        "sentence_bert_config.json": {"max_seq_length": spec.max_length, "do_lower_case": False},
-        f"{POOLING_FOLDER}/config.json": {
-            "word_embedding_dimension": spec.hidden,
-            "pooling_mode_cls_token": spec.pooling == "cls",
-            "pooling_mode_mean_tokens": spec.pooling == "mean",
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
-            "pooling_mode_weightedmean_tokens": False,
-            "pooling_mode_lasttoken": False,
-            "include_prompt": True,
-        },
     }

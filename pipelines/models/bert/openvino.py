@@ -10,8 +10,8 @@ import numpy as np
 import openvino.opset13 as op
 
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.weights import POSITIONS, SEGMENTS, layer_prefix
-from pipelines.models.frameworks.openvino import integer, mean, positions_of
+from pipelines.models.bert.weights import POSITIONS, PROJECTION, SEGMENTS, layer_prefix
+from pipelines.models.frameworks.openvino import integer, linear, pool, positions_of
 from pipelines.models.weights import WORDS
 
 _ATTENTION_MASK = -1e9
@@ -19,7 +19,7 @@ _ATTENTION_MASK = -1e9
 
 
 def encode(spec: BertSpec, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any) -> Any:
-    """The hidden state of each text's [CLS], or the mean of all of them, [batch, hidden]."""
+    """What the hidden states of each text are pooled to, [batch, hidden]."""
     positions = positions_of(token_ids)
     column, length = op.unsqueeze(positions, integer(0)), op.unsqueeze(lengths, integer(1))
     is_token = op.convert(op.less(column, length), "f32")
@@ -31,9 +31,7 @@ def encode(spec: BertSpec, weights: Mapping[str, np.ndarray], token_ids: Any, le
     hidden_states = _embedding_output(spec, weights, token_ids, positions)
     for number in range(spec.layers):
         hidden_states = _layer(spec, weights, layer_prefix(number), hidden_states, attention_bias)
-    if spec.pooling == "cls":
-        return op.gather(hidden_states, integer(0), integer(1))
-    return mean(hidden_states, is_token, length)
+    return pool(spec.pooling, hidden_states, is_token, lengths)
 
 
 def _embedding_output(
@@ -42,9 +40,13 @@ def _embedding_output(
     """[batch, tokens, hidden]: words, positions and segment, normalised."""
     words = op.gather(op.constant(weights[WORDS]), token_ids, integer(0))
     # A single sentence is all of the first segment, so its one vector is part of the table.
-    table = op.constant(weights[POSITIONS] + weights[SEGMENTS][0])
+    segment = weights[SEGMENTS][0] if spec.type_vocabulary else np.float32(0)
+    table = op.constant(weights[POSITIONS] + segment)
     total = op.add(words, op.gather(table, positions, integer(0)))
-    return _layer_norm(spec, weights, "embeddings.", total)
+    states = _layer_norm(spec, weights, "embeddings.", total)
+    if not spec.projects:
+        return states
+    return linear(states, weights[f"{PROJECTION}.weight"], weights[f"{PROJECTION}.bias"])
 
 
 def _layer(
@@ -58,7 +60,7 @@ def _layer(
 
     def dense(name: str, values: Any) -> Any:
         weight, bias = weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"]
-        return _linear(values, weight, bias)
+        return linear(values, weight, bias)
 
     attention_output = dense(
         "attention.output.dense", _attention(spec, weights, prefix, hidden_states, attention_bias)
@@ -95,7 +97,7 @@ def _attention(
     )
     shape = op.constant(np.array([0, 0, len(scales), spec.heads, size], np.int64))
     split = op.transpose(
-        op.reshape(_linear(hidden_states, weight, bias), shape, special_zero=True),
+        op.reshape(linear(hidden_states, weight, bias), shape, special_zero=True),
         op.constant(np.array([2, 0, 3, 1, 4], np.int64)),
     )
     query, key, value = (op.gather(split, integer(n), integer(0)) for n in range(len(scales)))
@@ -106,10 +108,6 @@ def _attention(
         op.constant(np.array([0, 0, spec.hidden], np.int64)),
         special_zero=True,
     )
-
-
-def _linear(values: Any, weight: np.ndarray, bias: np.ndarray) -> Any:
-    return op.add(op.matmul(values, op.constant(weight), False, True), op.constant(bias))
 
 
 def _layer_norm(spec: BertSpec, weights: Mapping[str, np.ndarray], prefix: str, values: Any) -> Any:

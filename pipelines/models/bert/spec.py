@@ -1,13 +1,13 @@
-"""The shape of a BERT encoder, and what the settings say about one that starts from nothing."""
+"""The shape of an encoder of the BERT family, and what the settings say about a random start."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pipelines.errors import InputError
 from pipelines.models.architecture import Lengths
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.spec import EncoderSpec, Pooling
 from pipelines.settings import EncoderSettings
 
 RANDOM_POSITIONS = 512
@@ -16,7 +16,10 @@ RANDOM_POSITIONS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class BertSpec(EncoderSpec):
-    """A BERT-family encoder with absolute positions and exact GELU.
+    """An encoder of the BERT family, with absolute positions and exact GELU.
+
+    The other members of the family derive from it: they are BERT without some of its parts, with
+    one more, or under other names.
 
     Source: Devlin, Chang, Lee and Toutanova, "BERT: Pre-training of Deep Bidirectional
     Transformers for Language Understanding", NAACL 2019, arXiv:1810.04805.
@@ -25,10 +28,14 @@ class BertSpec(EncoderSpec):
         layers: Transformer layers.
         heads: Attention heads, a divisor of ``hidden``.
         intermediate: Width between the two matrices of the feed-forward block.
-        positions: Rows of the position embedding.
-        pooling: How hidden states become an embedding: their mean, or that of [CLS].
-        type_vocabulary: Rows of the segment embedding, of which the first is used.
+        positions: Rows of the position embedding, which are the places of a text that there can be.
+        pooling: How hidden states become an embedding.
+        type_vocabulary: Rows of the segment embedding, of which the first is used; 0 without one.
         layer_norm_epsilon: Added to the variance.
+        embedding_size: Width of words and positions; None: that of the layers. If it is another, a
+            dense layer leads to that.
+        relative_buckets: Distances that attention tells apart by a learnt bias; 0 without one.
+        model_type: What its config.json calls it.
     """
 
     kind: ClassVar[str] = "bert"
@@ -37,10 +44,23 @@ class BertSpec(EncoderSpec):
     heads: int
     intermediate: int
     positions: int = RANDOM_POSITIONS
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Pooling = "mean"
     type_vocabulary: int = 2
     layer_norm_epsilon: float = 1e-12
+    embedding_size: int | None = None
+    relative_buckets: int = 0
+    model_type: str = "bert"
     max_length: int = RANDOM_POSITIONS
+
+    @property
+    def word_width(self) -> int:
+        """Width of the rows of words, positions and segments."""
+        return self.embedding_size or self.hidden
+
+    @property
+    def projects(self) -> bool:
+        """Whether a dense layer leads from words to layers."""
+        return self.word_width != self.hidden
 
 
 def check_settings(encoder: EncoderSettings) -> None:
@@ -54,6 +74,20 @@ def check_settings(encoder: EncoderSettings) -> None:
             "encoder.heads",
             f"{encoder.heads} does not divide encoder.hidden",
             f"{encoder.hidden} is to be divided",
+        )
+
+
+def refuse_random(encoder: EncoderSettings) -> None:
+    """Refuses a random start, for architectures that are there for their checkpoints.
+
+    Raises:
+        InputError: With the key ``encoder.kind``.
+    """
+    if encoder.start == "random":
+        raise InputError(
+            "encoder.kind",
+            f"`{encoder.kind}` starts from a checkpoint only",
+            "name its folder in encoder.start, or encoder.kind: bert",
         )
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.tensorflow_kernels import add_and_normalise, add_bias, bias_gelu
-from pipelines.models.bert.weights import POSITIONS, SEGMENTS, layer_prefix
-from pipelines.models.frameworks.tensorflow import Dropout, mean
+from pipelines.models.bert.weights import POSITIONS, PROJECTION, SEGMENTS, layer_prefix
+from pipelines.models.frameworks.tensorflow import Dropout, pool
 from pipelines.models.weights import WORDS
 
 _ATTENTION_MASK = -1e9
@@ -68,24 +68,27 @@ class _Pass:
     def embeddings(self) -> tf.Tensor:
         """fp32 [batch, hidden]."""
         hidden_states = self._dropout(self._embedding_output())
+        if self._spec.projects:
+            # fp32 as what is before and behind it.
+            matrix = self._weights[f"{PROJECTION}.weight"]
+            hidden_states = tf.matmul(hidden_states, matrix, transpose_b=True)
+            hidden_states += self._weights[f"{PROJECTION}.bias"]
         for number in range(self._spec.layers):
             hidden_states = self._layer(layer_prefix(number), hidden_states)
         vectors = tf.reshape(hidden_states, [self._batch, self._width, self._spec.hidden])
-        if self._spec.pooling == "cls":
-            return vectors[:, 0]
-        return mean(vectors, self._is_token, self._lengths)
+        return pool(self._spec.pooling, vectors, self._is_token, self._lengths)
 
     def _embedding_output(self) -> tf.Tensor:
-        """[batch * width, hidden]: words, positions and segment, normalised."""
+        """[batch * width, width of words]: words, positions and segment, normalised."""
+        size = self._spec.word_width
         words = tf.gather(self._weights[WORDS], tf.reshape(self._token_ids, [-1]))
         positions = tf.gather(self._weights[POSITIONS], tf.range(self._width))
-        # A single sentence is all of the first segment: its one vector is added to the few
-        # positions, and not to every token.
-        positions += tf.gather(self._weights[SEGMENTS], 0)
-        everywhere = tf.broadcast_to(positions, [self._batch, self._width, self._spec.hidden])
-        return self._add_and_normalise(
-            "embeddings.", words, tf.reshape(everywhere, [-1, self._spec.hidden])
-        )
+        if self._spec.type_vocabulary:
+            # A single sentence is all of the first segment: its one vector is added to the few
+            # positions, and not to every token.
+            positions += tf.gather(self._weights[SEGMENTS], 0)
+        everywhere = tf.broadcast_to(positions, [self._batch, self._width, size])
+        return self._add_and_normalise("embeddings.", words, tf.reshape(everywhere, [-1, size]))
 
     def _layer(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
         """Attention, then the feed-forward block, each added to what it came from.

@@ -10,10 +10,17 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pipelines.models.bert.relative_positions import relative_buckets
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.torch_attention import attention_form
-from pipelines.models.bert.weights import POSITIONS, SEGMENTS, layer_prefix
-from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.bert.weights import (
+    POSITIONS,
+    PROJECTION,
+    RELATIVE_BIAS,
+    SEGMENTS,
+    layer_prefix,
+)
+from pipelines.models.frameworks.torch_batch import Batch, pool, to_device
 from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
 from pipelines.models.weights import WORDS
 
@@ -79,8 +86,10 @@ class BertEncoder:
         hidden_states = embedding_output(
             self._spec, self._weights, batch, masks, sparse_words=sparse_words
         )
+        bias = relative_bias(self._spec, self._weights, batch)
         for number, layer in enumerate(self._layers):
-            inputs = (self._spec, layer, hidden_states, batch, masks, first_dropout_site(number))
+            site = first_dropout_site(number)
+            inputs = (self._spec, layer, hidden_states, batch, masks, site, bias)
             if activation_checkpointing:
                 # The masks come from seeds of their own, so torch's generators need not be kept.
                 hidden_states = checkpoint(
@@ -88,7 +97,7 @@ class BertEncoder:
                 )
             else:
                 hidden_states = run_layer(*inputs)
-        return pool(self._spec, hidden_states, batch)
+        return pool(self._spec.pooling, hidden_states, batch)
 
 
 def layer_weights(
@@ -133,11 +142,31 @@ def embedding_output(
 ) -> torch.Tensor:
     """fp32 [tokens, hidden], as layers take them: words, positions and segment, normalised."""
     words = functional.embedding(batch.token_ids, weights[WORDS], sparse=sparse_words)
-    # A single sentence is all of the first segment: its one vector is added to the few positions,
-    # and not to every token.
-    positions = weights[POSITIONS][: batch.width] + weights[SEGMENTS][0]
+    positions = weights[POSITIONS][: batch.width]
+    if spec.type_vocabulary:
+        # A single sentence is all of the first segment: its one vector is added to the few
+        # positions, and not to every token.
+        positions = positions + weights[SEGMENTS][0]
     total = words + functional.embedding(batch.positions, positions)
-    return dropped(masks, 0, _layer_norm(spec, total, _norm_weights(weights, "embeddings.")))
+    states = dropped(masks, 0, _layer_norm(spec, total, _norm_weights(weights, "embeddings.")))
+    if not spec.projects:
+        return states
+    return functional.linear(states, weights[f"{PROJECTION}.weight"], weights[f"{PROJECTION}.bias"])
+
+
+def relative_bias(
+    spec: BertSpec, weights: Mapping[str, torch.Tensor], batch: Batch
+) -> torch.Tensor | None:
+    """What attention adds to scores by how far a key is from its query, if it does.
+
+    Returns:
+        fp32 [heads, width, width], or None.
+    """
+    if not spec.relative_buckets:
+        return None
+    buckets = relative_buckets(spec.relative_buckets, batch.width)
+    table = functional.embedding(to_device(buckets, batch.token_ids.device), weights[RELATIVE_BIAS])
+    return table.permute(2, 0, 1).contiguous()
 
 
 def first_dropout_site(layer: int) -> int:
@@ -152,6 +181,7 @@ def run_layer(
     batch: Batch,
     masks: DropoutMasks | None,
     site: int,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One layer: attention, then the feed-forward block, each added to what it came from.
 
@@ -165,6 +195,7 @@ def run_layer(
         batch: The texts.
         masks: Of dropout; None without.
         site: Number of the layer's first place of dropout.
+        bias: Of :func:`relative_bias`.
 
     Returns:
         fp32 [tokens, hidden].
@@ -175,7 +206,7 @@ def run_layer(
     shape = (batch.texts, spec.heads, batch.width, batch.width)
     probs_mask = None if masks is None else masks.mask(site, shape)
     attend = attention_form(batch.width, hidden_states.device, noisy=masks is not None)
-    context = attend(qkv, batch, spec.heads, probs_mask)
+    context = attend(qkv, batch, spec.heads, probs_mask, bias)
     attention_output = functional.linear(context, *layer.attention_output)
     attention_output = dropped(masks, site + 1, attention_output)
     # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
@@ -187,17 +218,9 @@ def run_layer(
     return _layer_norm(spec, hidden_states + output, layer.output_norm)
 
 
-def pool(spec: BertSpec, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """fp32 [texts, hidden]: the hidden state of each text's [CLS], or the mean of all of them."""
-    if spec.pooling == "cls":
-        return hidden_states.index_select(0, batch.firsts)
-    # Padding is zero in the rectangle, and the mean is over the tokens that are there.
-    return batch.rectangle(hidden_states).sum(1) / batch.lengths[:, None]
-
-
 def _norm_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> Dense:
     return Dense(weights[f"{prefix}LayerNorm.weight"], weights[f"{prefix}LayerNorm.bias"])
 
 
 def _layer_norm(spec: BertSpec, values: torch.Tensor, norm: Dense) -> torch.Tensor:
-    return functional.layer_norm(values, (spec.hidden,), *norm, spec.layer_norm_epsilon)
+    return functional.layer_norm(values, norm.weight.shape, *norm, spec.layer_norm_epsilon)

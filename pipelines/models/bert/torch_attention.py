@@ -13,7 +13,9 @@ from pipelines.models.frameworks.torch_batch import Batch
 LONGEST_EXPLICIT = 128
 """Texts of more tokens are attended by torch's fused operation; see :func:`attention_form`."""
 
-Attention = Callable[[torch.Tensor, Batch, int, "torch.Tensor | None"], torch.Tensor]
+Attention = Callable[
+    [torch.Tensor, Batch, int, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor
+]
 """Mixes the values; see :meth:`_ExplicitAttention.forward`."""
 
 
@@ -38,13 +40,19 @@ def attention_form(width: int, device: torch.device, *, noisy: bool) -> Attentio
 
 
 def _fused_attention(
-    qkv: torch.Tensor, batch: Batch, heads: int, mask: torch.Tensor | None
+    qkv: torch.Tensor,
+    batch: Batch,
+    heads: int,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """See :class:`_ExplicitAttention`; ``mask`` is None."""
     assert mask is None, "the fused operation draws masks of its own"
     split = batch.rectangle(qkv).view(batch.texts, batch.width, 3, heads, -1)
     query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-    attention_bias = None if batch.padding is None else batch.padding.attention_bias.to(qkv.dtype)
+    padding = None if batch.padding is None else batch.padding.attention_bias
+    added = padding if bias is None else bias[None] if padding is None else bias + padding
+    attention_bias = None if added is None else added.to(qkv.dtype)
     # Scale 1: the query's weights are scaled already.
     context = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_bias, scale=1.0
@@ -53,9 +61,13 @@ def _fused_attention(
 
 
 def _explicit_attention(
-    qkv: torch.Tensor, batch: Batch, heads: int, mask: torch.Tensor | None
+    qkv: torch.Tensor,
+    batch: Batch,
+    heads: int,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    context: torch.Tensor = _ExplicitAttention.apply(qkv, batch, heads, mask)
+    context: torch.Tensor = _ExplicitAttention.apply(qkv, batch, heads, mask, bias)
     return context
 
 
@@ -73,6 +85,7 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
         batch: Batch,
         heads: int,
         mask: torch.Tensor | None,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Mixes the values.
 
@@ -82,6 +95,7 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
             batch: Where the texts are.
             heads: Attention heads.
             mask: fp32 [texts, heads, width, width] that probabilities are multiplied by.
+            bias: fp32 [heads, width, width] that is added to the scores of every text.
 
         Returns:
             [tokens, hidden], of the type of ``qkv``.
@@ -94,6 +108,8 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
         split.copy_(rows.view(texts, width, 3, heads, size).permute(2, 0, 3, 1, 4))
         query, key, value = split.view(3, texts * heads, width, size)
         scores = torch.bmm(query, key.transpose(1, 2))
+        if bias is not None:
+            scores.view(texts, heads, width, width).add_(bias)
         if padding is not None:
             scores.view(texts, heads, width, width).add_(padding.attention_bias)
         # Rows of padding get shares too, of their text's tokens. They are finite, and left out of
@@ -110,7 +126,7 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of ``qkv``, from that of the result."""
+        """The gradients of ``qkv`` and of the bias, from that of the result."""
         split, probs, mask = ctx.saved_tensors
         batch: Batch = ctx.batch
         _, texts, heads, width, size = split.shape
@@ -135,4 +151,7 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
         torch.bmm(grad_scores.transpose(1, 2), query, out=grad_key)
         grad_qkv = grad_output.new_empty(texts, width, 3, heads, size)
         grad_qkv.copy_(grad_split.permute(1, 3, 0, 2, 4))
-        return batch.tokens(grad_qkv), None, None, None
+        # Rows of padding have a gradient of zero, and add nothing.
+        has_bias = ctx.needs_input_grad[4]
+        grad_bias = grad_scores.view(texts, heads, width, width).sum(0) if has_bias else None
+        return batch.tokens(grad_qkv), None, None, None, grad_bias

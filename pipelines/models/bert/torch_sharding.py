@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -14,31 +14,35 @@ from pipelines.models.bert.torch import (
     embedding_output,
     first_dropout_site,
     layer_weights,
-    pool,
+    relative_bias,
     run_layer,
 )
-from pipelines.models.bert.weights import layer_prefix
+from pipelines.models.bert.weights import layer_prefix, weight_shapes
 from pipelines.models.frameworks.torch import PRECISIONS
+from pipelines.models.frameworks.torch_batch import pool
 from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, Unit
 from pipelines.settings import TrainingSettings
 
 
 class EmbeddingUnit(Unit):
-    """What is before the first layer.
+    """What is before the first layer, and what all layers share.
 
     Args:
         spec: The encoder's shape.
-        weights: Those whose names begin with ``embeddings.``.
+        weights: Those that belong to no layer.
     """
 
     def __init__(self, spec: BertSpec, weights: Mapping[str, np.ndarray]) -> None:
         super().__init__(weights)
         self._spec = spec
 
-    def forward(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [tokens, hidden] of each side."""
+    def forward(
+        self, sides: Sequence[Inputs]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """fp32 [tokens, hidden] of each side, and what attention adds to its scores."""
         weights = self.weights
-        return [embedding_output(self._spec, weights, side.batch, side.masks) for side in sides]
+        states = [embedding_output(self._spec, weights, side.batch, side.masks) for side in sides]
+        return states, [relative_bias(self._spec, weights, side.batch) for side in sides]
 
 
 class LayerUnit(Unit):
@@ -65,7 +69,10 @@ class LayerUnit(Unit):
         self._checkpointed = training.activation_checkpointing
 
     def forward(
-        self, hidden_states: Sequence[torch.Tensor], sides: Sequence[Inputs]
+        self,
+        hidden_states: Sequence[torch.Tensor],
+        sides: Sequence[Inputs],
+        biases: Sequence[torch.Tensor | None],
     ) -> list[torch.Tensor]:
         """fp32 [tokens, hidden] of each side, from the same.
 
@@ -74,19 +81,27 @@ class LayerUnit(Unit):
         """
         if self._checkpointed:
             kept: list[torch.Tensor] = checkpoint(
-                self._run, hidden_states, sides, use_reentrant=False, preserve_rng_state=False
+                self._run,
+                hidden_states,
+                sides,
+                biases,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
             return kept
-        return self._run(hidden_states, sides)
+        return self._run(hidden_states, sides, biases)
 
     def _run(
-        self, hidden_states: Sequence[torch.Tensor], sides: Sequence[Inputs]
+        self,
+        hidden_states: Sequence[torch.Tensor],
+        sides: Sequence[Inputs],
+        biases: Sequence[torch.Tensor | None],
     ) -> list[torch.Tensor]:
         layer = layer_weights(self._spec, self.weights, self._number, self._dtype)
         site = first_dropout_site(self._number)
         return [
-            run_layer(self._spec, layer, states, side.batch, side.masks, site)
-            for states, side in zip(hidden_states, sides, strict=True)
+            run_layer(self._spec, layer, states, side.batch, side.masks, site, bias)
+            for states, side, bias in zip(hidden_states, sides, biases, strict=True)
         ]
 
 
@@ -102,26 +117,29 @@ class BertModule(EncoderModule):
     def __init__(
         self, spec: BertSpec, weights: Mapping[str, np.ndarray], training: TrainingSettings
     ) -> None:
-        super().__init__(spec)
-        self._pool = partial(pool, spec)
-        self.embeddings = EmbeddingUnit(spec, _named(weights, "embeddings."))
+        super().__init__(spec, weights)
+        self._pooling = spec.pooling
+        own = {name: weights[name] for name in weight_shapes(spec)}
+        layers = [_named(own, layer_prefix(number)) for number in range(spec.layers)]
+        of_layers = {*chain(*layers)}
+        shared = {name: value for name, value in own.items() if name not in of_layers}
+        self.embeddings = EmbeddingUnit(spec, shared)
         self.layers = torch.nn.ModuleList(
-            LayerUnit(spec, _named(weights, layer_prefix(number)), number, training)
-            for number in range(spec.layers)
+            LayerUnit(spec, layer, number, training) for number, layer in enumerate(layers)
         )
 
-    def units(self) -> Iterator[Unit]:
+    def own_units(self) -> Iterator[Unit]:
         """The embeddings, then the layers."""
         yield self.embeddings
         yield from self.layers
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side, of any length."""
-        hidden_states = self.embeddings(sides)
+        """fp32 [texts, hidden] of each side, before dense layers."""
+        hidden_states, biases = self.embeddings(sides)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, sides)
+            hidden_states = layer(hidden_states, sides, biases)
         return [
-            self._pool(states, side.batch)
+            pool(self._pooling, states, side.batch)
             for states, side in zip(hidden_states, sides, strict=True)
         ]
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from pipelines.jvm import provide_classes
 from pipelines.models.architecture import form_of
-from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Weights, weight_shapes
+from pipelines.models.spec import EncoderSpec, Pooling
+from pipelines.models.weights import Weights, dense_name, weight_shapes
 from pipelines.quiet import quiet_import
 
 with quiet_import():
@@ -42,7 +42,7 @@ class Nodes:
 
     Attributes:
         inputs: Token ids [tokens] and lengths [texts].
-        embeddings: [texts, hidden].
+        embeddings: [texts, embedding width].
         layers: The layers that have weights, in the JVM, with the names of these.
     """
 
@@ -118,7 +118,7 @@ class Builder:
         return self.add(dllib.Layer(layer, "float"), inputs, groups)
 
     def token_vectors(self, ids: Any, tables: Mapping[str, int], hidden: int) -> Any:
-        """The sum of a token's rows of one or three tables: words, positions, and segment.
+        """The sum of a token's rows of up to three tables: words, positions, and segment.
 
         Args:
             ids: The node of the token ids [tokens].
@@ -134,17 +134,27 @@ class Builder:
 
         Args:
             vectors: Node [tokens, hidden].
-            tokens: `all`, `first`, or `inner`: all but the first and the last.
+            tokens: `all`, `weighted` by their places, `first`, `last`, or `inner`: all but the
+                first and the last.
             hidden: Their width.
         """
         return self.add_own(self.classes.Pool(hidden, tokens), [vectors, self.lengths])
+
+
+POOLED: Mapping[Pooling, str] = {
+    "mean": "all",
+    "cls": "first",
+    "lasttoken": "last",
+    "weightedmean": "weighted",
+}
+"""What :meth:`Builder.pool` calls the ways of pooling."""
 
 
 class Form(Protocol):
     """What an architecture registers for `bigdl`: its part of the graph."""
 
     def __call__(self, spec: Any, builder: Builder, ids: Any) -> Any:
-        """The node of the embeddings [texts, hidden], of any length, from token ids [tokens]."""
+        """The node of [texts, hidden], before dense layers, from token ids [tokens]."""
         ...
 
 
@@ -158,8 +168,16 @@ def encoder_nodes(context: SparkContext, spec: EncoderSpec) -> Nodes:
     encode: Form = form_of(spec, "bigdl")
     ids, lengths = dllib.Input(), dllib.Input()
     builder = Builder(provide_classes(context), lengths)
-    pooled = encode(spec, builder, ids)
-    embeddings = dllib.Normalize(2.0)(pooled) if spec.normalise else pooled
+    embeddings = encode(spec, builder, ids)
+    width = spec.hidden
+    for number, dense in enumerate(spec.dense):
+        parts = ("weight", "bias") if dense.bias else ("weight",)
+        groups = tuple((dense_name(number, part),) for part in parts)
+        product = dllib.Linear(width, dense.width, with_bias=dense.bias)
+        embeddings = builder.add(product, embeddings, groups)
+        embeddings = dllib.Tanh()(embeddings) if dense.activation == "tanh" else embeddings
+        width = dense.width
+    embeddings = dllib.Normalize(2.0)(embeddings) if spec.normalise else embeddings
     return Nodes((ids, lengths), embeddings, tuple(builder.layers))
 
 
@@ -263,7 +281,7 @@ def forward(graph: Graph, token_ids: np.ndarray, lengths: np.ndarray) -> np.ndar
         lengths: int32 [texts].
 
     Returns:
-        fp32 [texts, hidden].
+        fp32 [texts, embedding width].
     """
     ids = packed_texts(token_ids, lengths)
     head = [0, 1, len(ids), len(lengths), 0]
@@ -273,4 +291,4 @@ def forward(graph: Graph, token_ids: np.ndarray, lengths: np.ndarray) -> np.ndar
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "embeddings.bin"
         graph.classes.FlatFile.save(str(path), output)
-        return np.fromfile(path, "<f4").reshape(len(lengths), graph.spec.hidden)
+        return np.fromfile(path, "<f4").reshape(len(lengths), graph.spec.embedding_width)

@@ -6,7 +6,7 @@ exporter is needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,8 @@ import openvino as ov
 import openvino.opset13 as op
 
 from pipelines.models.architecture import form_of
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.spec import EncoderSpec, Pooling
+from pipelines.models.weights import dense_name
 
 _NORM_FLOOR = 1e-12
 """The least length that embeddings are divided by, as in PyTorch."""
@@ -26,7 +27,7 @@ class Form(Protocol):
     def __call__(
         self, spec: Any, weights: Mapping[str, np.ndarray], token_ids: Any, lengths: Any
     ) -> Any:
-        """The node of the embeddings [batch, hidden], of any length."""
+        """The node of the embeddings [batch, hidden], before dense layers."""
         ...
 
 
@@ -41,6 +42,11 @@ def encoder_graph(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> ov.Mo
     lengths = op.parameter([-1], np.int32, name="lengths")
     encode: Form = form_of(spec, "openvino")
     embeddings = encode(spec, weights, token_ids, lengths)
+    for number, layer in enumerate(spec.dense):
+        bias = weights[dense_name(number, "bias")] if layer.bias else np.float32(0)
+        embeddings = linear(embeddings, weights[dense_name(number, "weight")], bias)
+        if layer.activation == "tanh":
+            embeddings = op.tanh(embeddings)
     if spec.normalise:
         embeddings = op.normalize_l2(embeddings, integer(1), _NORM_FLOOR, "max")
     return ov.Model([embeddings], [token_ids, lengths], "encoder")
@@ -57,11 +63,54 @@ def mean(vectors: Any, is_token: Any, counts: Any) -> Any:
 
     Args:
         vectors: fp32 [batch, tokens, hidden].
-        is_token: fp32 [batch, tokens], 0 for padding.
-        counts: int32 [batch, 1], what is divided by.
+        is_token: fp32 [batch, tokens], 0 for padding, or what tokens are weighted by.
+        counts: [batch, 1], what is divided by.
     """
     total = op.reduce_sum(op.multiply(vectors, op.unsqueeze(is_token, integer(2))), integer(1))
     return op.divide(total, op.convert(counts, "f32"))
+
+
+def pool(pooling: Pooling, vectors: Any, is_token: Any, lengths: Any) -> Any:
+    """One vector of each text, [batch, hidden].
+
+    Args:
+        pooling: Which, or which mean.
+        vectors: fp32 [batch, tokens, hidden].
+        is_token: fp32 [batch, tokens], 0 for padding.
+        lengths: int32 [batch].
+    """
+    return _POOLINGS[pooling](vectors, is_token, lengths)
+
+
+def _mean(vectors: Any, is_token: Any, lengths: Any) -> Any:
+    return mean(vectors, is_token, op.unsqueeze(lengths, integer(1)))
+
+
+def _first(vectors: Any, is_token: Any, lengths: Any) -> Any:
+    return op.gather(vectors, integer(0), integer(1))
+
+
+def _last(vectors: Any, is_token: Any, lengths: Any) -> Any:
+    return op.gather(vectors, op.subtract(lengths, integer(1)), integer(1), batch_dims=1)
+
+
+def _weighted_mean(vectors: Any, is_token: Any, lengths: Any) -> Any:
+    places = op.cumsum(is_token, integer(1))
+    weights = op.multiply(places, is_token)
+    return mean(vectors, weights, op.reduce_sum(weights, integer(1), keep_dims=True))
+
+
+_POOLINGS: Mapping[Pooling, Callable[[Any, Any, Any], Any]] = {
+    "mean": _mean,
+    "cls": _first,
+    "lasttoken": _last,
+    "weightedmean": _weighted_mean,
+}
+
+
+def linear(values: Any, weight: np.ndarray, bias: np.ndarray | np.float32) -> Any:
+    """The product with a matrix [out, in], and its bias [out]."""
+    return op.add(op.matmul(values, op.constant(weight), False, True), op.constant(bias))
 
 
 def integer(value: int) -> Any:

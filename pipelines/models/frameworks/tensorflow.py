@@ -6,12 +6,13 @@ It works the same under a gradient tape, in a distribution strategy and in a ver
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.architecture import form_of
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.spec import EncoderSpec, Pooling
+from pipelines.models.weights import dense_name
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Form(Protocol):
         dtype: tf.DType,
         dropout: Dropout,
     ) -> tf.Tensor:
-        """fp32 [batch, hidden], of any length; matrix products are of ``dtype``."""
+        """fp32 [batch, hidden], before dense layers; matrix products are of ``dtype``."""
         ...
 
 
@@ -110,7 +111,7 @@ def forward(
         seed: int32 [2]; the masks follow from it alone. Needed with dropout.
 
     Returns:
-        fp32 [batch, hidden].
+        fp32 [batch, embedding width].
     """
     encode: Form = form_of(spec, "tensorflow")
     embeddings = encode(
@@ -121,7 +122,45 @@ def forward(
         dtype=PRECISIONS[precision],
         dropout=Dropout(dropout, seed),
     )
+    for number, layer in enumerate(spec.dense):
+        matrix = weights[dense_name(number, "weight")]
+        embeddings = tf.matmul(embeddings, matrix, transpose_b=True)
+        if layer.bias:
+            embeddings += weights[dense_name(number, "bias")]
+        embeddings = _ACTIVATIONS[layer.activation](embeddings)
     return tf.math.l2_normalize(embeddings, axis=-1) if spec.normalise else embeddings
+
+
+_ACTIVATIONS = {"tanh": tf.tanh, "identity": tf.identity}
+
+
+def pool(
+    pooling: Pooling, vectors: tf.Tensor, is_token: tf.Tensor, lengths: tf.Tensor
+) -> tf.Tensor:
+    """One vector of each text, [batch, hidden].
+
+    Args:
+        pooling: Which, or which mean.
+        vectors: fp32 [batch, tokens, hidden].
+        is_token: fp32 [batch, tokens], 0 for padding.
+        lengths: int32 [batch].
+    """
+    return _POOLINGS[pooling](vectors, is_token, lengths)
+
+
+def _first(vectors: tf.Tensor, is_token: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    return vectors[:, 0]
+
+
+def _last(vectors: tf.Tensor, is_token: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    return tf.gather(vectors, lengths - 1, axis=1, batch_dims=1)
+
+
+def _weighted_mean(vectors: tf.Tensor, is_token: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    places = tf.range(1, tf.shape(vectors)[1] + 1, dtype=tf.int32)
+    weights = is_token * tf.cast(places, tf.float32)
+    # The sum of the places 1 to n, which is whole.
+    return mean(vectors, weights, lengths * (lengths + 1) // 2)
 
 
 def mean(vectors: tf.Tensor, is_token: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
@@ -129,8 +168,16 @@ def mean(vectors: tf.Tensor, is_token: tf.Tensor, counts: tf.Tensor) -> tf.Tenso
 
     Args:
         vectors: fp32 [batch, tokens, hidden].
-        is_token: fp32 [batch, tokens], 0 for padding.
+        is_token: fp32 [batch, tokens], 0 for padding, or what tokens are weighted by.
         counts: int32 [batch], what is divided by.
     """
     total = tf.reduce_sum(vectors * is_token[:, :, None], axis=1)
     return total / tf.cast(counts, tf.float32)[:, None]
+
+
+_POOLINGS: Mapping[Pooling, Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "mean": mean,
+    "cls": _first,
+    "lasttoken": _last,
+    "weightedmean": _weighted_mean,
+}

@@ -19,7 +19,7 @@ from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import WORDS
+from pipelines.models.weights import WORDS, dense_name
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -35,7 +35,7 @@ class Encode(Protocol):
         activation_checkpointing: bool = False,
         sparse_words: bool = False,
     ) -> torch.Tensor:
-        """fp32 [texts, hidden], of any length; see :func:`embed` for the arguments."""
+        """fp32 [texts, hidden], before dense layers; see :func:`embed` for the arguments."""
         ...
 
 
@@ -61,13 +61,18 @@ class Encoder:
 
     Attributes:
         spec: The shape.
-        device: Where the weights are.
+        weights: In canonical names.
         encode: The architecture's forward pass.
     """
 
     spec: EncoderSpec
-    device: torch.device
+    weights: Mapping[str, torch.Tensor]
     encode: Encode
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights[WORDS].device
 
 
 def configure_threads(threads: int) -> None:
@@ -99,7 +104,7 @@ def prepare(
         precision: ``fp32`` or ``bf16``, of the matrix products.
     """
     form: Form = form_of(spec, "torch")
-    return Encoder(spec, weights[WORDS].device, form(spec, weights, PRECISIONS[precision]))
+    return Encoder(spec, weights, form(spec, weights, PRECISIONS[precision]))
 
 
 def forward(
@@ -127,7 +132,7 @@ def forward(
         seed: Two numbers; the masks follow from them alone. Needed with dropout.
 
     Returns:
-        fp32 [batch, hidden], on the device of the weights.
+        fp32 [batch, embedding width], on the device of the weights.
     """
     return embed(prepare(spec, weights, precision), token_ids, lengths, dropout=dropout, seed=seed)
 
@@ -161,9 +166,27 @@ def embed(
     embeddings = encoder.encode(
         batch, masks, activation_checkpointing=activation_checkpointing, sparse_words=sparse_words
     )
-    return scaled(encoder.spec, embeddings)
+    return finished(encoder.spec, encoder.weights, embeddings)
 
 
-def scaled(spec: EncoderSpec, embeddings: torch.Tensor) -> torch.Tensor:
-    """Embeddings of length 1, if the spec says so."""
-    return functional.normalize(embeddings, dim=-1) if spec.normalise else embeddings
+def finished(
+    spec: EncoderSpec, weights: Mapping[str, torch.Tensor], pooled: torch.Tensor
+) -> torch.Tensor:
+    """Embeddings from what an architecture gives: what is the same for all of them.
+
+    Args:
+        spec: The shape.
+        weights: fp32; those of the dense layers are used.
+        pooled: fp32 [texts, hidden].
+
+    Returns:
+        fp32 [texts, embedding width], of length 1 if the spec says so.
+    """
+    for number, layer in enumerate(spec.dense):
+        bias = weights[dense_name(number, "bias")] if layer.bias else None
+        pooled = functional.linear(pooled, weights[dense_name(number, "weight")], bias)
+        pooled = _ACTIVATIONS[layer.activation](pooled)
+    return functional.normalize(pooled, dim=-1) if spec.normalise else pooled
+
+
+_ACTIVATIONS = {"tanh": torch.tanh, "identity": torch.nn.Identity()}

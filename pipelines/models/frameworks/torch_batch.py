@@ -7,10 +7,13 @@ x width; where all texts are equally long, that is the same memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from pipelines.models.spec import Pooling
 
 _ATTENTION_MASK = -1e9
 """Added to the score of padding, whose probability then is exactly zero in fp32."""
@@ -98,6 +101,48 @@ class Batch:
         """The inverse of :meth:`rectangle`, for [texts, width, ...]."""
         rows = rectangle.reshape(self.texts * self.width, -1)
         return rows if self.padding is None else rows.index_select(0, self.padding.places)
+
+
+def pool(pooling: Pooling, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """One hidden state of each text, from those of its tokens.
+
+    Args:
+        pooling: Which, or which mean.
+        hidden_states: [tokens, hidden].
+        batch: The texts.
+
+    Returns:
+        [texts, hidden].
+    """
+    return _POOLINGS[pooling](hidden_states, batch)
+
+
+def _mean(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    # Padding is zero in the rectangle, and the mean is over the tokens that are there.
+    return batch.rectangle(hidden_states).sum(1) / batch.lengths[:, None]
+
+
+def _weighted_mean(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    weighted = hidden_states * (batch.positions[:, None] + 1)
+    # The sum of the places 1 to n.
+    total = batch.lengths * (batch.lengths + 1) / 2
+    return batch.rectangle(weighted).sum(1) / total[:, None]
+
+
+def _first(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return hidden_states.index_select(0, batch.firsts)
+
+
+def _last(hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return hidden_states.index_select(0, batch.firsts + batch.lengths.long() - 1)
+
+
+_POOLINGS: Mapping[Pooling, Callable[[torch.Tensor, Batch], torch.Tensor]] = {
+    "mean": _mean,
+    "cls": _first,
+    "lasttoken": _last,
+    "weightedmean": _weighted_mean,
+}
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:

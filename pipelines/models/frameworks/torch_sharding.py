@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from pipelines.models.architecture import architecture_of, form_of
-from pipelines.models.frameworks.torch import PRECISIONS, Form, scaled
+from pipelines.models.frameworks.torch import PRECISIONS, Form, finished
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import dense_shapes
 from pipelines.settings import TrainingSettings
 
 
@@ -47,23 +48,48 @@ class Unit(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         return {name: getattr(self, key) for name, key in self._keys.items()}
 
 
+class FinishingUnit(Unit):
+    """What follows the architecture's part.
+
+    Args:
+        spec: The shape.
+        weights: Those of the dense layers.
+    """
+
+    def __init__(self, spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__(weights)
+        self._spec = spec
+
+    def forward(self, pooled: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """fp32 [texts, embedding width] of each side, from [texts, hidden]."""
+        weights = self.weights
+        return [finished(self._spec, weights, side) for side in pooled]
+
+
 class EncoderModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     """An encoder; computes what :func:`pipelines.models.frameworks.torch.embed` does.
 
     Args:
         spec: The shape.
+        weights: In canonical names; those of the dense layers are copied.
     """
 
-    def __init__(self, spec: EncoderSpec) -> None:
+    def __init__(self, spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
         super().__init__()
-        self._spec = spec
+        self.finish = FinishingUnit(spec, {name: weights[name] for name in dense_shapes(spec)})
 
     def units(self) -> Iterator[Unit]:
         """What is gathered at once, in the order of a forward pass."""
+        yield from self.own_units()
+        if self.finish.weights:
+            yield self.finish
+
+    def own_units(self) -> Iterator[Unit]:
+        """The architecture's part of :meth:`units`."""
         raise NotImplementedError
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side, of any length."""
+        """fp32 [texts, hidden] of each side, before dense layers."""
         raise NotImplementedError
 
     @property
@@ -72,8 +98,9 @@ class EncoderModule(torch.nn.Module):  # type: ignore[misc] # torch is not follo
         return {name: value for unit in self.units() for name, value in unit.weights.items()}
 
     def forward(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side."""
-        return [scaled(self._spec, embeddings) for embeddings in self.encode(sides)]
+        """fp32 [texts, embedding width] of each side."""
+        embeddings: list[torch.Tensor] = self.finish(self.encode(sides))
+        return embeddings
 
 
 class WholeUnit(Unit):
@@ -81,7 +108,7 @@ class WholeUnit(Unit):
 
     Args:
         spec: The shape.
-        weights: All of them.
+        weights: Those of the architecture's part.
         training: Precision of the matrix products, and whether activations are checkpointed.
     """
 
@@ -95,7 +122,7 @@ class WholeUnit(Unit):
         self._checkpointed = training.activation_checkpointing
 
     def forward(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side, of any length."""
+        """fp32 [texts, hidden] of each side, before dense layers."""
         encode = self._form(self._spec, self.weights, self._dtype)
         return [
             encode(side.batch, side.masks, activation_checkpointing=self._checkpointed)
@@ -115,15 +142,16 @@ class WholeModule(EncoderModule):
     def __init__(
         self, spec: EncoderSpec, weights: Mapping[str, np.ndarray], training: TrainingSettings
     ) -> None:
-        super().__init__(spec)
-        self.whole = WholeUnit(spec, weights, training)
+        super().__init__(spec, weights)
+        own = {name: weights[name] for name in architecture_of(spec).weight_shapes(spec)}
+        self.whole = WholeUnit(spec, own, training)
 
-    def units(self) -> Iterator[Unit]:
+    def own_units(self) -> Iterator[Unit]:
         """The one unit."""
         yield self.whole
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """fp32 [texts, hidden] of each side, of any length."""
+        """fp32 [texts, hidden] of each side, before dense layers."""
         embeddings: list[torch.Tensor] = self.whole(sides)
         return embeddings
 

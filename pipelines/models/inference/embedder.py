@@ -160,7 +160,9 @@ def load_embedder(
     )
     encoder = open_encoder(load_tokenizer(folder), spec.max_length)
     suited = BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS
-    return TextEmbedder(encoder, embed_tokens, spec.hidden, batch_tokens or suited, spec.prompts)
+    return TextEmbedder(
+        encoder, embed_tokens, spec.embedding_width, batch_tokens or suited, spec.prompts
+    )
 
 
 def token_embedder(

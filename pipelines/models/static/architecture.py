@@ -8,6 +8,7 @@ from pipelines.models.weights import normal_weights
 
 STATIC = Architecture(
     spec=spec.StaticSpec,
+    models="StaticEmbedding of sentence-transformers, model2vec",
     check_settings=spec.check_settings,
     shape=spec.shape,
     random_lengths=spec.random_lengths,
@@ -21,6 +22,7 @@ STATIC = Architecture(
     ),
     described=spec.described,
     described_settings=spec.described_settings,
+    leaves_ends_out=True,
     # No `torch_module`: the one matrix is one unit.
     forms={
         "tensorflow": "pipelines.models.static.tensorflow:encode",

@@ -18,6 +18,7 @@ from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, save_weights
 from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.prompts import read_prompts
+from pipelines.tokens.special_tokens import special_ends
 from pipelines.tokens.vocabulary import TOKENIZER_FILE, copy_tokenizer, load_tokenizer
 
 STATIC_MODULE = "StaticEmbedding"
@@ -33,7 +34,7 @@ _NAMES = ("embedding.weight", "embeddings")
 
 def recognises(folder: Path, modules: Modules) -> bool:
     """Whether the first module is a StaticEmbedding."""
-    return next(iter(modules), None) == STATIC_MODULE
+    return [kind for kind, _ in modules][:1] == [STATIC_MODULE]
 
 
 def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
@@ -43,23 +44,25 @@ def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
         InputError: With the key ``encoder.start``, for further modules than Normalize, weights
             other than one matrix, and a tokenizer without a special token at either end.
     """
-    if list(modules)[1:] not in ([], [NORMALISING]):
-        raise _refusal(folder, f"has the modules {', '.join(modules)}")
-    home = folder / modules[STATIC_MODULE]
+    (_, path), *others = modules
+    kinds = [kind for kind, _ in others]
+    if kinds not in ([], [NORMALISING]):
+        raise _refusal(folder, f"has the modules {', '.join([STATIC_MODULE, *kinds])}")
+    home = folder / path
     for file in (WEIGHT_FILE, TOKENIZER_FILE):
         if not (home / file).is_file():
             raise _refusal(folder, f"has no {file} for its {STATIC_MODULE}")
     weights = load_weights(home / WEIGHT_FILE)
-    name, *others = sorted(weights)
-    if name not in _NAMES or others:
+    name, *more = sorted(weights)
+    if name not in _NAMES or more:
         raise _refusal(folder, f"holds {', '.join(sorted(weights))}, not {_NAMES[0]} alone")
-    if load_tokenizer(folder).num_special_tokens_to_add(is_pair=False) != ENDS:
+    if special_ends(load_tokenizer(folder)) != (1, 1):
         raise _refusal(folder, "has a tokenizer that adds no [CLS] or [SEP]")
     words = np.ascontiguousarray(weights[name], dtype=np.float32)
     spec = StaticSpec(
         vocabulary=words.shape[0],
         hidden=words.shape[1],
-        normalise=NORMALISING in modules,
+        normalise=NORMALISING in kinds,
         max_length=_length(home),
         prompts=read_prompts(folder),
     )
@@ -68,8 +71,8 @@ def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
 
 def write(
     folder: Path, spec: StaticSpec, weights: Mapping[str, np.ndarray], tokenizer_folder: Path
-) -> dict[str, str]:
-    """Writes the module; returns its path, by its class."""
+) -> list[tuple[str, str]]:
+    """Writes the module; returns its class and path."""
     home = folder / _FOLDER
     home.mkdir()
     copy_tokenizer(tokenizer_folder, home, spec.max_length)
@@ -78,12 +81,12 @@ def write(
         tokenizer.enable_truncation(spec.max_length - ENDS)
     tokenizer.save(str(home / TOKENIZER_FILE))
     save_weights(home / WEIGHT_FILE, {_NAMES[0]: weights[WORDS]})
-    return {STATIC_MODULE: _FOLDER}
+    return [(STATIC_MODULE, _FOLDER)]
 
 
 def lengths(folder: Path, modules: Modules) -> Lengths:
     """Tokens of a text that the model in a folder reads, and that it may read them all."""
-    return Lengths(_length(folder / modules[STATIC_MODULE]), UNLIMITED)
+    return Lengths(_length(folder / dict(modules)[STATIC_MODULE]), UNLIMITED)
 
 
 def _length(home: Path) -> int:

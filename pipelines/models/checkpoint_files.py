@@ -1,0 +1,100 @@
+"""The weights of a checkpoint folder, in whichever of the usual files they stand.
+
+Safetensors, in one file or in several with an index, are preferred. Pickles (`.bin`) are read by
+PyTorch's restricted reader, which makes tensors and nothing else, and that is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import deserialize, safe_open
+
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.models.weights import WEIGHT_FILE, Weights
+
+logger = logging.getLogger(__name__)
+
+PICKLE_FILE = "pytorch_model.bin"
+INDEX = ".index.json"
+"""What is added to the name of a file that is split into several."""
+_BF16 = "BF16"
+
+
+def read_checkpoint(folder: Path) -> Weights | None:
+    """All arrays of a folder by the names in its files; None if it has no file of weights.
+
+    Arrays of bfloat16, which numpy does not have, come as fp32; others keep their type.
+
+    Raises:
+        InputError: With the key ``encoder.start``: a part is missing, or only PyTorch could read
+            it and is not installed.
+    """
+    if files := _files(folder, WEIGHT_FILE):
+        return _merged(_safetensors(file) for file in files)
+    if files := _files(folder, PICKLE_FILE):
+        names = ", ".join(file.name for file in files)
+        logger.warning(
+            "%s has no safetensors: %s is read by torch.load(weights_only=True)", folder, names
+        )
+        return _merged(_pickle(file) for file in files)
+    return None
+
+
+def _files(folder: Path, name: str) -> Sequence[Path]:
+    """The file of a name, or those that its index lists; none if there is neither."""
+    if (folder / name).is_file():
+        return [folder / name]
+    index = folder / f"{name}{INDEX}"
+    if not index.is_file():
+        return []
+    parts = sorted(set(storage.read_json(index)["weight_map"].values()))
+    for part in parts:
+        # An index may name nothing outside of its folder.
+        if Path(part).name != part or not (folder / part).is_file():
+            raise InputError(
+                "encoder.start", f"{folder} has no {part}, which {index.name} names", "copy it too"
+            )
+    return [folder / part for part in parts]
+
+
+def _merged(parts: Iterable[Weights]) -> Weights:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _safetensors(file: Path) -> Weights:
+    """The arrays of a safetensors file."""
+    with safe_open(str(file), framework="numpy") as opened:
+        names = list(opened.keys())
+        halves = {name for name in names if opened.get_slice(name).get_dtype() == _BF16}
+        arrays = {name: opened.get_tensor(name) for name in names if name not in halves}
+    if halves:
+        views: Sequence[tuple[str, Any]] = deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
+        arrays |= {name: _widened(view) for name, view in views if name in halves}
+    return arrays
+
+
+def _widened(view: Mapping[str, Any]) -> np.ndarray:
+    """An array of bfloat16 as fp32, of which it is the upper half."""
+    halves = np.frombuffer(view["data"], "<u2").astype("<u4")
+    return (halves << 16).view("<f4").reshape(view["shape"])
+
+
+def _pickle(file: Path) -> Weights:
+    """The arrays of a pickle, by PyTorch."""
+    try:
+        module = import_module("pipelines.models.torch_pickle")
+    except ImportError as error:
+        raise InputError(
+            "encoder.start",
+            f"{file} is a pickle, which PyTorch alone reads ({error})",
+            "pip install torch, or a checkpoint in safetensors",
+        ) from None
+    arrays: Weights = module.read_pickle(file)
+    return arrays

@@ -1,0 +1,196 @@
+"""The modules of sentence-transformers around a transformer: its length, Pooling and Dense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.models.architecture import NORMALISING, Modules
+from pipelines.models.checkpoint_files import read_checkpoint
+from pipelines.models.spec import Activation, Dense, EncoderSpec, Pooling
+from pipelines.models.weights import (
+    WEIGHT_FILE,
+    Weights,
+    dense_name,
+    save_weights,
+)
+
+CONFIG_FILE = "config.json"
+LENGTH_FILE = "sentence_bert_config.json"
+TRANSFORMER, POOLING, DENSE = "Transformer", "Pooling", "Dense"
+
+KEY = "encoder.start"
+_POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+_POOLING_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The library's older keys, which every release reads, and what newer ones call the mode."""
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.Tanh": "tanh",
+    "torch.nn.Identity": "identity",
+}
+
+
+def refuse(folder: Path, problem: str) -> NoReturn:
+    """Refuses a transformer.
+
+    Raises:
+        InputError: With the key ``encoder.start``.
+    """
+    raise InputError(
+        KEY,
+        f"{folder} {problem}",
+        "a transformer with mean, cls, lasttoken or weightedmean pooling, in safetensors",
+    )
+
+
+def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
+    """What follows a transformer, as fields of a spec; nothing for a plain checkpoint.
+
+    Raises:
+        InputError: With the key ``encoder.start``: it is followed by something else.
+    """
+    if not modules:
+        return {}
+    kinds = [kind for kind, _ in modules]
+    layers = kinds.count(DENSE)
+    normalise = kinds[-1] == NORMALISING
+    expected = [TRANSFORMER, POOLING, *[DENSE] * layers, *[NORMALISING] * normalise]
+    if kinds != expected or modules[0][1] != "":
+        refuse(folder, f"has the modules {', '.join(kinds)}")
+    return {
+        "pooling": _pooling(folder, folder / modules[1][1]),
+        "dense": tuple(_dense(folder, home) for home in _dense_homes(folder, modules)),
+        "normalise": normalise,
+    }
+
+
+def read_dense(folder: Path, modules: Modules) -> Weights:
+    """The weights of the dense layers, under canonical names."""
+    weights: Weights = {}
+    for number, home in enumerate(_dense_homes(folder, modules)):
+        found = read_checkpoint(home)
+        if found is None:
+            refuse(folder, f"has no {WEIGHT_FILE} in {home.name}")
+        for name, value in found.items():
+            part = name.removeprefix("linear.")
+            weights[dense_name(number, part)] = np.ascontiguousarray(value, dtype=np.float32)
+    return weights
+
+
+def write_head(
+    folder: Path, spec: EncoderSpec, pooling: Pooling, weights: Mapping[str, np.ndarray]
+) -> list[tuple[str, str]]:
+    """Writes what follows a transformer in the root of a folder.
+
+    Args:
+        folder: Existing.
+        spec: The shape.
+        pooling: What it pools by.
+        weights: Of the encoder.
+
+    Returns:
+        Class and path of the modules, of the transformer too.
+    """
+    storage.write_json(
+        folder / LENGTH_FILE, {"max_seq_length": spec.max_length, "do_lower_case": False}
+    )
+    modules = [(TRANSFORMER, ""), (POOLING, f"1_{POOLING}")]
+    storage.write_json(
+        folder / modules[1][1] / CONFIG_FILE,
+        {
+            "word_embedding_dimension": spec.hidden,
+            **{key: mode == pooling for key, mode in _POOLING_KEYS.items()},
+            "include_prompt": True,
+        },
+    )
+    width = spec.hidden
+    for number, layer in enumerate(spec.dense):
+        modules.append((DENSE, f"{len(modules)}_{DENSE}"))
+        _write_dense(folder / modules[-1][1], layer, width, number, weights)
+        width = layer.width
+    return modules
+
+
+def told_length(folder: Path, most: int) -> int:
+    """Tokens of a text that the folder of a transformer tells, in the older or the newer place."""
+    places = ((LENGTH_FILE, "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
+    for name, key in places:
+        path = folder / name
+        value = storage.read_json(path).get(key) if path.is_file() else None
+        if value:
+            return int(min(value, most))
+    return most
+
+
+def _pooling(folder: Path, home: Path) -> Pooling:
+    config = storage.read_json(home / CONFIG_FILE)
+    if config.get("include_prompt", True) is False:
+        refuse(folder, "leaves prompts out when it pools (`include_prompt: false`)")
+    chosen = [
+        _POOLING_KEYS.get(key, key)
+        for key, value in config.items()
+        if key.startswith("pooling_mode_") and value
+    ]
+    named = config.get("pooling_mode", chosen)
+    modes = [named] if isinstance(named, str) else list(named)
+    found = next((mode for mode in _POOLINGS if modes == [mode]), None)
+    if found is None:
+        refuse(folder, f"pools by {' and '.join(modes) or 'nothing'}")
+    return found
+
+
+def _dense_homes(folder: Path, modules: Modules) -> Iterator[Path]:
+    return (folder / path for kind, path in modules if kind == DENSE)
+
+
+def _dense(folder: Path, home: Path) -> Dense:
+    config = storage.read_json(home / CONFIG_FILE)
+    activation = config.get("activation_function", "torch.nn.Tanh")
+    unknown = {
+        "activation_function": activation if activation not in _ACTIVATIONS else None,
+        "use_residual": config.get("use_residual"),
+        "module_input_name": config.get("module_input_name", "sentence_embedding")
+        != "sentence_embedding",
+    }
+    for key, value in unknown.items():
+        if value:
+            refuse(folder, f"has a dense layer with `{key}: {config[key]}`")
+    return Dense(
+        width=config["out_features"],
+        bias=config.get("bias", True),
+        activation=_ACTIVATIONS[activation],
+    )
+
+
+def _write_dense(
+    home: Path, layer: Dense, width: int, number: int, weights: Mapping[str, np.ndarray]
+) -> None:
+    # The first of its names is the one that the library writes.
+    names = {name: path for path, name in reversed(list(_ACTIVATIONS.items()))}
+    storage.write_json(
+        home / CONFIG_FILE,
+        {
+            "in_features": width,
+            "out_features": layer.width,
+            "bias": layer.bias,
+            "activation_function": names[layer.activation],
+        },
+    )
+    parts = ("weight", "bias") if layer.bias else ("weight",)
+    save_weights(
+        home / WEIGHT_FILE,
+        {f"linear.{part}": weights[dense_name(number, part)] for part in parts},
+    )
