@@ -107,11 +107,16 @@ def mine_negatives(session: SparkSession, config: Config) -> MiningSummary:
         plan = replace(plan, precision=precision_of(session, options))
         write_plan(made, plan)
     options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
-    table = _Making(session, config, made, options)
-    summary = table.made()
+    if (made / MANIFEST_FILE).is_file():
+        # The job before was killed while its table was about to take its place.
+        summary = _summary_of(made)
+    else:
+        summary = _Making(session, config, made, options).made()
+        for line in summary.lines():
+            logger.info("mining: %s", line)
+    for name in (WORK, ATTEMPTS):
+        storage.discard_folder(made / name)
     take_place(made, folder)
-    for line in summary.lines():
-        logger.info("mining: %s", line)
     return replace(summary, folder=str(versions.current(folder)))
 
 
@@ -154,8 +159,6 @@ class _Making:
         parts = in_threads(read_figures, [self._part(name) for name in staged.names(PAIRS)])
         summary = self._summary(staged, added_up(parts), searched, embedded, seconds)
         self._write_manifest(summary)
-        for name in (WORK, ATTEMPTS):
-            storage.discard_folder(self.folder / name)
         return summary
 
     def _part(self, name: str) -> Location:

@@ -201,6 +201,7 @@ def begin(folder: Location, plan: Plan) -> tuple[Location, Plan]:
             continue
         plan = replace(plan, backend=known.backend, precision=known.precision)
         if known.negatives != plan.negatives:
+            (place / MANIFEST_FILE).unlink(missing_ok=True)
             for file in listed(place, "part-*.parquet"):
                 file.unlink()
             write_plan(place, plan)

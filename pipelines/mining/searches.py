@@ -22,7 +22,7 @@ BLOCK_PAIRS = 512
 BLOCK_DOCUMENTS = 4096
 """That are compared at once: 8 MiB of scores. The same whatever the number of tasks, since the
 last bits of a product depend on the shape of the matrices."""
-FIRST_DOCUMENTS = 256
+FIRST_DOCUMENTS = 64
 """Before any is known, all documents are candidates; so a few are compared first."""
 MORE_OF_INDEX = 2
 """Documents that an index is asked for, for each one that is wanted: filters drop some."""

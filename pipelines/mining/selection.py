@@ -12,7 +12,10 @@ from pipelines.mining.anchors import Anchors
 from pipelines.settings import MiningSettings
 
 WAITING = 2**20
-"""Documents that were found and wait to be sorted; 24 bytes each."""
+"""Documents that were found and wait to be sorted, at most; 24 bytes each."""
+_WAITING_OF_ONE = 2
+"""The same, where it is less, for each that may be kept: the sooner they are sorted, the sooner
+others are known to be too far."""
 _ROUNDING = 2 * 10.0**-SCORE_DECIMALS
 
 
@@ -40,7 +43,7 @@ class Nearest:
         near = _some(found, found.scores >= self.bounds[found.queries])
         self._waiting.append(near)
         self._count += len(near.queries)
-        if self._count >= WAITING:
+        if self._count >= min(WAITING, _WAITING_OF_ONE * self._k * len(self.bounds)):
             self.result()
 
     def result(self) -> Neighbours:

@@ -33,7 +33,7 @@ DOCUMENTS, ANCHORS, PAIRS = "documents", "anchors", "pairs"
 STAGED_FILE = "staged.json"
 PLACE_BITS = 32
 """Of a place, for the row in its bucket."""
-LEAST_ROWS, MOST_ROWS = 512, 4096
+LEAST_ROWS, MOST_ROWS = 512, 8192
 PARTS = 64
 """Into which rows are cut at least, as far as there are enough of them."""
 _BUCKET = "bucket"

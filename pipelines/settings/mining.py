@@ -139,7 +139,7 @@ class MiningSettings(Settings):
         le=65_536,
         description=(
             "Rows that are embedded and searched at a time, about: the unit of work, of memory and "
-            "of resuming. Unset: 512 to 4,096, by the number of rows."
+            "of resuming. Unset: 512 to 8,192, by the number of rows."
         ),
     )
 
