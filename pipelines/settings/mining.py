@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -9,11 +10,16 @@ from pydantic import Field
 from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.errors import InputError
 from pipelines.mining import SEARCHES
-from pipelines.settings.base import Settings, choice_of
+from pipelines.settings.base import Choice, Settings, choice_of
 from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
+
+
+def _formats(key: str) -> Choice:
+    """The formats of tables, as values of a key."""
+    return choice_of(replace(TABLE_FORMATS, key=key))
 
 
 class MiningSettings(Settings):
@@ -26,7 +32,7 @@ class MiningSettings(Settings):
             "`embedding.backend`, `precision`, `batch_tokens` and `dimensions` say."
         ),
     )
-    format: Annotated[str, choice_of(TABLE_FORMATS)] = Field(
+    format: Annotated[str, _formats("mining.format")] = Field(
         default="parquet", description="What the inputs are."
     )
     inputs: tuple[InputPath, ...] = Field(
@@ -50,7 +56,7 @@ class MiningSettings(Settings):
     key_column: str | None = Field(
         default=None, description="Column of `inputs` that is copied to the output as `key`."
     )
-    documents_format: Annotated[str, choice_of(TABLE_FORMATS)] = Field(
+    documents_format: Annotated[str, _formats("mining.documents_format")] = Field(
         default="parquet", description="What `documents` are."
     )
     documents: tuple[StoredPath, ...] = Field(

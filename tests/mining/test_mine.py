@@ -7,9 +7,9 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mining_cases import bytes_of, rows_of
 
 from pipelines import workflow
 from pipelines.cli import main
@@ -18,52 +18,6 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.mining.staging import STAGED_FILE
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.settings import Config
-from pipelines.settings.load import parse
-
-
-@pytest.fixture(scope="session")
-def pair_file(lines, tmp_path_factory) -> Path:
-    """Pairs of neighbouring lines in two groups of three; some repeated, some without text.
-
-    Anchors are documents, too, and one anchor has two positives.
-    """
-    rows = [
-        {"id": number, "q": lines[number], "a": lines[number + 1], "topic": f"t{number // 3}"}
-        for number in range(0, 240, 1)
-    ]
-    rows.append({"id": 900, "q": lines[0], "a": lines[100], "topic": "t0"})
-    rows += [{**rows[5], "id": 901}, {**rows[6], "id": 902, "a": None}, {**rows[7], "q": "  "}]
-    path = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return path
-
-
-@pytest.fixture
-def job(small_model, pair_file, tmp_path):
-    """Makes the configuration of a job in files of some 50 rows."""
-
-    def configured(embedding=None, **settings) -> Config:
-        known = {
-            "model": str(small_model),
-            "inputs": [str(pair_file)],
-            "anchor_column": "q",
-            "positive_column": "a",
-            "group_column": "topic",
-            "key_column": "id",
-            "output": str(tmp_path / "mined"),
-            "part_rows": 50,
-            "negatives": 2,
-        }
-        precise = {"precision": "fp32", **(embedding or {})}
-        return parse({"mining": known | settings, "embedding": precise})
-
-    return configured
-
-
-def rows_of(folder: Path | str) -> list[dict]:
-    files = sorted(Path(folder).glob("part-*.parquet"))
-    return pa.concat_tables([pq.read_table(file) for file in files]).to_pylist()
 
 
 def brute_force(pairs: Path, model: Path, margin: float) -> dict[tuple[str, str], list[str]]:
@@ -135,10 +89,6 @@ def test_the_nearest_documents_that_are_not_the_anchors_own(
     assert not next_folder(Path(config.mining.output)).exists()
     names = {path.name for path in Path(config.mining.output).iterdir() if path.name[0] != "p"}
     assert names == {"_manifest.json", "_mining.json"}
-
-
-def bytes_of(folder: str) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(Path(folder).glob("part-*"))}
 
 
 def test_the_same_bytes_however_the_work_is_cut(spark, job, tmp_path, monkeypatch) -> None:
@@ -278,6 +228,7 @@ def test_what_cannot_be_mined_is_refused(job, tmp_path, capsys, pair_file) -> No
     wrong = {
         "mining.window=1": "mining.window: 1 documents are fewer than mining.negatives, at least 2",
         "mining.max_score=-0.5": "mining.min_score: 0.0 is not below mining.max_score, less than",
+        "mining.documents_format=xls": "mining.documents_format: there is no format `xls`, one of",
         "mining.search=fast": "mining.search: there is no search `fast`, one of exact, index",
     }
     given = ["mining.negatives=2", "mining.choose=random", "mining.min_score=0.0"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines.mining.anchors import Anchors
 from pipelines.settings import MiningSettings
@@ -122,3 +125,14 @@ class Case:
             else:
                 found.append((score, document))
         return sorted(found, key=lambda one: (-one[0], one[1])), sorted(dropped, reverse=True)
+
+
+def rows_of(folder: Path | str) -> list[dict]:
+    """The rows of a table of negatives, in its order."""
+    files = sorted(Path(folder).glob("part-*.parquet"))
+    return pa.concat_tables([pq.read_table(file) for file in files]).to_pylist()
+
+
+def bytes_of(folder: Path | str) -> dict[str, bytes]:
+    """Its files."""
+    return {file.name: file.read_bytes() for file in sorted(Path(folder).glob("part-*"))}
