@@ -170,6 +170,12 @@ def embed(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFil
 
 
 @app.command()
+def mine(config: ConfigFile = None, set_: Overrides = None, outcome: OutcomeFile = None) -> None:
+    """Add hard negatives to pairs: documents that a model finds near an anchor."""
+    _configured(jobs.mine, config, set_, outcome)
+
+
+@app.command()
 def search(
     query: Annotated[
         list[str] | None, typer.Option("--query", help="Text to search for; may be repeated.")

@@ -61,6 +61,15 @@ def embed(config: Config) -> Results:
     return asdict(made)
 
 
+def mine(config: Config) -> Results:
+    """Mines hard negatives."""
+    from pipelines import workflow
+
+    mined = workflow.mine(config)
+    print(f"table   {mined.folder}")
+    return asdict(mined)
+
+
 def clean(config: Config) -> Results:
     """Removes old runs."""
     from pipelines import workflow

@@ -121,6 +121,7 @@ def _not_covered(config: Config, vectors: int | None) -> tuple[str, ...]:
         "samples.json, report.html and evaluation/ of earlier runs, and what trackers have of them",
         *([table] if vectors is None else []),
         *([merged] if config.embedding.merge_into else []),
+        f"pairs with hard negatives ({config.mining.output}): mine them again",
         "other tables of embeddings, and copies of tables in storage.cache_folder of machines that "
         "searched them",
     )

@@ -1,4 +1,4 @@
-"""The jobs as functions: prepare, train, evaluate, all three in a row, promote, and embed.
+"""The jobs as functions: prepare, train, evaluate, all three in a row, promote, embed and mine.
 
 ``jobs/``, the console command, notebooks and schedulers call these; each takes the
 configuration and returns what it found.
@@ -54,6 +54,7 @@ from pipelines.training_job import (
 if TYPE_CHECKING:
     from pipelines.deletion import Deletion
     from pipelines.embedding.table import EmbeddingSummary
+    from pipelines.mining.figures import MiningSummary
     from pipelines.search.text_search import Hit
 
 Metrics = dict[str, dict[str, float]]
@@ -274,6 +275,35 @@ def embed(config: Config) -> EmbeddingSummary:
         session = spark_session(for_stage(config, "embed"), needs_context=False)
         with stage_settings(session, config, "embed"):
             return embed_table(session, config)
+
+
+@file_failures("mining")
+def mine(config: Config) -> MiningSummary:
+    """Searches hard negatives for the pairs of ``mining.inputs`` into ``mining.output``.
+
+    Raises:
+        InputError: Model and inputs cannot be used, the output is of something else, or no pair
+            has enough negatives.
+    """
+    return _mine(config) if config.mining.inputs else _mine_prepared(config)
+
+
+@working_in(reading=("prepared.folder",))
+def _mine_prepared(config: Config) -> MiningSummary:
+    return _mine(config)
+
+
+def _mine(config: Config) -> MiningSummary:
+    from pipelines.embedding.places import lock_file
+    from pipelines.mining.job import check_job, mine_negatives
+    from pipelines.mining.plan import output_folder
+
+    check_job(config)
+    folder = output_folder(config)
+    with work_folder("mining.output", folder, "mine", lock_file(folder)):
+        session = spark_session(for_stage(config, "mine"), needs_context=False)
+        with stage_settings(session, config, "mine"):
+            return mine_negatives(session, config)
 
 
 @file_failures("the search")

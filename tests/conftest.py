@@ -61,7 +61,8 @@ INTERPRETED = {"sql.codegen.wholeStage": "false", "sql.codegen.factoryMode": "NO
 # further one loads Spark's classes, compiles its queries and imports what Python needs once more.
 EXECUTORS = 3
 OF_ONE_EXECUTOR = {
-    *("corpus", "embedding", "evaluation", "lanes", "search", "tokens", "test_preparation.py"),
+    *("corpus", "embedding", "evaluation", "lanes", "mining", "search", "tokens"),
+    "test_preparation.py",
     *("test_duplicates_benchmark.py", "test_tokenise.py"),
 }
 WANTED = pytest.StashKey[int]()

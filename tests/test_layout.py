@@ -35,6 +35,7 @@ engines
 evaluation
 embedding
 search
+mining
 report
 promotion
 tracking

@@ -19,6 +19,7 @@ BENCHMARKS: Mapping[str, str] = {
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",
     "increment": "pipelines.benchmarks.increment",
+    "mine": "pipelines.benchmarks.mine",
     "quality": "pipelines.benchmarks.quality",
     "startup": "pipelines.benchmarks.startup",
     "tokenise": "pipelines.benchmarks.tokenise",

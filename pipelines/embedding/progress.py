@@ -1,4 +1,4 @@
-"""The progress bar of an embedding job."""
+"""The progress bar of a job that makes parts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ class PartsProgress:
     Args:
         folder: Where each part becomes `<name>.parquet`.
         parts: All of them; those that are there already count as done.
+        name: Of the work.
     """
 
-    def __init__(self, folder: Location, parts: Sequence[RowRange]) -> None:
+    def __init__(
+        self, folder: Location, parts: Sequence[RowRange], name: str = "embedding"
+    ) -> None:
         self._folder = folder
         self._rows = {f"{part.name}.parquet": part.rows for part in parts}
         self._began = time.monotonic()
         self._first = self._done()
         total = sum(self._rows.values())
-        line = "embedding {done}/{total} rows  {text}"
-        self._progress = WorkProgress("embedding", total, self._first, line)
+        line = f"{name} {{done}}/{{total}} rows  {{text}}"
+        self._progress = WorkProgress(name, total, self._first, line)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="embedding-bar", daemon=True)
 

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipelines.embedding.column import backend_for
-from pipelines.embedding.deleted_rows import read_deleted
-from pipelines.embedding.executor import Columns, task_device
+from pipelines.embedding.executor import Columns
 from pipelines.embedding.footers import PartFooter, in_threads, read_part_footer
+from pipelines.embedding.making import make_parts, precision_of
 from pipelines.embedding.merge import check_connector, merge_table
 from pipelines.embedding.options import EmbeddingOptions
-from pipelines.embedding.part_files import embed_parts
-from pipelines.embedding.parts import RowRange, tasks
+from pipelines.embedding.parts import RowRange
 from pipelines.embedding.places import lock_file
 from pipelines.embedding.plan import (
     ATTEMPTS,
@@ -42,29 +39,24 @@ from pipelines.embedding.plan import (
     part_file,
 )
 from pipelines.embedding.planning import Asked, new_version
-from pipelines.embedding.progress import PartsProgress
-from pipelines.embedding.running import run_job
 from pipelines.embedding.vectors import SCALE_SUFFIX
 from pipelines.embedding.versions import Work, choose_work, other_vectors, publish
 from pipelines.errors import PipelineError
-from pipelines.files import locks, storage, versions
+from pipelines.files import storage, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.folders import work_folder
-from pipelines.files.locations import Location, RemotePath
-from pipelines.models.inference.embedder import choose_backend, choose_precision
+from pipelines.files.locations import Location
+from pipelines.models.inference.embedder import choose_backend
 from pipelines.progress import activity
 from pipelines.settings import Config
-from pipelines.spark.capacity import default_parallelism, task_threads
+from pipelines.spark.capacity import task_threads
 from pipelines.spark.session import running_tasks
-from pipelines.spark.tasks import collect_from_tasks
 from pipelines.tokens.prompts import DOCUMENT, read_prompts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
-
-KEPT_SO_FAR = "; what is done is kept, and the same command makes the rest"
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,9 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
         options = replace(options, backend=choose_backend(plan.backend), precision=plan.precision)
         began = time.monotonic()
         missing = missing_parts(version)
-        embedded = _make(session, version, missing, options, columns_of(settings))
+        embedded = make_parts(
+            session, version.folder, plan.parts, missing, options, columns_of(settings)
+        )
         summary = _finish(version, options, columns_of(settings), embedded, began)
         publish(version, folder)
         logger.info("embedding: %s", summary)
@@ -150,7 +144,7 @@ def _as_before(
         if not other_vectors(version, identity):
             plan = version.plan
             return replace(options, backend=plan.backend, precision=plan.precision)
-    return replace(options, precision=_precision(session, options))
+    return replace(options, precision=precision_of(session, options))
 
 
 def _tell_of_prompts(options: EmbeddingOptions) -> None:
@@ -163,81 +157,6 @@ def _tell_of_prompts(options: EmbeddingOptions) -> None:
             "embedding.prompt_name=document",
             document,
         )
-
-
-def _precision(session: SparkSession, options: EmbeddingOptions) -> str:
-    """The precision of the whole table, which an executor knows where it is ``auto``."""
-    if options.precision != "auto":
-        return options.precision
-    ask = partial(_precision_here, options=options)
-    act = partial(collect_from_tasks, session, [0], ask)
-    return str(run_job(session, "embedding: which precision", act)[0])
-
-
-def _precision_here(_: Iterator[int], *, options: EmbeddingOptions) -> Iterator[str]:
-    """Runs on an executor."""
-    yield choose_precision(options.precision, task_device(options.backend))
-
-
-def _make(
-    session: SparkSession,
-    version: Version,
-    missing: Sequence[RowRange],
-    options: EmbeddingOptions,
-    columns: Columns,
-) -> int:
-    """Makes parts on the executors; returns how many rows were embedded.
-
-    Raises:
-        PipelineError: See :func:`~pipelines.embedding.running.run_job`, or another job took this
-            one for gone.
-    """
-    if not missing:
-        return 0
-    folder, slots = version.folder, default_parallelism(session)
-    # Of attempts that were killed.
-    storage.discard_folder(folder / ATTEMPTS)
-    attempts = f"{ATTEMPTS}/{uuid.uuid4().hex}"
-    (folder / attempts).mkdir(parents=True)
-
-    held = locks.held_here()
-
-    def state() -> object:
-        for lock in held:
-            lock.check()
-        return running_tasks(), _states(folder / attempts)
-
-    make = partial(
-        embed_parts,
-        folder=folder,
-        options=options,
-        columns=columns,
-        attempts=attempts,
-        deleted=read_deleted(folder),
-    )
-    work = partial(_work_on_tasks, work=make)
-    act = partial(collect_from_tasks, session, tasks(missing, slots), work)
-    with PartsProgress(folder, version.plan.parts):
-        return sum(run_job(session, "embedding", act, state, KEPT_SO_FAR))
-
-
-def _states(folder: Location) -> dict[str, object]:
-    """Bytes of the files that tasks are writing; in a store, their signs of life."""
-    if isinstance(folder, RemotePath):
-        return dict(folder.entries(recursive=False))
-    states: dict[str, object] = {}
-    for file in folder.iterdir():
-        # A part that is done has been renamed in the meantime.
-        with suppress(FileNotFoundError):
-            states[file.name] = file.stat().st_size
-    return states
-
-
-def _work_on_tasks(
-    planned: Iterator[Sequence[RowRange]], *, work: Callable[..., Iterator[int]]
-) -> Iterator[int]:
-    """Runs on an executor."""
-    return (rows for parts in planned for rows in work(parts))
 
 
 def _finish(

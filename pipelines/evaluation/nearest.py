@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,12 +54,12 @@ def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int)
         # NaN would be ranked somewhere; a model that gives it finds nothing.
         scores[np.isnan(scores)] = -np.inf
         found.append(_best_of_block(scores, start, ids, k))
-    return _joined(found)
+    return joined(found)
 
 
 def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
     """The k best of both for each query."""
-    return _best(_joined([left, right]), k)
+    return _best(joined([left, right]), k)
 
 
 def _best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
@@ -82,7 +83,8 @@ def _best(found: Neighbours, k: int) -> Neighbours:
     return Neighbours(found.queries[order], found.documents[order], found.scores[order])
 
 
-def _joined(parts: list[Neighbours]) -> Neighbours:
+def joined(parts: Sequence[Neighbours]) -> Neighbours:
+    """All neighbours one behind the other, in no order."""
     return Neighbours(
         np.concatenate([part.queries for part in parts]),
         np.concatenate([part.documents for part in parts]),

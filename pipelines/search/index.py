@@ -66,7 +66,7 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
         InputError: usearch is not installed.
         PipelineError: An executor could not build an index; what was there stays.
     """
-    _check_installed()
+    check_installed()
     target = index_folder(table)
     with storage.new_folder(target) as folder:
         files, digests = _without_index(table, folder)
@@ -186,7 +186,7 @@ def search_index(
         InputError: There is no index of this table, or the queries do not fit.
         PipelineError: An executor could not search.
     """
-    _check_installed()
+    check_installed()
     there = _found(table)
     if not there.is_whole(table):
         raise InputError(
@@ -206,7 +206,12 @@ def _check_digest(copy: Path, *, digest: str | None) -> None:
         raise OSError(f"{copy.name} was not copied as it was written, build the index again")
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Makes sure that the library of indexes is there.
+
+    Raises:
+        InputError: It is not.
+    """
     if find_spec("usearch") is None:
         raise InputError(
             "--index", "usearch is not installed", 'pip install "sentence-pipelines[search]"'

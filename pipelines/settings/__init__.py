@@ -13,6 +13,7 @@ from pipelines.settings.embedding import EmbeddingSettings
 from pipelines.settings.encoder import EncoderSettings
 from pipelines.settings.evaluation import EvaluationSettings
 from pipelines.settings.lanes import LaneSettings
+from pipelines.settings.mining import MiningSettings
 from pipelines.settings.objective import AnyObjective, ObjectiveSettings, objective
 from pipelines.settings.prepared import PreparedSettings
 from pipelines.settings.promotion import PromotionSettings
@@ -32,6 +33,7 @@ __all__ = [
     "EncoderSettings",
     "EvaluationSettings",
     "LaneSettings",
+    "MiningSettings",
     "ObjectiveSettings",
     "PreparedSettings",
     "PromotionSettings",
@@ -62,6 +64,7 @@ class Config(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
+    mining: MiningSettings = MiningSettings()
     promotion: PromotionSettings = PromotionSettings()
     run: RunSettings = RunSettings()
     spark: SparkSettings = SparkSettings()

@@ -13,7 +13,7 @@ from pipelines.settings.base import Settings
 if TYPE_CHECKING:
     from pipelines.settings import Config
 
-StageName = Literal["prepare", "train", "evaluate", "embed"]
+StageName = Literal["prepare", "train", "evaluate", "embed", "mine"]
 _PREFIX = "spark."
 
 
@@ -46,6 +46,7 @@ class StageSettings(Settings):
     )
     evaluate: _Conf = Field(default_factory=dict, description="Of `evaluate`.")
     embed: _Conf = Field(default_factory=dict, description="Of `embed`.")
+    mine: _Conf = Field(default_factory=dict, description="Of `mine`.")
 
     def check_with(self, config: Config) -> None:
         """Refuses keys that are none of Spark's."""

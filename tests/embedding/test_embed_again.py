@@ -147,7 +147,7 @@ def test_a_copied_input_lasts_as_long_as_the_job(
         raise PipelineError("the driver is killed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.embedding.table._make", dies)
+        patched.setattr("pipelines.embedding.table.make_parts", dies)
         with pytest.raises(PipelineError, match="killed here"):
             embed_table(spark, job(**config))
     assert list((next_folder(folder) / STAGED).glob("part-*"))

@@ -127,7 +127,7 @@ def test_a_killed_update_leaves_the_table_of_before(spark, lake, monkeypatch) ->
         raise PipelineError("the driver is killed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.embedding.table._make", dies)
+        patched.setattr("pipelines.embedding.table.make_parts", dies)
         with pytest.raises(PipelineError, match="killed here"):
             embed_table(spark, lake.job())
     assert sorted(lake.output.iterdir()) == files

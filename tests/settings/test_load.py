@@ -178,7 +178,7 @@ def test_every_setting_that_speaks_of_files_is_a_path():
     for key, field, is_path in settings_of_texts():
         speaks = told.search(f"{key.replace('_', ' ')} {field.description}") is not None
         assert is_path == (speaks and key not in NO_PATHS), key
-    assert len(PATHS) == 17
+    assert len(PATHS) == 21
 
 
 @pytest.mark.parametrize("key", PATHS)
@@ -210,7 +210,7 @@ def test_a_path_is_on_a_file_system_or_in_a_store(key):
         load(None, [*trackers, f"{key}={given.format('~nobody-of-this-name/x')}"])
 
 
-@pytest.mark.parametrize("section", ["corpus", "embedding"])
+@pytest.mark.parametrize("section", ["corpus", "embedding", "mining"])
 def test_tables_may_have_addresses(section):
     loaded = load(None, [f"{section}.inputs=[s3a://lake/pairs]", f"{section}.format=delta"])
     assert getattr(loaded, section).inputs == ("s3a://lake/pairs",)

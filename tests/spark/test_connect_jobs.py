@@ -152,8 +152,22 @@ def test_prepare_train_and_evaluate(spark, prepared, training, tmp_path):
     assert said[jobs[1]].startswith("spark.master: this session is of Spark Connect")
 
 
+def mining_of(folder: Path, model: Path, name: str) -> Config:
+    """Negatives of the texts by their numbers."""
+    mining = {
+        "model": str(model),
+        "inputs": [str(folder / "texts.csv")],
+        "format": "csv",
+        "anchor_column": "id",
+        "positive_column": "text",
+        "relative_margin": None,
+        "output": str(folder / name),
+    }
+    return parse({"mining": mining, "embedding": {"precision": "fp32"}})
+
+
 @needs_connect
-def test_embed_and_search(spark, tmp_path, small_model, lines):
+def test_embed_mine_and_search(spark, tmp_path, small_model, lines):
     jobs: list[str] = []
     for kind, path in write_texts(tmp_path, lines[:100]).items():
         embedding = {"model": str(small_model), "inputs": [str(path)], "format": kind}
@@ -161,6 +175,9 @@ def test_embed_and_search(spark, tmp_path, small_model, lines):
         workflow.embed(parse({"embedding": embedding | {"output": str(tmp_path / kind)}}))
         again = parse({"embedding": embedding | {"output": str(tmp_path / f"connected-{kind}")}})
         jobs.append(f"embed={written(tmp_path, kind, again)}")
+    mined = [mining_of(tmp_path, small_model, name) for name in ("mined", "connected-mined")]
+    workflow.mine(mined[0])
+    jobs.append(f"mine={written(tmp_path, 'mine', mined[1])}")
     searching = f"search={tmp_path / 'csv.yaml'}"
     exact, indexed = said_in_a_session(JOBS, *jobs, searching)[searching]
 
@@ -169,6 +186,9 @@ def test_embed_and_search(spark, tmp_path, small_model, lines):
         vectors = [np.array([row.pop("embedding") for row in rows]) for rows in (ours, theirs)]
         assert ours == theirs
         np.testing.assert_allclose(*vectors, atol=1e-5)
+    ours, theirs = rows_of(tmp_path / "connected-mined"), rows_of(tmp_path / "mined")
+    assert ours == theirs
+    assert len(ours) > 50
     queries = ["print the help", "a list of arguments"]
     hits = find_texts(open_table(tmp_path / "csv"), queries, 3)
     wanted = [[hit.query, hit.rank, hit.position, hit.text, hit.key] for hit in hits]

@@ -1,0 +1,170 @@
+"""The section `mining` of the settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from pipelines.corpus.readers import TABLE_FORMATS
+from pipelines.errors import InputError
+from pipelines.mining import SEARCHES
+from pipelines.settings.base import Choice, Settings, choice_of
+from pipelines.settings.paths import InputPath, StoredPath
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
+
+
+def _formats(key: str) -> Choice:
+    """The formats of tables, as values of a key."""
+    return choice_of(replace(TABLE_FORMATS, key=key))
+
+
+class MiningSettings(Settings):
+    """For which pairs hard negatives are searched, where, and which of them are taken."""
+
+    model: StoredPath | None = Field(
+        default=None,
+        description=(
+            "A sentence-transformers folder; unset: `<run.folder>/model`. It embeds as "
+            "`embedding.backend`, `precision`, `batch_tokens` and `dimensions` say."
+        ),
+    )
+    format: Annotated[str, _formats("mining.format")] = Field(
+        default="parquet", description="What the inputs are."
+    )
+    inputs: tuple[InputPath, ...] = Field(
+        default=(),
+        description=(
+            "Pairs: files, folders or globs; of `table` and `iceberg`: names. Empty: the pairs for "
+            "training in `prepared.folder`."
+        ),
+    )
+    anchor_column: str = Field(default="anchor", description="Column of the anchors in `inputs`.")
+    positive_column: str = Field(
+        default="positive", description="Column of the positives in `inputs`."
+    )
+    group_column: str | None = Field(
+        default=None,
+        description=(
+            "Column of `inputs` whose value anchors share with documents that are no negatives of "
+            "theirs. Prepared pairs have groups of their own."
+        ),
+    )
+    key_column: str | None = Field(
+        default=None, description="Column of `inputs` that is copied to the output as `key`."
+    )
+    documents_format: Annotated[str, _formats("mining.documents_format")] = Field(
+        default="parquet", description="What `documents` are."
+    )
+    documents: tuple[StoredPath, ...] = Field(
+        default=(),
+        description="Texts that are searched beside the positives: files, folders, globs or names.",
+    )
+    documents_column: str = Field(
+        default="text", description="Column of `documents` that holds the text."
+    )
+    documents_group_column: str | None = Field(
+        default=None, description="Column of `documents` that is compared with the anchors' groups."
+    )
+    output: StoredPath = Field(
+        default="mined",
+        description="Folder of the table, which the driver and every executor can reach.",
+    )
+    overwrite: bool = Field(
+        default=False,
+        description=(
+            "Make a finished table anew, which takes its place when it is whole; an unfinished one "
+            "of the same settings goes on."
+        ),
+    )
+    search: Annotated[str, choice_of(SEARCHES)] = Field(
+        default="exact",
+        description=(
+            "`exact`: every anchor with every document; `index`: by graphs (HNSW), which find "
+            "nearly the same in a part of the time where there are millions of documents."
+        ),
+    )
+    negatives: int = Field(default=1, ge=1, le=100, description="Negatives of a pair.")
+    skip: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        description="The nearest documents that are passed over, of those that pass the filters.",
+    )
+    choose: Literal["nearest", "random"] = Field(
+        default="nearest",
+        description=(
+            "Which documents behind `skip` are taken: the nearest, or random ones of the `window` "
+            "nearest."
+        ),
+    )
+    window: int = Field(
+        default=50,
+        ge=1,
+        le=10_000,
+        description="Documents behind `skip` of which `choose: random` takes some.",
+    )
+    seed: int = Field(default=1, ge=0, description="Of all that is random.")
+    relative_margin: float | None = Field(
+        default=0.05,
+        ge=0,
+        lt=1,
+        description=(
+            "A document is no negative if its score is above the positive's by less than this "
+            "share: at 0.05, above 95 % of it. Unset: not compared."
+        ),
+    )
+    absolute_margin: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        description="The same, if its score is above the positive's less this much.",
+    )
+    min_score: float | None = Field(
+        default=None, ge=-1, le=1, description="Least cosine of a negative."
+    )
+    max_score: float | None = Field(
+        default=None, ge=-1, le=1, description="Highest cosine of a negative."
+    )
+    same_group: bool = Field(
+        default=False, description="Take negatives of the anchor's group, too."
+    )
+    fill: Literal["none", "random"] = Field(
+        default="none",
+        description=(
+            "What becomes of a pair with fewer than `negatives`: `none`: it is left out; `random`: "
+            "the others are drawn from all documents that are not the anchor's own."
+        ),
+    )
+    part_rows: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description=(
+            "Rows that are embedded and searched at a time, about: the unit of work, of memory and "
+            "of resuming. Unset: 512 to 8,192, by the number of rows."
+        ),
+    )
+
+    def check_with(self, config: Config) -> None:
+        """Refuses numbers that leave nothing to choose.
+
+        Raises:
+            InputError: The window is narrower than what is taken of it, or no score is allowed.
+        """
+        if self.choose == "random" and self.window < self.negatives:
+            raise InputError(
+                "mining.window",
+                f"{self.window} documents are fewer than mining.negatives",
+                f"at least {self.negatives}",
+            )
+        bounds = (self.min_score, self.max_score)
+        if None not in bounds and bounds[0] >= bounds[1]:  # type: ignore[operator]
+            raise InputError(
+                "mining.min_score",
+                f"{self.min_score} is not below mining.max_score",
+                f"less than {self.max_score}",
+            )

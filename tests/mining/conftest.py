@@ -1,0 +1,54 @@
+"""Fixtures that embedding, search and mining share, and a table of pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from embedding_fixtures import lines, small_model
+
+from pipelines.settings import Config
+from pipelines.settings.load import parse
+
+__all__ = ["lines", "small_model"]
+
+
+@pytest.fixture(scope="session")
+def pair_file(lines, tmp_path_factory) -> Path:
+    """Pairs of neighbouring lines in two groups of three; some repeated, some without text.
+
+    Anchors are documents, too, and one anchor has two positives.
+    """
+    rows = [
+        {"id": number, "q": lines[number], "a": lines[number + 1], "topic": f"t{number // 3}"}
+        for number in range(0, 240, 1)
+    ]
+    rows.append({"id": 900, "q": lines[0], "a": lines[100], "topic": "t0"})
+    rows += [{**rows[5], "id": 901}, {**rows[6], "id": 902, "a": None}, {**rows[7], "q": "  "}]
+    path = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.fixture
+def job(small_model, pair_file, tmp_path):
+    """Makes the configuration of a job in files of some 50 rows."""
+
+    def configured(embedding=None, **settings) -> Config:
+        known = {
+            "model": str(small_model),
+            "inputs": [str(pair_file)],
+            "anchor_column": "q",
+            "positive_column": "a",
+            "group_column": "topic",
+            "key_column": "id",
+            "output": str(tmp_path / "mined"),
+            "part_rows": 50,
+            "negatives": 2,
+        }
+        precise = {"precision": "fp32", **(embedding or {})}
+        return parse({"mining": known | settings, "embedding": precise})
+
+    return configured

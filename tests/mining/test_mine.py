@@ -1,0 +1,237 @@
+"""The job `mine`, from a table of pairs to a table of negatives."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from mining_cases import bytes_of, rows_of
+
+from pipelines import workflow
+from pipelines.cli import main
+from pipelines.embedding.places import next_folder
+from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
+from pipelines.mining.staging import STAGED_FILE
+from pipelines.models.inference.embedder import load_embedder
+
+
+def brute_force(pairs: Path, model: Path, margin: float) -> dict[tuple[str, str], list[str]]:
+    """Nearest documents of each pair, by the columns of the test."""
+    rows = [row for row in pq.read_table(pairs).to_pylist() if row["a"] and row["q"].strip()]
+    documents = sorted({row["a"] for row in rows})
+    groups: dict[str, set[str]] = {}
+    own: dict[str, set[str]] = {}
+    positives: dict[str, set[str]] = {}
+    for row in rows:
+        groups.setdefault(row["a"], set()).add(row["topic"])
+        own.setdefault(row["q"], set()).add(row["topic"])
+        positives.setdefault(row["q"], set()).add(row["a"])
+    embed = load_embedder(model, precision="fp32")
+    vectors = dict(zip(documents, embed(documents), strict=True))
+    found = {}
+    for row in rows:
+        anchor, positive = row["q"], row["a"]
+        vector = embed([anchor])[0]
+        scores = {text: float(vector @ vectors[text]) for text in documents}
+        limit = scores[positive] - margin * abs(scores[positive])
+        left = [
+            text
+            for text in sorted(documents, key=lambda text: -scores[text])
+            if text not in positives[anchor] | {anchor}
+            and not own[anchor] & groups[text]
+            and scores[text] <= limit
+        ]
+        found[anchor, positive] = left
+    return found
+
+
+def test_the_nearest_documents_that_are_not_the_anchors_own(
+    spark, job, pair_file, small_model, caplog
+) -> None:
+    config = job()
+    with caplog.at_level(logging.INFO):
+        summary = workflow.mine(config)
+    wanted = brute_force(pair_file, small_model, 0.05)
+    rows = rows_of(config.mining.output)
+    assert list(rows[0]) == [
+        *("anchor", "positive", "negative_0", "negative_1", "positive_score"),
+        *("negative_0_score", "negative_1_score", "group", "key"),
+    ]
+    enough = {pair for pair, left in wanted.items() if len(left) >= 2}
+    assert {(row["anchor"], row["positive"]) for row in rows} == enough
+    assert len(rows) == len(enough)
+    same = [
+        [row["negative_0"], row["negative_1"]] == wanted[row["anchor"], row["positive"]][:2]
+        for row in rows
+    ]
+    # Scores of a random model are close to one another, and some differ in their last digits.
+    assert np.mean(same) > 0.97
+    for row in rows:
+        assert row["negative_0_score"] >= row["negative_1_score"]
+        assert row["negative_0_score"] <= row["positive_score"] * 0.95 + 1e-5
+        assert row["group"].startswith("t")
+    assert {row["key"] for row in rows} <= {*range(240), 900}
+    assert (summary.read, summary.without_text, summary.repeated) == (244, 2, 1)
+    assert summary.rows + summary.short == 241
+    assert (summary.searched, summary.of_own_group) == (242, 0.0)
+    # A text that is an anchor and a document is embedded once.
+    assert summary.embedded == len({*(row for pair in wanted for row in pair)})
+    assert summary.dropped["same group"] > 0
+    manifest = json.loads((Path(config.mining.output) / "_manifest.json").read_text())
+    assert (manifest["rows"], manifest["negatives"]) == (summary.rows, 2)
+    assert manifest["figures"]["dropped"] == summary.dropped
+    assert "with too few negatives" in caplog.text
+    assert not next_folder(Path(config.mining.output)).exists()
+    names = {path.name for path in Path(config.mining.output).iterdir() if path.name[0] != "p"}
+    assert names == {"_manifest.json", "_mining.json"}
+
+
+def test_the_same_bytes_however_the_work_is_cut(spark, job, tmp_path, monkeypatch) -> None:
+    random = {"choose": "random", "window": 9, "skip": 1, "fill": "random", "relative_margin": 0.5}
+    first = workflow.mine(job(**random))
+    monkeypatch.setattr("pipelines.embedding.making.default_parallelism", lambda session: 7)
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "5")
+    try:
+        second = workflow.mine(job(**random, output=str(tmp_path / "again")))
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+    files = bytes_of(first.folder)
+    assert len(files) >= 4
+    assert bytes_of(second.folder) == files
+    assert first.filled > 0
+    rows = rows_of(first.folder)
+    for row in rows:
+        assert row["negative_0"] != row["negative_1"]
+        assert not {row["negative_0"], row["negative_1"]} & {row["anchor"], row["positive"]}
+        assert np.isfinite([row["negative_0_score"], row["negative_1_score"]]).all()
+    other = workflow.mine(job(**random, seed=2, output=str(tmp_path / "other")))
+    assert bytes_of(other.folder) != files
+
+
+def test_a_job_that_was_killed_goes_on(spark, job, tmp_path, monkeypatch, caplog) -> None:
+    config = job()
+    whole = workflow.mine(job(output=str(tmp_path / "whole")))
+
+    def dies(*_: object, **__: object) -> None:
+        raise PipelineError("the driver is killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.mining.job.signs", dies)
+        with pytest.raises(PipelineError, match="killed here"):
+            workflow.mine(config)
+    begun = next_folder(Path(config.mining.output))
+    assert (begun / "_work" / STAGED_FILE).is_file()
+    # A part that is there is not made again.
+    name = sorted(bytes_of(whole.folder))[1]
+    (begun / name).write_bytes(bytes_of(whole.folder)[name])
+    with caplog.at_level(logging.INFO):
+        summary = workflow.mine(config)
+    assert "going on with what" in caplog.text
+    rows = pq.read_metadata(begun.parent / "mined" / name)
+    assert summary.embedded == 0
+    assert 0 < summary.searched < 242
+    assert rows.num_rows > 0
+    assert bytes_of(config.mining.output) == bytes_of(whole.folder)
+    again = workflow.mine(config)
+    assert (again.searched, again.rows, str(again)[:15]) == (0, summary.rows, "nothing to mine")
+
+
+def test_vectors_of_an_unfinished_table_serve_other_filters(spark, job, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"^mining.negatives: no anchor has 100 documents that"):
+        workflow.mine(job(negatives=100, max_score=-0.9))
+    assert not (tmp_path / "mined").exists()
+    summary = workflow.mine(job(negatives=3, same_group=True, relative_margin=None))
+    assert summary.embedded == 0
+    assert summary.short == 0
+    assert 0 < summary.of_own_group < 1
+    told = r"^mining.negatives: .*mined was made with another value of it, set mining.overwrite"
+    with pytest.raises(InputError, match=told):
+        workflow.mine(job(negatives=1))
+    replaced = workflow.mine(job(negatives=1, overwrite=True))
+    assert list(rows_of(replaced.folder)[0])[2] == "negative_0"
+    assert "negative_1" not in rows_of(replaced.folder)[0]
+
+
+def test_further_documents_prompts_and_other_formats(spark, job, lines, tmp_path, small_model):
+    """A CSV of pairs, JSON lines of documents with groups, and a model with two prompts."""
+    import shutil
+
+    model = shutil.copytree(small_model, tmp_path / "model")
+    prompts = {"prompts": {"query": "ask: ", "passage": "text: "}}
+    storage.write_json(model / "config_sentence_transformers.json", prompts)
+    pairs = tmp_path / "pairs.csv"
+    quoted = [line.replace('"', "'") for line in lines]
+    rows = [f'"{quoted[n]}","{quoted[n + 1]}",g{n}' for n in range(0, 40, 2)]
+    pairs.write_text("\n".join(["q,a,topic", *rows]) + "\n")
+    documents = tmp_path / "more.jsonl"
+    more = [{"body": quoted[n], "of": "g0" if n < 60 else None} for n in range(50, 90)]
+    more.append({"body": " ", "of": "g0"})
+    documents.write_text("".join(f"{json.dumps(row)}\n" for row in more))
+    summary = workflow.mine(
+        job(
+            model=str(model),
+            inputs=[str(pairs)],
+            format="csv",
+            key_column=None,
+            documents=[str(documents)],
+            documents_format="jsonl",
+            documents_column="body",
+            documents_group_column="of",
+            relative_margin=None,
+        )
+    )
+    assert (summary.documents, summary.embedded, summary.rows) == (60, 80, 20)
+    rows = {row["anchor"]: row for row in rows_of(summary.folder)}
+    row = rows[quoted[0]]
+    assert not {row["negative_0"], row["negative_1"]} & set(quoted[50:60])
+    embed = load_embedder(model, precision="fp32")
+    score = embed([quoted[0]], "query") @ embed([row["negative_0"]], "document").T
+    assert abs(float(score) - row["negative_0_score"]) < 1e-5
+    assert "key" not in row
+
+
+def test_an_index_finds_nearly_the_same(spark, job, tmp_path) -> None:
+    exact = workflow.mine(job())
+    found = workflow.mine(job(search="index", output=str(tmp_path / "indexed")))
+    wanted = {(row["anchor"], row["positive"]): row for row in rows_of(exact.folder)}
+    rows = rows_of(found.folder)
+    same = [
+        row["negative_0"] == wanted[row["anchor"], row["positive"]]["negative_0"]
+        for row in rows
+        if (row["anchor"], row["positive"]) in wanted
+    ]
+    assert len(same) > 0.8 * len(wanted)
+    assert np.mean(same) > 0.8
+
+
+def test_what_cannot_be_mined_is_refused(job, tmp_path, capsys, pair_file) -> None:
+    def refused(**settings) -> str:
+        with pytest.raises(InputError) as caught:
+            workflow.mine(job(**settings))
+        return str(caught.value)
+
+    assert refused(model=str(tmp_path)).startswith("mining.model: ")
+    assert refused(inputs=["nowhere.parquet"]).startswith("mining.inputs: there is no file")
+    assert "has no column `text`, it has id, q, a, topic" in refused(anchor_column="text")
+    assert refused(anchor_column="id").startswith("mining.anchor_column: `id` of ")
+    assert refused(documents=[str(pair_file)]).startswith("mining.documents_column: ")
+    (tmp_path / "mined").mkdir()
+    (tmp_path / "mined" / "notes.txt").write_text("mine")
+    assert refused() == f"mining.output: {tmp_path}/mined holds other files, name an empty folder"
+    assert refused(inputs=[]).startswith("mining.inputs: it is empty, and there is no corpus in")
+    wrong = {
+        "mining.window=1": "mining.window: 1 documents are fewer than mining.negatives, at least 2",
+        "mining.max_score=-0.5": "mining.min_score: 0.0 is not below mining.max_score, less than",
+        "mining.documents_format=xls": "mining.documents_format: there is no format `xls`, one of",
+        "mining.search=fast": "mining.search: there is no search `fast`, one of exact, index",
+    }
+    given = ["mining.negatives=2", "mining.choose=random", "mining.min_score=0.0"]
+    for more, told in wrong.items():
+        assert main(["mine", *(part for one in [*given, more] for part in ("--set", one))]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {told}")
