@@ -164,7 +164,11 @@ class TorchStepper(TorchRun):
         its graph, which spares it the second pass.
         """
         candidates = gathered_candidates(
-            work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
+            work.granules,
+            self._sides,
+            self._timed,
+            anchors=self._objective.compares_anchors,
+            teacher=self._objective.uses_teacher,
         )
         *earlier, last = [self._inputs(granule, work.epoch) for granule in work.granules]
         with torch.no_grad():
@@ -257,8 +261,10 @@ def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int)
 def on_device(targets: Targets, device: torch.device) -> Any:
     """What a loss compares with, as tensors."""
     if isinstance(targets, Picks):
-        guide = [to_device(np.array(vectors), device) for vectors in targets.guide]
+        guide = [to_device(vectors, device) for vectors in targets.guide]
         return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
+    if isinstance(targets, list):
+        return [to_device(vectors, device) for vectors in targets]
     # A copy: the array may be a part of a lane file, which a tensor could write to.
     return to_device(np.array(targets), device)
 
