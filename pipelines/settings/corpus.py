@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from pipelines.corpus.readers import FORMATS
-from pipelines.corpus.readers.list_columns import spelled_out
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
+from pipelines.settings.list_columns import spelled_out
 from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class CorpusSettings(Settings):
     triplet_columns: Names = Field(
         default=("anchor", "positive", "negative"),
         description=(
-            "The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a column "
-            "of lists, `wrong[0:5]` are the first five texts."
+            "The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a "
+            "column of lists, `wrong[0:5]` are the first five texts."
         ),
     )
     title_column: str = Field(

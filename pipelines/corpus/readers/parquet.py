@@ -19,7 +19,6 @@ from pyspark.sql.types import StructField, StructType
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import FileNames, Format
 from pipelines.corpus.readers.inputs import is_hidden
-from pipelines.corpus.readers.list_columns import column_of
 from pipelines.corpus.readers.rows import ROW_DDL, ROW_SCHEMA
 from pipelines.corpus.readers.spark_rows import (
     Names,
@@ -31,6 +30,7 @@ from pipelines.corpus.readers.spark_rows import (
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
+from pipelines.settings.list_columns import column_of
 from pipelines.spark.frames import read_files
 
 _FOOTERS_AT_ONCE = 16

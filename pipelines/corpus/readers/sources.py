@@ -26,7 +26,6 @@ from pipelines.corpus.readers.inputs import (
     stamp_of,
     suffixes_of,
 )
-from pipelines.corpus.readers.list_columns import column_of
 from pipelines.corpus.readers.ranges import FileRange, probe, read_tasks
 from pipelines.corpus.readers.rows import ROW_DDL
 from pipelines.corpus.readers.spark_rows import (
@@ -41,6 +40,7 @@ from pipelines.corpus.readers.tasks import pack, split_file
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings.list_columns import column_of
 from pipelines.settings.storage import DEFAULT_STORES
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.tasks import frame_from_tasks

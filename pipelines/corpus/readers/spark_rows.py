@@ -11,11 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import Columns
 from pipelines.corpus.readers.inputs import INPUTS
-from pipelines.corpus.readers.list_columns import column_of, element_of
 from pipelines.corpus.readers.rows import ROW_TYPES
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings
+from pipelines.settings.list_columns import column_of, element_of
 from pipelines.spark.releases import valid_text
 
 Names = Sequence[tuple[str, str]]

@@ -16,10 +16,10 @@ from pyspark.sql.types import ArrayType, MapType, StructType
 
 from pipelines.corpus.readers.formats import Format
 from pipelines.corpus.readers.inputs import INPUTS
-from pipelines.corpus.readers.list_columns import column_of
 from pipelines.corpus.readers.spark_rows import columns_of, listed, named_columns, rows_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
+from pipelines.settings.list_columns import column_of
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
 from pipelines.spark.releases import delta_connector, iceberg_connector
