@@ -47,7 +47,13 @@ EVERYTHING = {
     "dimensions": [16, 5],
     "dimension_weights": [1.0, 0.3],
 }
-PLAIN_OR_EVERYTHING = pytest.mark.parametrize("keys", [{}, EVERYTHING], ids=["plain", "all"])
+GUIDED = {"false_negative_margin": 0.1, "guide": "teacher"}
+BOTH = EVERYTHING | GUIDED
+PLAIN_OR_EVERYTHING = pytest.mark.parametrize(
+    "keys",
+    [{}, EVERYTHING, pytest.param(BOTH, marks=pytest.mark.matrix)],
+    ids=["plain", "all", "guided"],
+)
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -138,8 +144,12 @@ def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys
             np.concatenate([side.lengths for side in sides]),
         )
 
-    groups = np.concatenate([part.groups for part in parts])
-    whole = Granule(number=9, groups=groups, **fields_of({name: joined(name) for name in sides}))
+    whole = Granule(
+        number=9,
+        groups=np.concatenate([part.groups for part in parts]),
+        teacher={name: np.concatenate([part.teacher[name] for part in parts]) for name in sides},
+        **fields_of({name: joined(name) for name in sides}),
+    )
     start = random_weights(SPEC, 3)
     by_step = stepper({"negatives": "step", **keys}, UNCLIPPED, sides=sides)
     by_granule = stepper(keys, UNCLIPPED, sides=sides)
@@ -151,6 +161,13 @@ def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys
         for i in range(3)
     ]
     np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
+
+
+def test_a_teacher_tells_other_false_negatives_than_the_model(stepper):
+    margin = {"false_negative_margin": 0.1}
+    keys = ({}, margin, margin | {"guide": "teacher"})
+    losses = [stepper(some).step(work(0, granule(1)), 1e-3) for some in keys]
+    assert len({round(loss, 4) for loss in losses}) == 3
 
 
 class Meeting:
@@ -198,7 +215,7 @@ def like(tensor, array):
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
 @PAIRS_OR_TRIPLETS
-@PLAIN_OR_EVERYTHING
+@pytest.mark.parametrize("keys", [{}, EVERYTHING, BOTH], ids=["plain", "all", "guided"])
 def test_two_workers_share_the_gradient_of_a_step(stepper, sides, keys):
     objective, training = {"negatives": "step", **keys}, {"dropout": 0.1, "clip_norm": 0.0}
     granules, start = [granule(number, sides) for number in range(4)], random_weights(SPEC, 3)

@@ -123,7 +123,11 @@ class ShardedStepper(TorchRun, ABC):
         right after it was made: the libraries then gather the units in the same order each time.
         """
         candidates = gathered_candidates(
-            work.granules, self._sides, self._collectives, anchors=self._objective.compares_anchors
+            work.granules,
+            self._sides,
+            self._collectives,
+            anchors=self._objective.compares_anchors,
+            teacher=self._objective.uses_teacher,
         )
         granules = [
             self._inputs(granule_texts(granule, self._sides, self._training.seed, work.epoch))

@@ -58,7 +58,7 @@ _SCORES = {
     "scores": tf.TensorSpec([None], tf.float32),
     "candidate_scores": tf.TensorSpec([None, None], tf.float32),
 }
-_PICKS = Picks(tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64))
+_OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)
 _SCALAR = tf.TensorSpec([], tf.float32)
 
 
@@ -105,19 +105,22 @@ class TensorFlowStepper:
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
+        vectors = [_VECTORS] * len(self._sides)
+        picks = Picks(_OWN, _EXCLUDED, vectors if config.objective.uses_teacher else [])
+        compared = {**_SCORES, "teacher": vectors}
         self._gradients = tf.function(
             self._gradients_of_granule,
             autograph=False,
             input_signature=[
                 [_TEXTS] * len(self._sides),
-                _SCORES.get(LOSSES.load(config.objective.name).needs, _PICKS),
+                compared.get(LOSSES.load(config.objective.name).needs, picks),
             ],
         )
         self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
         self._embedding_gradients = tf.function(
             self._gradients_of_embeddings,
             autograph=False,
-            input_signature=[[_VECTORS] * len(self._sides), _PICKS, _SCALAR],
+            input_signature=[vectors, picks, _SCALAR],
         )
         self._pull = tf.function(
             self._gradients_through, autograph=False, input_signature=[_TEXTS, _VECTORS]
@@ -204,7 +207,11 @@ class TensorFlowStepper:
         through.
         """
         candidates = gathered_candidates(
-            work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
+            work.granules,
+            self._sides,
+            self._timed,
+            anchors=self._objective.compares_anchors,
+            teacher=self._objective.uses_teacher,
         )
         inputs = [self._inputs(granule, work.epoch) for granule in work.granules]
         loss, pulls = pulls_on_embeddings(

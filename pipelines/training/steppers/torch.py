@@ -196,7 +196,11 @@ class TorchStepper(TorchRun):
         each batch once more, pulling its part of that gradient through.
         """
         candidates = gathered_candidates(
-            work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
+            work.granules,
+            self._sides,
+            self._timed,
+            anchors=self._objective.compares_anchors,
+            teacher=self._objective.uses_teacher,
         )
         some = [one for part in work.granules for one in self._batches(part, work.epoch)]
         own, with_graph = self._embedded(some)
@@ -306,8 +310,10 @@ def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
 def on_device(targets: Targets, device: torch.device) -> Any:
     """What a loss compares with, as tensors."""
     if isinstance(targets, Picks):
-        guide = [to_device(np.array(vectors), device) for vectors in targets.guide]
+        guide = [to_device(vectors, device) for vectors in targets.guide]
         return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
+    if isinstance(targets, list):
+        return [to_device(vectors, device) for vectors in targets]
     # A copy: the array may be a part of a lane file, which a tensor could write to.
     return to_device(np.array(targets), device)
 
