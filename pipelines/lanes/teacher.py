@@ -46,7 +46,7 @@ class TeacherVectors:
 
     def read(self, column: pa.Array) -> np.ndarray:
         """The vectors of a binary column, fp32 [rows, width]."""
-        values = binary_values(column, self.type)
+        values, _ = binary_values(column, self.type)
         return values.reshape(len(column), self.width).astype(np.float32)
 
     def along(self, axes: np.ndarray) -> TeacherVectors:
