@@ -10,13 +10,15 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.tokens.lengths import UNLIMITED, told_cuts
 
 
-def model_card(spec: EncoderSpec, steps: int, tokens: Mapping[str, Any]) -> str:
+def model_card(spec: EncoderSpec, steps: int, tokens: Mapping[str, Any], state: str = "") -> str:
     """The card of a model, as Markdown.
 
     Args:
         spec: Its shape.
         steps: Of training; 0 for a start.
         tokens: The manifest of the tokens that it was trained on.
+        state: Which of the states of training it is; see
+            :func:`pipelines.runs.choice.told_choice`.
     """
     shape = architecture_of(spec).described(spec)
     length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
@@ -24,6 +26,8 @@ def model_card(spec: EncoderSpec, steps: int, tokens: Mapping[str, Any]) -> str:
         f"A sentence encoder {shape}, after {steps} steps of training with sentence-pipelines.",
         f"It reads {length} of a text.",
     ]
+    if state:
+        lines.append(f"It is {state}.")
     if steps:
         lines.append(f"It was trained on {told_cuts(tokens)}.")
     return "\n".join([*lines, *_prompts(spec)]) + "\n"

@@ -19,13 +19,13 @@ from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.torch import Encoder, configure_threads, embed, has_bf16, prepare
 from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
-from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import with_precision, worker_device
 from pipelines.training.feed import StepWork
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
+from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
 from pipelines.training.steppers.micro_batches import Batch, batches, granule_texts
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
@@ -92,6 +92,11 @@ class TorchStepper(TorchRun):
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
+        if self._training.ema is not None:
+            self._moments |= {
+                f"{AVERAGE}/{name}": torch.tensor(value, device=self._device)
+                for name, value in checkpoint.averages.items()
+            }
         words = self._weights.get(WORDS)
         self._word_gradient = None if words is None else WordGradient(words)
         self._embed = partial(
@@ -292,6 +297,12 @@ class TorchStepper(TorchRun):
                 weight_decay=decay,
                 eps=EPSILON,
                 maximize=False,
+            )
+        if self._training.ema is not None:
+            torch._foreach_lerp_(
+                [self._moments[f"{AVERAGE}/{name}"] for name in self._weights],
+                [weight.detach() for weight in self._weights.values()],
+                newest_share(self._training.ema, number),
             )
 
 
