@@ -56,12 +56,13 @@ def choose(run_folder: Location, training: TrainingSettings, last_step: int) -> 
 
 def told_choice(figures: Mapping[str, Any]) -> str:
     """A choice for people, from ``metrics.json``."""
-    state = f"the state after step {figures['step']:,}"
+    step = f"step {figures['step']:,}"
     if "averaged" in figures:
         steps = figures["averaged"]
         return f"the mean of the {len(steps)} checkpoints of steps {steps[0]:,} to {steps[-1]:,}"
+    state = f"the state after {step}"
     if "ema" in figures:
-        state = f"a moving average of the weights (decay {figures['ema']:g}) up to {state[4:]}"
+        state = f"a moving average of the weights after {step} (decay {figures['ema']:g})"
     if "best_by" in figures:
         return f"{state}, the best by {figures['best_by']} ({figures['value']:.4g})"
     return state
