@@ -28,7 +28,7 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
-from pipelines.models.adapter import write_adapter
+from pipelines.models.adapter import check_names, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import model_card
 from pipelines.models.folder import start_encoder, write_encoder
@@ -250,6 +250,8 @@ def _write_start(
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):
             _write(load_checkpoint(folder, 0), prepared, start_folder)
+    if config.encoder.lora.rank and config.encoder.lora.export == "adapter":
+        check_names(start_folder, start.weights)
 
 
 def train_steps(
