@@ -245,11 +245,11 @@ class TrainingSettings(Settings):
                 f"`{self.framework}` keeps all activations",
                 "leave it out, or training.framework: torch",
             )
-        if self.tokens_per_micro_batch and (self.framework, self.sharding) != ("torch", "none"):
+        if self.tokens_per_micro_batch and self.framework != "torch":
             raise InputError(
                 "training.tokens_per_micro_batch",
-                "`torch` without sharding alone embeds a granule in parts",
-                "leave it out, or training.framework: torch with training.sharding: none",
+                f"`{self.framework}` embeds granules as they are",
+                "leave it out, or training.framework: torch",
             )
         self._check_choice(config)
         if self.mode == "sync" and self.granules_per_step % self.processes:
