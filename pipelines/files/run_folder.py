@@ -47,6 +47,8 @@ class RunFolder:
             self.start,
             self.model,
             self.adapter,
+            self.best,
+            self.early_end,
             self.snapshots,
             self.tracking,
             self.tensorboard,
@@ -136,6 +138,16 @@ class RunFolder:
     def adapter(self) -> Location:
         """The folder of what LoRA has trained, as `peft` writes it, if it was asked for."""
         return current(self.path / "adapter")
+
+    @property
+    def best(self) -> Location:
+        """The folder of the best checkpoint, if one is kept; see :mod:`pipelines.runs.best`."""
+        return current(self.path / "best")
+
+    @property
+    def early_end(self) -> Location:
+        """Is there if the run is to end, or has ended, before its last step."""
+        return self.path / "early_end.json"
 
     @property
     def promotion(self) -> Location:

@@ -52,8 +52,15 @@ FIXED = (
     "training.clip_norm",
     "training.dropout",
     "training.seed",
+    "training.ema",
 )
 """They decide what is learnt: another value is another experiment, and resuming is refused."""
+CHOICES = (
+    "training.keep_best",
+    "training.patience",
+    "training.average_checkpoints",
+)
+"""They decide which of the states becomes the model."""
 RECORDED = (
     "training.engine",
     "training.mode",
@@ -72,6 +79,7 @@ RECORDED = (
     "training.precision",
     "training.activation_checkpointing",
     "training.tokens_per_micro_batch",
+    *CHOICES,
 )
 """How the same updates are made, and how many: they may change, and ``history.json`` records it."""
 FREE = (

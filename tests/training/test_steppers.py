@@ -22,7 +22,7 @@ from steppers import stepper as make_stepper
 
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.plan import noise_seed
-from pipelines.models.weights import random_weights
+from pipelines.models.weights import WORDS, random_weights
 from pipelines.runs.checkpoint import (
     Checkpoint,
     checkpoint_steps,
@@ -285,3 +285,24 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
         save_checkpoint(tmp_path, checkpoint, keep=2)
     assert checkpoint_steps(tmp_path) == [10, 15]
     assert newest_checkpoint(tmp_path) == 15
+
+
+def test_the_moving_average_follows_the_weights_and_goes_on(stepper, tmp_path: Path):
+    each = stepper(training={"ema": 0.5})
+    expected = {name: value.astype(np.float64) for name, value in random_weights(SPEC, 3).items()}
+    for index in range(4):
+        each.step(work(index, granule(index)), 1e-2)
+        made = each.checkpoint(index + 1)
+        # Of a young average the newest weights have more.
+        share = 1 - min(0.5, (2 + index) / (11 + index))
+        for name, value in made.weights.items():
+            expected[name] += share * (value - expected[name])
+        if index == 1:
+            save_checkpoint(tmp_path, made, keep=2)
+            each = stepper(training={"ema": 0.5}, checkpoint=load_checkpoint(tmp_path, 2))
+    assert_close(made.averages, expected)
+    assert_close(made.encoder_weights, expected)
+    assert not np.array_equal(made.averages[WORDS], made.weights[WORDS])
+    plain = stepper()
+    plain.step(work(0, granule(0)), 1e-2)
+    assert {name.split("/")[0] for name in plain.checkpoint(1).moments} == {"m", "v"}

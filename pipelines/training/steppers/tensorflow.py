@@ -23,13 +23,13 @@ from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.tensorflow import configure_threads, forward
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.weights import Weights
-from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import with_precision
 from pipelines.training.feed import StepWork
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
+from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
 
@@ -108,6 +108,11 @@ class TensorFlowStepper:
         vectors = [_VECTORS] * len(self._sides)
         picks = Picks(_OWN, _EXCLUDED, vectors if config.objective.uses_teacher else [])
         compared = {**_SCORES, "teacher": vectors}
+        if self._training.ema is not None:
+            self._moments |= {
+                f"{AVERAGE}/{name}": tf.Variable(value, trainable=False)
+                for name, value in checkpoint.averages.items()
+            }
         self._gradients = tf.function(
             self._gradients_of_granule,
             autograph=False,
@@ -147,6 +152,7 @@ class TensorFlowStepper:
             tf.constant(learning_rate, tf.float32),
             tf.constant(BETA_1**number, tf.float32),
             tf.constant(BETA_2**number, tf.float32),
+            tf.constant(newest_share(self._training.ema or 0.0, work.index + 1), tf.float32),
         )
         self._mean_seconds += float(seconds)
         self.gradient_norm = float(norm)
@@ -290,6 +296,7 @@ class TensorFlowStepper:
         rate: tf.Tensor,
         beta_1_power: tf.Tensor,
         beta_2_power: tf.Tensor,
+        share: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """AdamW with clipping by the global norm, in the fused kernel.
 
@@ -324,6 +331,9 @@ class TensorFlowStepper:
                 epsilon=EPSILON * tf.sqrt(1 - beta_2_power),
                 grad=gradient,
             )
+            if self._training.ema is not None:
+                average = self._moments[f"{AVERAGE}/{name}"]
+                average.assign_add((weight - average) * share)
         return loss, norm, seconds
 
     def _clipped(self, gradients: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
