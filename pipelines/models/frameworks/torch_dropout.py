@@ -16,18 +16,27 @@ class DropoutMasks:
     worker it is computed, and when its layers are computed once more. The masks of a CPU and of a
     GPU differ.
 
+    Attributes:
+        share: Share of the values that is dropped.
+
     Args:
-        share: Share of the values that is dropped, in steps of 1/65536.
+        share: The same, in steps of 1/65536.
         seed: Two numbers.
         device: Where the masks are wanted.
     """
 
     def __init__(self, share: float, seed: Sequence[int], device: torch.device) -> None:
         dropped = min(round(share * 2**16), 2**16 - 1)
+        self.share = share
         self._least_kept = dropped - 2**15
         self._scale = 2**16 / (2**16 - dropped)
         self._seed = tuple(int(number) for number in seed)
         self._device = device
+
+    def state(self, site: int) -> int:
+        """A seed for the generator of one place."""
+        (state,) = np.random.SeedSequence([*self._seed, site]).generate_state(1, np.uint64)
+        return int(state)
 
     def mask(self, site: int, shape: Sequence[int]) -> torch.Tensor:
         """fp32: what values are multiplied by, 0 or the reciprocal of the share that is kept.
@@ -40,8 +49,7 @@ class DropoutMasks:
         """
         # A generator of its own for each place, so that a layer that is computed once more, or in
         # another order, has the same mask.
-        (state,) = np.random.SeedSequence([*self._seed, site]).generate_state(1, np.uint64)
-        generator = torch.Generator(self._device).manual_seed(int(state))
+        generator = torch.Generator(self._device).manual_seed(self.state(site))
         count = math.prod(shape)
         words = torch.empty(-(-count // 4), dtype=torch.int64, device=self._device)
         words.random_(-(2**63), None, generator=generator)
