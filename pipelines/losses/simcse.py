@@ -24,7 +24,7 @@ class SimcseSettings(in_batch_negatives.InBatchNegativesSettings):
 
 def check_dropout(config: Config) -> None:
     """Refuses a training in which both sides would have the same embedding."""
-    if config.training.dropout == 0:
+    if not config.training.dropout:
         raise InputError(
             "training.dropout",
             "`simcse` tells a text's two embeddings apart by dropout alone",

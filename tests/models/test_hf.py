@@ -13,6 +13,7 @@ from pipelines.errors import InputError
 from pipelines.models.folder import check_start, read_encoder, start_encoder
 from pipelines.models.frameworks.torch import embed, prepare
 from pipelines.models.inference.embedder import load_embedder
+from pipelines.models.spec import DropoutRates
 from pipelines.models.weights import WORDS
 from pipelines.settings.load import parse
 
@@ -128,6 +129,18 @@ class TestForm:
             for row, length in enumerate(LENGTHS)
         ]
         torch.testing.assert_close(whole, torch.cat(alone), rtol=0, atol=2e-6)
+
+
+def test_its_own_dropout_counts_where_none_is_told(copy):
+    assert read_encoder(copy)[0].own_dropout is None
+    edit(copy / "config.json", attention_dropout=0.3)
+    assert read_encoder(copy)[0].own_dropout == DropoutRates(0.3, 0.3, own=True)
+    own, told, quiet = (
+        gradients(copy, dropout=share, seed=(1, 2))[0] for share in (None, 0.3, 0.0)
+    )
+    # It drops nothing but attention's probabilities, so that the two are the same here.
+    np.testing.assert_array_equal(own, told)
+    assert np.abs(own - quiet).max() > 1e-3
 
 
 def test_equal_models_have_equal_specs(folders, copy):

@@ -52,6 +52,7 @@ def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
         vocabulary=shape.vocabulary,
         hidden=shape.hidden,
         pad_token_id=shape.pad_token_id,
+        largest_dropout=shape.dropout,
         max_length=told_length(folder, shape.positions or UNLIMITED),
         prompts=read_prompts(folder),
         **read_head(folder, modules),

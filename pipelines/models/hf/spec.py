@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn
 
 from pipelines.errors import InputError
 from pipelines.models.architecture import Lengths
-from pipelines.models.spec import EncoderSpec, Pooling
+from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
 from pipelines.settings import EncoderSettings
 
 _OF_A_FILE = (
@@ -30,12 +30,20 @@ class HfSpec(EncoderSpec):
     Attributes:
         config: Its config.json, as JSON text with sorted keys.
         pooling: How hidden states become an embedding.
+        largest_dropout: The largest share that it was made to be trained without, anywhere in it.
     """
 
     kind: ClassVar[str] = "hf"
 
     config: str
     pooling: Pooling = "mean"
+    largest_dropout: float = 0.0
+
+    @property
+    def own_dropout(self) -> DropoutRates | None:
+        """What it was made to be trained with; None without dropout."""
+        share = self.largest_dropout
+        return DropoutRates(share, share, own=True) if share else None
 
     @property
     def described_config(self) -> Mapping[str, Any]:

@@ -45,7 +45,7 @@ class HfEncoder:
         sparse_words: bool = False,
     ) -> torch.Tensor:
         """fp32 [texts, hidden], before dense layers."""
-        share = 0.0 if masks is None else masks.share
+        share = 0.0 if masks is None else None if masks.rates.own else masks.rates.hidden
         device = batch.token_ids.device
         model = _model(self._spec.config, share, activation_checkpointing, device)
         # Only lookups that the library leaves to PyTorch's own layer can be sparse.
@@ -82,13 +82,13 @@ class _Model:
 
     Args:
         config: Text of a config.json.
-        dropout: Share that is dropped.
+        dropout: Share that is dropped; None: as config.json says.
         checkpointed: Whether only the inputs of layers are kept for their gradients.
         device: Where it computes.
     """
 
     def __init__(
-        self, config: str, dropout: float, *, checkpointed: bool, device: torch.device
+        self, config: str, dropout: float | None, *, checkpointed: bool, device: torch.device
     ) -> None:
         # Its buffers take part in gradients too, whoever asked for it first.
         with torch.inference_mode(False):
@@ -104,7 +104,7 @@ class _Model:
             for name, _ in self.module.named_parameters()
         }
         # The library drops, and computes layers once more, in training only.
-        self.module.train(bool(dropout) or checkpointed)
+        self.module.train(dropout != 0 or checkpointed)
         if checkpointed:
             self._checkpoint_layers()
 
@@ -166,7 +166,7 @@ class _Model:
 
 
 @lru_cache(maxsize=4)
-def _model(config: str, dropout: float, checkpointed: bool, device: torch.device) -> _Model:
+def _model(config: str, dropout: float | None, checkpointed: bool, device: torch.device) -> _Model:
     """Kept between forward passes: building one takes longer than a small batch."""
     return _Model(config, dropout, checkpointed=checkpointed, device=device)
 

@@ -40,12 +40,14 @@ class Shape(NamedTuple):
         hidden: Width of the hidden states.
         pad_token_id: Fills short texts.
         positions: Tokens that it knows places for; None if there is no bound.
+        dropout: The largest share that it drops anywhere in training.
     """
 
     vocabulary: int
     hidden: int
     pad_token_id: int
     positions: int | None
+    dropout: float
 
 
 def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
@@ -64,6 +66,7 @@ def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
         hidden=text.hidden_size,
         pad_token_id=pad if isinstance(pad, int) and pad >= 0 else 0,
         positions=positions if isinstance(positions, int) and positions > 0 else None,
+        dropout=max(_dropouts(found).values(), default=0.0),
     )
 
 
@@ -93,21 +96,30 @@ def config_of(text: str) -> Any:
     return CONFIG_MAPPING[config["model_type"]].from_dict(config)
 
 
-def empty_model(text: str, dropout: float = 0.0) -> Any:
+def empty_model(text: str, dropout: float | None = 0.0) -> Any:
     """A model whose parameters have no memory and whose buffers have.
 
     Args:
         text: A config.json.
-        dropout: Share that is dropped wherever the model drops anything.
+        dropout: Share that is dropped wherever the model drops anything; None: its own.
     """
     config = config_of(text)
     config.use_cache = False
-    for key, value in config.to_dict().items():
-        if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool):
+    if dropout is not None:
+        for key in _dropouts(config):
             # Dropping whole layers is no dropout of activations.
             setattr(config, key, 0.0 if "layer" in key else dropout)
     with init_empty_weights(include_buffers=False):
         return AutoModel.from_config(config, trust_remote_code=False)
+
+
+def _dropouts(config: Any) -> dict[str, float]:
+    """The shares that a configuration says are dropped, by its keys."""
+    return {
+        key: value
+        for key, value in config.to_dict().items()
+        if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool)
+    }
 
 
 def own_names(model: Any) -> dict[str, str]:
