@@ -20,10 +20,11 @@ from pipelines.models.sentence_modules import (
     TRANSFORMER,
     read_dense,
     read_head,
+    refuse,
     told_length,
     write_head,
 )
-from pipelines.models.weights import Weights
+from pipelines.models.weights import Weights, check_weights
 from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.prompts import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
@@ -57,7 +58,12 @@ def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
         prompts=read_prompts(folder),
         **read_head(folder, modules),
     )
-    return spec, {**library.read_weights(folder, spec), **read_dense(folder, modules)}
+    weights = {**library.read_weights(folder, spec), **read_dense(folder, modules)}
+    try:
+        check_weights(spec, weights)
+    except ValueError as error:
+        refuse(folder, f"does not fit its config.json: {error}")
+    return spec, weights
 
 
 def write(
