@@ -109,7 +109,7 @@ def _train_theirs(config: Config, model: SentenceTransformer, folder: str) -> No
     training = config.training
     assert training.max_steps is not None, "checked before"
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
+        if training.dropout is not None and isinstance(module, torch.nn.Dropout):
             module.p = training.dropout
     sentence_transformers_trainer(
         config,

@@ -29,6 +29,8 @@ def model_card(
     """
     shape = architecture_of(spec).described(spec)
     length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
+    if spec.dense:
+        shape = f"{shape} and embeddings of {spec.embedding_width}"
     lines = [
         f"A sentence encoder {shape}, after {steps} steps of training with sentence-pipelines.",
         f"It reads {length} of a text.",

@@ -73,9 +73,9 @@ class EncoderSettings(Settings):
     kind: Annotated[str, choice_of(ARCHITECTURES)] = Field(
         default="bert",
         description=(
-            "The architecture. `bert`: a transformer of the BERT family; `static`: the mean of "
-            "static token embeddings, for which of the shape keys only `hidden` and `normalise` "
-            "count."
+            "The [architecture](architectures.md) of a random start; a checkpoint tells its own. "
+            "`bert`: a transformer; `static`: the mean of static token embeddings, for which of "
+            "the shape keys only `hidden` and `normalise` count."
         ),
     )
     layers: int = Field(default=4, ge=1, description="Transformer layers.")

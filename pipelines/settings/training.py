@@ -99,11 +99,15 @@ class TrainingSettings(Settings):
     clip_norm: float = Field(
         default=1.0, ge=0, description="Largest gradient norm; 0: no clipping."
     )
-    dropout: float = Field(
-        default=0.0,
+    dropout: float | None = Field(
+        default=None,
         ge=0,
         lt=1,
-        description="Share of activations that are set to zero; `simcse` needs it.",
+        description=(
+            "Share of activations that are set to zero. Unset: what the start checkpoint was "
+            "trained with (mostly 0.1 for the BERT family, 0 for newer models); 0 for `random`. "
+            "`simcse` needs it to be set."
+        ),
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto",

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from pipelines.losses.targets import granule_targets
 from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.frameworks.torch_dropout import dropout_masks
 from pipelines.models.frameworks.torch_sharding import Inputs, encoder_module
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -190,11 +190,10 @@ class ShardedStepper(TorchRun, ABC):
         return [normalize(side, dim=-1) for side in self._embed(self._inputs(batch))]
 
     def _inputs(self, texts: Sequence[Texts]) -> list[Inputs]:
-        share = self._training.dropout
         return [
             Inputs(
                 Batch.of(side.token_ids, side.lengths, self._device),
-                DropoutMasks(share, side.seed, self._device) if share else None,
+                dropout_masks(self._spec, self._training.dropout, side.seed, self._device),
             )
             for side in texts
         ]
