@@ -30,6 +30,7 @@ FIXED = (
     "encoder.start",
     "encoder.kind",
     "encoder.layers",
+    "encoder.keep_layers",
     "encoder.hidden",
     "encoder.heads",
     "encoder.intermediate",
