@@ -43,8 +43,8 @@ def model_card(
     if shorter:
         widths = ", ".join(map(str, shorter))
         lines.append(
-            f"Its embeddings have {spec.embedding_width} numbers and were trained to be cut to {widths} "
-            "(`truncate_dim` of sentence-transformers)."
+            f"Its embeddings have {spec.embedding_width} numbers and were trained to be cut to "
+            f"{widths} (`truncate_dim` of sentence-transformers)."
         )
     return "\n".join([*lines, *_prompts(spec)]) + "\n"
 
