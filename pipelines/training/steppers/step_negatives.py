@@ -13,7 +13,9 @@ compared with anchors), embeddings of d numbers and W workers, a worker
   more: 4 of them, 6 with hardness, a margin or all directions, 7 with all of these; never the
   C E/W of all its examples,
 - receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
-  and each group.
+  and each group,
+- gathers (E + C) t numbers more where a teacher with vectors of t numbers tells false negatives,
+  holds them up to twice (joined, where there are hard negatives), and multiplies them too.
 
 Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
 under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983; similarities in parts after Cheng et
