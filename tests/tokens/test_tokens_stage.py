@@ -382,11 +382,12 @@ def test_what_cannot_be_tokenised_is_refused_and_leaves_nothing(
     assert {path.name for path in tmp_path.iterdir()} <= {"corpus"}
 
 
-def test_a_tokenizer_without_special_tokens_is_refused(spark, config, tmp_path):
+def test_static_embeddings_refuse_a_tokenizer_without_special_tokens(spark, config, tmp_path):
     bare = load_tokenizer(default_start())
     bare.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
     (tmp_path / "bare").mkdir()
     bare.save(str(tmp_path / "bare" / "tokenizer.json"))
     write_corpus(tmp_path, REAL)
+    vocabulary, encoder = str(tmp_path / "bare"), {"start": "random", "kind": "static"}
     with pytest.raises(InputError, match="CLS"):
-        prepare_tokens(spark, config(tokens={"vocabulary": str(tmp_path / "bare")}))
+        prepare_tokens(spark, config(tokens={"vocabulary": vocabulary}, encoder=encoder))
