@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from embedding_fixtures import lines, small_model
 
+from pipelines import workflow
+from pipelines.mining.figures import MiningSummary
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 
@@ -32,23 +36,30 @@ def pair_file(lines, tmp_path_factory) -> Path:
     return path
 
 
+def configured(model: Path, pairs: Path, output: Path, **settings) -> Config:
+    """A job in files of some 50 rows."""
+    known = {
+        "model": str(model),
+        "inputs": [str(pairs)],
+        "anchor_column": "q",
+        "positive_column": "a",
+        "group_column": "topic",
+        "key_column": "id",
+        "output": str(output),
+        "part_rows": 50,
+        "negatives": 2,
+    }
+    return parse({"mining": known | settings, "embedding": {"precision": "fp32"}})
+
+
 @pytest.fixture
-def job(small_model, pair_file, tmp_path):
-    """Makes the configuration of a job in files of some 50 rows."""
+def job(small_model, pair_file, tmp_path) -> Callable[..., Config]:
+    """Makes the configuration of a job."""
+    return partial(configured, small_model, pair_file, tmp_path / "mined")
 
-    def configured(embedding=None, **settings) -> Config:
-        known = {
-            "model": str(small_model),
-            "inputs": [str(pair_file)],
-            "anchor_column": "q",
-            "positive_column": "a",
-            "group_column": "topic",
-            "key_column": "id",
-            "output": str(tmp_path / "mined"),
-            "part_rows": 50,
-            "negatives": 2,
-        }
-        precise = {"precision": "fp32", **(embedding or {})}
-        return parse({"mining": known | settings, "embedding": precise})
 
-    return configured
+@pytest.fixture(scope="session")
+def mined(spark, small_model, pair_file, tmp_path_factory) -> MiningSummary:
+    """What such a job has made."""
+    folder = tmp_path_factory.mktemp("of-all") / "mined"
+    return workflow.mine(configured(small_model, pair_file, folder))
