@@ -23,6 +23,7 @@ from pipelines.spark.parquet_parts import (
     Part,
     data_files,
     frame_from_parts,
+    gathered,
     parts_of_files,
     read_footers,
     read_part,
@@ -375,8 +376,8 @@ def _write_partition(
         storage.built_file(folder / f"part-{context.partitionId():05d}.parquet") as aside,
         pq.ParquetWriter(aside, schema, compression="zstd") as writer,
     ):
-        for batch in function(batches):
-            if batch.num_rows:
-                writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
-                found = totals.merged(pa.concat_tables([found, totals.of(batch)]))
+        made = (one.cast(schema) if one.schema != schema else one for one in function(batches))
+        for batch in gathered(made):
+            writer.write_batch(batch)
+            found = totals.merged(pa.concat_tables([found, totals.of(batch)]))
     yield from found.to_batches()

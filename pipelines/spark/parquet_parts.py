@@ -125,13 +125,41 @@ def _runs(sizes: Sequence[int]) -> list[range]:
 def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Reads those of the columns that the part has, in batches. Runs on an executor."""
     average = max(part.size // part.rows, 1)
-    with pq.ParquetFile(arrow_source(part.path)) as file:
+    # Of a store, all that is wanted of the part is asked for at once, in few requests.
+    stored = not isinstance(part.path, Path)
+    with pq.ParquetFile(arrow_source(part.path), pre_buffer=stored) as file:
         yield from file.iter_batches(
             batch_size=min(max(BATCH_BYTES // average, 1), MAX_ROWS),
             row_groups=part.row_groups,
             columns=[name for name in columns if name in file.schema_arrow.names],
             use_threads=False,
         )
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are row groups of a good size. Runs on an executor.
+
+    A row group costs a reader a request of a store for each run of its columns, and some functions
+    give a batch for each few texts.
+
+    Args:
+        batches: Of one schema; those without rows are left out.
+
+    Yields:
+        Batches of at least :data:`BATCH_BYTES` or :data:`MAX_ROWS`, but for the last.
+    """
+    pending: list[pa.RecordBatch] = []
+    size = rows = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        pending.append(batch)
+        size, rows = size + batch.nbytes, rows + batch.num_rows
+        if size >= BATCH_BYTES or rows >= MAX_ROWS:
+            yield pa.concat_batches(pending)
+            pending, size, rows = [], 0, 0
+    if pending:
+        yield pa.concat_batches(pending)
 
 
 def collect_from_parts(
