@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,16 +35,13 @@ def pair_file(lines, tmp_path_factory) -> Path:
     return path
 
 
-def configured(model: Path, pairs: Path, output: Path, **settings) -> Config:
+def configured(**settings) -> Config:
     """A job in files of some 50 rows."""
     known = {
-        "model": str(model),
-        "inputs": [str(pairs)],
         "anchor_column": "q",
         "positive_column": "a",
         "group_column": "topic",
         "key_column": "id",
-        "output": str(output),
         "part_rows": 50,
         "negatives": 2,
     }
@@ -55,11 +51,14 @@ def configured(model: Path, pairs: Path, output: Path, **settings) -> Config:
 @pytest.fixture
 def job(small_model, pair_file, tmp_path) -> Callable[..., Config]:
     """Makes the configuration of a job."""
-    return partial(configured, small_model, pair_file, tmp_path / "mined")
+    places = {"model": small_model, "output": tmp_path / "mined"}
+    known = {name: str(path) for name, path in places.items()} | {"inputs": [str(pair_file)]}
+    return lambda **settings: configured(**known | settings)
 
 
 @pytest.fixture(scope="session")
 def mined(spark, small_model, pair_file, tmp_path_factory) -> MiningSummary:
     """What such a job has made."""
     folder = tmp_path_factory.mktemp("of-all") / "mined"
-    return workflow.mine(configured(small_model, pair_file, folder))
+    inputs = [str(pair_file)]
+    return workflow.mine(configured(model=str(small_model), inputs=inputs, output=str(folder)))
