@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -114,4 +115,6 @@ def _build(session: SparkSession, table: VectorTable) -> None:
 
 
 EXACT = Search(_compare_all)
-INDEX = Search(_ask_index, parts_of_file=16, check=check_installed, prepare=_build)
+INDEX = Search(
+    _ask_index, parts_of_file=16, check=partial(check_installed, "mining.search"), prepare=_build
+)

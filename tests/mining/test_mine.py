@@ -125,6 +125,10 @@ def test_the_same_bytes_from_a_job_that_was_killed_and_cut_its_work_otherwise(
     assert bytes_of(config.mining.output) == files
     again = workflow.mine(config)
     assert (again.searched, again.rows, str(again)[:15]) == (0, summary.rows, "nothing to mine")
+    # It may be killed when all is written, and before the table is in its place.
+    Path(config.mining.output).rename(begun)
+    assert workflow.mine(config).searched == 0
+    assert bytes_of(config.mining.output) == files
 
 
 def test_vectors_of_an_unfinished_table_serve_other_filters(spark, job, tmp_path) -> None:
