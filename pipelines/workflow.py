@@ -29,6 +29,7 @@ from pipelines.runs.opening import check_run_folder, identity_digest
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 from pipelines.settings.stages import for_stage
 from pipelines.spark.errors import executor_failures, file_failures
 from pipelines.spark.jobs import await_archives
@@ -235,7 +236,8 @@ def _run(config: Config) -> dict[str, Metrics]:
     check_run_folder(config)
     check_tokenizer(config)
     check_start(config)
-    input_fingerprint(config.corpus, config.storage)
+    for alone in by_source(config):
+        input_fingerprint(alone.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
     session = session_for(chosen, config, "prepare") or spark_session(

@@ -260,9 +260,9 @@ def check_sources(config: Config) -> None:
         raise InputError(
             KEY, "the vectors of a teacher are of a corpus without sources", "leave one of them out"
         )
-    for source, alone in zip(sources, by_source(config), strict=True):
+    for source, own in zip(sources, by_source(config), strict=True):
         try:
-            _check_source(source, alone, config)
+            _check_source(source, own, config)
         except InputError as error:
             problem = f"source {source.name}: {error.problem}"
             raise InputError(error.key, problem, error.remedy) from None

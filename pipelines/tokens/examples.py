@@ -55,12 +55,20 @@ class TaskSums:
         texts: int64 [lengths]; how many texts of any side have each length; nulls are none.
         negatives: int64 [hard negatives]; how many rows have so many, from 0 on.
         columns: Names of the optional columns that some rows have values in.
+        source: Number of the source that the rows are of.
     """
 
     longest: np.ndarray
     texts: np.ndarray
     negatives: np.ndarray
     columns: frozenset[str] = frozenset()
+    source: int = 0
+
+    @classmethod
+    def none(cls, source: int = 0) -> TaskSums:
+        """Of no rows of a source."""
+        longest, texts, negatives = np.zeros((3, 1), np.int64)
+        return cls(longest, texts, negatives, source=source)
 
     def __add__(self, other: TaskSums) -> TaskSums:
         return TaskSums(
@@ -68,6 +76,7 @@ class TaskSums:
             _summed(self.texts, other.texts),
             _summed(self.negatives, other.negatives),
             self.columns | other.columns,
+            self.source,
         )
 
 

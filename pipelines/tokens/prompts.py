@@ -152,8 +152,8 @@ def reads_alike(config: Config) -> bool:
 def training_prompts(config: Config) -> dict[str, str]:
     """What stands before the texts of each side in training; only sides that have a prompt.
 
-    Unless the corpus says it, the anchor is the query and the others are documents; the sides of single texts and
-    of scored pairs are alike, and read as any text is.
+    Unless the corpus says it, the anchor is the query and the others are documents; the sides of
+    single texts and of scored pairs are alike, and read as any text is.
 
     Raises:
         InputError: See :func:`configured_prompts`.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from pipelines.losses.targets import granule_targets
+from pipelines.lanes.files import Granule
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.frameworks.torch_sharding import Inputs, encoder_module
@@ -21,7 +21,8 @@ from pipelines.training.collectives.base import Collectives
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.micro_batches import Texts, granule_texts
-from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
+from pipelines.training.steppers.objectives import Objective
+from pipelines.training.steppers.step_negatives import pulls_on_embeddings
 from pipelines.training.steppers.torch import (
     TorchRun,
     gradients_of_loss,
@@ -52,7 +53,9 @@ class ShardedStepper(TorchRun, ABC):
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
-        loss = self._across(work) if self._across_granules else self._within(work)
+        objective = self._objectives[work.source]
+        make = self._across if objective.across_granules else self._within
+        loss = make(work, objective)
         self._update(learning_rate)
         (mean,) = self._collectives.all_reduce_mean([loss])
         return float(mean)
@@ -104,35 +107,31 @@ class ShardedStepper(TorchRun, ABC):
     def _update(self, learning_rate: float) -> None:
         """Makes an update from the gradients, and forgets them."""
 
-    def _within(self, work: StepWork) -> torch.Tensor:
+    def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with each granule's own negatives; see ``TorchStepper``."""
         losses = []
         for number, granule in enumerate(work.granules, 1):
-            texts = granule_texts(granule, self._sides, self._training.seed, work.epoch)
-            targets = granule_targets(self._objective, granule, self._sides)
-            units = self._embed_units(self._inputs(texts))
-            loss = self._loss(units, on_device(targets, self._device))
+            targets = objective.targets(granule)
+            units = self._embed_units(self._inputs(self._texts(granule, objective, work)))
+            loss = objective.loss(units, on_device(targets, self._device))
             self._backward(loss, len(work.granules), last=number == len(work.granules))
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
-    def _across(self, work: StepWork) -> torch.Tensor:
+    def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with the negatives of the whole step; see ``TorchStepper``.
 
         Every granule is embedded twice, the last one too, so that each graph is pulled through
         right after it was made: the libraries then gather the units in the same order each time.
         """
-        candidates = gathered_candidates(
-            work.granules, self._sides, self._collectives, anchors=self._objective.compares_anchors
-        )
+        candidates = objective.candidates(work.granules, self._collectives)
         granules = [
-            self._inputs(granule_texts(granule, self._sides, self._training.seed, work.epoch))
-            for granule in work.granules
+            self._inputs(self._texts(granule, objective, work)) for granule in work.granules
         ]
         with torch.no_grad():
             parts = [self._embed_units(sides) for sides in granules]
         own = [torch.cat(side) for side in zip(*parts, strict=True)]
-        gradients_of = partial(gradients_of_loss, self._loss)
+        gradients_of = partial(gradients_of_loss, objective.loss)
         loss, pulls = pulls_on_embeddings(
             own, candidates, self._collectives, gradients_of, torch.cat
         )
@@ -148,6 +147,9 @@ class ShardedStepper(TorchRun, ABC):
             )
             self._backward(pulled, count, last=number == count)
         return loss
+
+    def _texts(self, granule: Granule, objective: Objective, work: StepWork) -> list[Texts]:
+        return granule_texts(granule, objective.sides, self._training.seed, work.noise_epoch)
 
     def _embed_units(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
         return [normalize(side, dim=-1) for side in self._embed(sides)]
