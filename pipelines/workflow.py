@@ -42,7 +42,6 @@ from pipelines.spark.stage_resources import (
 )
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_job import (
-    batch_plan,
     check_settings,
     checked_start,
     checkpoint_snapshots,
@@ -51,6 +50,7 @@ from pipelines.training_job import (
     train_steps,
     write_model,
 )
+from pipelines.training_plan import batch_plan
 
 if TYPE_CHECKING:
     from pipelines.deletion import Deletion
