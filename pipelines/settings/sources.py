@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from pipelines.corpus.readers import FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
+from pipelines.settings.list_columns import spelled_out
 from pipelines.settings.objective import AnyObjective
 from pipelines.settings.paths import InputPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
 
+
+def _spelled_out(names: Any) -> Any:
+    is_text = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    return tuple(spelled_out(names)) if is_text and not isinstance(names, str) else names
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_spelled_out)]
+"""Names of columns, and of elements of columns of lists."""
 KEY = "corpus.sources"
 SIDES = ("anchor", "positive", "negatives")
 """What may have a prompt of its own."""
@@ -56,9 +65,12 @@ class SourceForm(Settings):
     pair_columns: tuple[str, str] = Field(
         default=("sentence1", "sentence2"), description="The two columns of `pairs: columns`."
     )
-    triplet_columns: tuple[str, ...] = Field(
+    triplet_columns: Names = Field(
         default=("anchor", "positive", "negative"),
-        description="The columns of `pairs: triplets`: anchor, positive, one or more negatives.",
+        description=(
+            "The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a "
+            "column of lists, `wrong[0:5]` are the first five texts."
+        ),
     )
     title_column: str = Field(
         default="title",
@@ -76,9 +88,10 @@ class SourceForm(Settings):
         ),
     )
     score_column: str | None = Field(
-        default=None, description="Similarity of a pair, for `objective.name: cosine_regression`."
+        default=None,
+        description="Similarity of a pair, or its label, for [losses](losses.md) on them.",
     )
-    score_columns: tuple[str, ...] = Field(
+    score_columns: Names = Field(
         default=(),
         description=(
             "Scores that a teacher gives the positive and each negative of `pairs: triplets`, in "

@@ -58,11 +58,14 @@ def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
     groups = np.arange(examples) + (number % 2) * 2**62
     texts = {name: side() for name in sides}
     candidates = generator.random((examples, len(sides) - 1)).astype(np.float32)
+    vectors = generator.normal(size=(len(sides), examples, 5)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
     return Granule(
         number=number,
         groups=groups,
         scores=scores,
         candidate_scores=candidates,
+        teacher=dict(zip(sides, vectors, strict=True)),
         **fields_of(texts),
     )
 
@@ -99,14 +102,9 @@ def stepper(
     objective = objective or {}
     training = {"framework": framework, "precision": "fp32"} | (training or {})
     corpus = CORPUS.get(objective.get("name"), {})
-    config = parse(
-        {
-            "objective": objective,
-            "training": training,
-            "corpus": corpus,
-            "encoder": encoder or {},
-        }
-    )
+    teacher = {"model": "teacher"} if objective.get("guide") == "teacher" else {}
+    sections = {"objective": objective, "training": training, "corpus": corpus}
+    config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
     if checkpoint is None:
         trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)

@@ -43,8 +43,13 @@ class Objective:
 
     def candidates(self, granules: Sequence[Granule], collectives: Collectives) -> Candidates:
         """What all workers bring to a step to compare with; all workers call it."""
-        anchors = self.settings.compares_anchors
-        return gathered_candidates(granules, self.sides, collectives, anchors=anchors)
+        return gathered_candidates(
+            granules,
+            self.sides,
+            collectives,
+            anchors=self.settings.compares_anchors,
+            teacher=self.settings.uses_teacher,
+        )
 
     def targets(self, granule: Granule) -> Targets:
         """What the embeddings of a granule are compared with, if its negatives are its own."""

@@ -11,16 +11,23 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from pipelines.lanes.files import Granule
 from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.frameworks.torch_dropout import dropout_masks
 from pipelines.models.frameworks.torch_sharding import Inputs, encoder_module
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
-from pipelines.training.steppers.micro_batches import Texts, granule_texts
+from pipelines.training.steppers.micro_batches import Batch as Micro
+from pipelines.training.steppers.micro_batches import (
+    Texts,
+    batches,
+    by_side,
+    granule_texts,
+    parts_needed,
+    per_batch,
+)
 from pipelines.training.steppers.objectives import Objective
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
 from pipelines.training.steppers.torch import (
@@ -109,57 +116,81 @@ class ShardedStepper(TorchRun, ABC):
 
     def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with each granule's own negatives; see ``TorchStepper``."""
-        losses = []
-        for number, granule in enumerate(work.granules, 1):
+        losses, count = [], len(work.granules)
+        for number, (granule, some) in enumerate(
+            zip(work.granules, self._batches(work, objective), strict=True), 1
+        ):
             targets = objective.targets(granule)
-            units = self._embed_units(self._inputs(self._texts(granule, objective, work)))
-            loss = objective.loss(units, on_device(targets, self._device))
-            self._backward(loss, len(work.granules), last=number == len(work.granules))
+            if len(some) == 1:
+                loss = objective.loss(self._embed_batch(some[0]), on_device(targets, self._device))
+                self._backward(loss, count, last=number == count)
+            else:
+                own = self._embedded(some)
+                loss, pulls = gradients_of_loss(objective.loss, own, targets, 1.0)
+                self._pull(some, pulls, count, last=number == count)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
     def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with the negatives of the whole step; see ``TorchStepper``.
 
-        Every granule is embedded twice, the last one too, so that each graph is pulled through
+        Every batch is embedded twice, the last one too, so that each graph is pulled through
         right after it was made: the libraries then gather the units in the same order each time.
         """
         candidates = objective.candidates(work.granules, self._collectives)
-        granules = [
-            self._inputs(self._texts(granule, objective, work)) for granule in work.granules
-        ]
-        with torch.no_grad():
-            parts = [self._embed_units(sides) for sides in granules]
-        own = [torch.cat(side) for side in zip(*parts, strict=True)]
+        some = [batch for of_granule in self._batches(work, objective) for batch in of_granule]
+        own = self._embedded(some)
         gradients_of = partial(gradients_of_loss, objective.loss)
         loss, pulls = pulls_on_embeddings(
             own, candidates, self._collectives, gradients_of, torch.cat
         )
-        count = len(granules)
-        sizes = [granule.examples for granule in work.granules]
-        # What adds a granule divides by their number.
-        per_granule = zip(*((pull * count).split(sizes) for pull in pulls), strict=True)
-        for number, (sides, own_pulls) in enumerate(zip(granules, per_granule, strict=True), 1):
-            embeddings = self._embed_units(sides)
-            # A number whose gradient on the embeddings is the pull.
-            pulled = sum(
-                (side * pull).sum() for side, pull in zip(embeddings, own_pulls, strict=True)
-            )
-            self._backward(pulled, count, last=number == count)
+        # What adds a gradient divides by the number of granules.
+        count = len(work.granules)
+        self._pull(some, [pull * count for pull in pulls], count, last=True)
         return loss
 
-    def _texts(self, granule: Granule, objective: Objective, work: StepWork) -> list[Texts]:
-        return granule_texts(granule, objective.sides, self._training.seed, work.noise_epoch)
+    def _embedded(self, some: Sequence[Micro]) -> list[torch.Tensor]:
+        """The embeddings of each side, without a graph."""
+        with torch.no_grad():
+            parts = [self._embed_batch(batch) for batch in some]
+        return [torch.cat(side) for side in by_side(some, parts)]
 
-    def _embed_units(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        return [normalize(side, dim=-1) for side in self._embed(sides)]
+    def _pull(
+        self, some: Sequence[Micro], pulls: Sequence[torch.Tensor], granules: int, *, last: bool
+    ) -> None:
+        """Adds the gradients of batches, given those on the embeddings of each side.
+
+        Args:
+            granules: Of this worker in the step.
+            last: Whether the update comes next.
+        """
+        for number, (batch, own) in enumerate(zip(some, per_batch(some, pulls), strict=True), 1):
+            embeddings = self._embed_batch(batch)
+            # A number whose gradient on the embeddings is the pull.
+            pulled = sum((side * pull).sum() for side, pull in zip(embeddings, own, strict=True))
+            self._backward(pulled, granules, last=last and number == len(some))
+
+    def _batches(self, work: StepWork, objective: Objective) -> list[list[Micro]]:
+        """The batches of each granule, as many on every worker, which embed in step.
+
+        The numbers follow from all granules of the step, so not from how many workers there are.
+        """
+        most, seed = self._training.tokens_per_micro_batch, self._training.seed
+        sides, epoch = objective.sides, work.noise_epoch
+        granules = [granule_texts(one, sides, seed, epoch) for one in work.granules]
+        parts = np.array([[parts_needed(side, most) for side in sides] for sides in granules])
+        if most is not None:
+            parts = np.asarray(self._collectives.all_gather(parts))
+        return [batches(sides, parts.max(axis=0).tolist()) for sides in granules]
+
+    def _embed_batch(self, batch: Micro) -> list[torch.Tensor]:
+        return [normalize(side, dim=-1) for side in self._embed(self._inputs(batch))]
 
     def _inputs(self, texts: Sequence[Texts]) -> list[Inputs]:
-        share = self._training.dropout
         return [
             Inputs(
                 Batch.of(side.token_ids, side.lengths, self._device),
-                DropoutMasks(share, side.seed, self._device) if share else None,
+                dropout_masks(self._spec, self._training.dropout, side.seed, self._device),
             )
             for side in texts
         ]

@@ -20,13 +20,13 @@ from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.tensorflow import configure_threads, forward
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.weights import Weights
-from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import with_precision
 from pipelines.training.feed import StepWork
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
+from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
 from pipelines.training.steppers.objectives import LossOf, Objective, objectives
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
@@ -56,7 +56,7 @@ _SCORES = {
     "scores": tf.TensorSpec([None], tf.float32),
     "candidate_scores": tf.TensorSpec([None, None], tf.float32),
 }
-_PICKS = Picks(tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64))
+_OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)
 _SCALAR = tf.TensorSpec([], tf.float32)
 
 
@@ -113,6 +113,11 @@ class TensorFlowStepper:
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
+        if self._training.ema is not None:
+            self._moments |= {
+                f"{AVERAGE}/{name}": tf.Variable(value, trainable=False)
+                for name, value in checkpoint.averages.items()
+            }
         self._compiled = tuple(map(self._functions, objectives(task.run, "tensorflow")))
         self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
         self._pull = tf.function(
@@ -122,17 +127,20 @@ class TensorFlowStepper:
 
     def _functions(self, objective: Objective) -> _Functions:
         sides = len(objective.sides)
+        vectors = [_VECTORS] * sides
+        picks = Picks(_OWN, _EXCLUDED, vectors if objective.settings.uses_teacher else [])
+        compared = {**_SCORES, "teacher": vectors}
         return _Functions(
             objective,
             tf.function(
                 partial(self._gradients_of_granule, objective.loss),
                 autograph=False,
-                input_signature=[[_TEXTS] * sides, _SCORES.get(objective.needs, _PICKS)],
+                input_signature=[[_TEXTS] * sides, compared.get(objective.needs, picks)],
             ),
             tf.function(
                 partial(self._gradients_of_embeddings, objective.loss),
                 autograph=False,
-                input_signature=[[_VECTORS] * sides, _PICKS, _SCALAR],
+                input_signature=[vectors, picks, _SCALAR],
             ),
         )
 
@@ -156,6 +164,7 @@ class TensorFlowStepper:
             tf.constant(learning_rate, tf.float32),
             tf.constant(BETA_1**number, tf.float32),
             tf.constant(BETA_2**number, tf.float32),
+            tf.constant(newest_share(self._training.ema or 0.0, work.index + 1), tf.float32),
         )
         self._mean_seconds += float(seconds)
         self.gradient_norm = float(norm)
@@ -296,6 +305,7 @@ class TensorFlowStepper:
         rate: tf.Tensor,
         beta_1_power: tf.Tensor,
         beta_2_power: tf.Tensor,
+        share: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """AdamW with clipping by the global norm, in the fused kernel.
 
@@ -330,6 +340,9 @@ class TensorFlowStepper:
                 epsilon=EPSILON * tf.sqrt(1 - beta_2_power),
                 grad=gradient,
             )
+            if self._training.ema is not None:
+                average = self._moments[f"{AVERAGE}/{name}"]
+                average.assign_add((weight - average) * share)
         return loss, norm, seconds
 
     def _clipped(self, gradients: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
