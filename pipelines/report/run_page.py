@@ -139,7 +139,15 @@ def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
     """What was read of the texts, and what stood before them."""
     if "max_length" not in tokens:
         return {}
-    prompts = [f"`{prompt}` ({side})" for side, prompt in tokens["prompts"].items()]
+    if sources := tokens.get("sources", ()):
+        told = {
+            f"{source['name']}, {side}": text
+            for source in sources
+            for side, text in source["prompts"].items()
+        }
+    else:
+        told = tokens["prompts"]
+    prompts = [f"`{prompt}` ({side})" for side, prompt in told.items()]
     return {"Read": told_cuts(tokens)} | ({"Prompts": ", ".join(prompts)} if prompts else {})
 
 

@@ -27,7 +27,6 @@ def _spelled_out(names: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_spelled_out)]
 """Names of columns, and of elements of columns of lists."""
-KEY = "corpus.sources"
 SIDES = ("anchor", "positive", "negatives")
 """What may have a prompt of its own."""
 
@@ -254,24 +253,30 @@ def check_sources(config: Config) -> None:
     for name in (source.name for source in sources):
         if re.fullmatch(r"[\w-]{1,64}", name, re.ASCII) is None:
             raise InputError(
-                f"{KEY}.name", f"`{name}` is no name of a source", "letters, digits, `_` and `-`"
+                "corpus.sources.name",
+                f"`{name}` is no name of a source",
+                "letters, digits, `_` and `-`",
             )
         if sum(source.name == name for source in sources) > 1:
-            raise InputError(f"{KEY}.name", f"two sources are called {name}", "name each its own")
+            raise InputError(
+                "corpus.sources.name", f"two sources are called {name}", "name each its own"
+            )
     weighted = [source.weight is not None for source in sources]
     if any(weighted) and not all(weighted):
         alone = next(source.name for source in sources if source.weight is None)
-        problem = f"source {alone} has none"
-        raise InputError(f"{KEY}.weight", problem, "give all of them one, or none")
+        lacking = f"source {alone} has none"
+        raise InputError("corpus.sources.weight", lacking, "give all of them one, or none")
     if any(math.isinf(source.weight or 1) for source in sources):
-        raise InputError(f"{KEY}.weight", "it is inf", "a number above 0")
+        raise InputError("corpus.sources.weight", "it is inf", "a number above 0")
     if config.training.framework == "bigdl":
         raise InputError(
             "training.framework", "bigdl trains on one source alone", "one of tensorflow, torch"
         )
     if config.teacher.is_asked:
         raise InputError(
-            KEY, "the vectors of a teacher are of a corpus without sources", "leave one of them out"
+            "corpus.sources",
+            "the vectors of a teacher are of a corpus without sources",
+            "leave one of them out",
         )
     for source, own in zip(sources, by_source(config), strict=True):
         try:
@@ -284,7 +289,7 @@ def check_sources(config: Config) -> None:
 def _check_source(source: SourceSettings, alone: Config, config: Config) -> None:
     if source.key_column not in (None, config.corpus.key_column):
         raise InputError(
-            f"{KEY}.key_column",
+            "corpus.sources.key_column",
             f"`{source.key_column}` is not corpus.key_column, which `delete` goes by",
             "name the same column, or set it to null for this source",
         )
