@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -185,11 +185,10 @@ def _with_segment(keys: DataFrame, segments: tuple[Segment, ...], scratch: Scrat
     from pyspark.sql import functions as F  # noqa: N812
 
     ordered = _with_position(keys, scratch, "source", "bucket", "id_order", "id")
-    number = F.lit(None).cast("int")
-    for index, segment in reversed([*enumerate(segments)]):
-        end = segment.first_example + segment.examples
-        own = F.when(F.col("position") >= segment.first_example, F.lit(index))
-        number = F.when(F.col("position") < end, own).otherwise(number)
+    number: Any = F
+    for index, segment in enumerate(segments):
+        last = segment.first_example + segment.examples - 1
+        number = number.when(F.col("position").between(segment.first_example, last), index)
     placed = ordered.withColumn("segment", number).drop("position")
     return placed.where(F.col("segment").isNotNull())
 
