@@ -1,7 +1,7 @@
 """Several sources, each with an objective of its own, from their files to a trained model."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -253,7 +253,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path, framework):
     first = run_of(trained, tmp_path / "parts", 12, **keys)
     begun, state = trained_here(first, 7)
     save_checkpoint(tmp_path / "parts", state, 9)
-    rest, _ = trained_here(TrainingRun(**{**vars(first), "first_step": 7}))
+    rest, _ = trained_here(replace(first, first_step=7))
     np.testing.assert_allclose([*begun, *rest], losses, rtol=1e-5)
 
 

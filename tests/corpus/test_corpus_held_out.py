@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import check_adds_up
 from pipelines.corpus.held_out import packages_to_hold_out, without_leaks
+from pipelines.settings import CorpusSettings
 
 SHARE = {
     "format": "parquet",
@@ -89,7 +90,7 @@ def test_the_content_depends_on_no_partition(spark, held_out, tmp_path):
 
 
 def test_what_is_asked_or_ranked_leaks_on_every_side_and_nothing_else(spark):
-    columns = "anchor string, positive string, negative string, reason string, held boolean"
+    columns = "anchor string, positive string, negatives array<string>, reason string, held boolean"
     rows = [
         ("Asked one.", "Found one.", "Pushed away.", None, True),
         ("Trained one.", "Other one.", "found ONE", None, False),
@@ -101,8 +102,9 @@ def test_what_is_asked_or_ranked_leaks_on_every_side_and_nothing_else(spark):
         ("Asked one", "Other seven.", None, None, False),
         ("Trained eight.", "Found one!", "Another.", None, False),
     ]
-    pairs = spark.createDataFrame(rows, columns)
-    left = without_leaks(pairs.where("not held"), pairs.where("held")).collect()
+    lists = [(one, other, wrong and [wrong], *rest) for one, other, wrong, *rest in rows]
+    pairs, triplets = spark.createDataFrame(lists, columns), CorpusSettings(pairs="triplets")
+    left = without_leaks(pairs.where("not held"), pairs.where("held"), triplets).collect()
     # The negative of a held-out triplet is neither asked nor ranked.
     assert {row["anchor"] for row in left} == {
         "Trained three.",
