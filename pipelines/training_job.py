@@ -12,24 +12,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.engines.base import Engine, check_fit
-from pipelines.errors import InputError
 from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
 from pipelines.evaluation.early_end import choosing_metric, has_ended_early
 from pipelines.evaluation.sets import check_sets
 from pipelines.evaluation.snapshot import Snapshot, read_snapshots
 from pipelines.files import locks, storage
 from pipelines.files.folders import check_room
-from pipelines.files.locations import Location, arrow_source
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
-from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
 from pipelines.models.adapter import check_names, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
@@ -65,14 +61,15 @@ from pipelines.runs.run_metrics import (
 )
 from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
-from pipelines.spark.parquet_parts import data_files
 from pipelines.spark.session import spark_session
 from pipelines.tokens.stage import check_tokens
 from pipelines.tracking import check_trackers
 from pipelines.tracking.names import evaluation_values, training_values
 from pipelines.tracking.run_tracking import RunTracking
+from pipelines.training_plan import check_labels
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,72 +87,6 @@ def check_settings(chosen: Engine, config: Config) -> None:
     check_trackers(config.tracking)
 
 
-def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
-    """The order of the steps; refuses what the lanes do not allow."""
-    training = config.training
-    if training.mode == "sync" and training.processes > manifest.lanes:
-        raise InputError(
-            "training.workers",
-            f"{training.workers} workers cannot share {manifest.lanes} lanes",
-            f"at most {manifest.lanes}, or a larger corpus",
-        )
-    if manifest.lanes % training.granules_per_step:
-        fitting = [n for n in range(1, manifest.lanes + 1) if manifest.lanes % n == 0]
-        raise InputError(
-            "training.granules_per_step",
-            f"{training.granules_per_step} does not divide the {manifest.lanes} lanes",
-            f"one of {', '.join(map(str, fitting))}",
-        )
-    needs = LOSSES.load(config.objective.name).needs
-    if needs not in ("singles", "teacher") and not manifest.paired:
-        raise InputError("objective.name", "the lanes hold single texts", "set it to simcse")
-    if needs == "triplets" and not manifest.negatives:
-        raise InputError(
-            "objective.name",
-            "the lanes hold no hard negatives",
-            "set corpus.pairs to triplets and prepare again",
-        )
-    there = {"scores": manifest.scored, "candidate_scores": manifest.candidates_scored}
-    columns = {"scores": "corpus.score_column", "candidate_scores": "corpus.score_columns"}
-    if not there.get(needs, True):
-        raise InputError(
-            "objective.name", "the lanes hold no scores", f"set {columns[needs]} and prepare again"
-        )
-    if config.objective.uses_teacher:
-        check_lanes_of_teacher(config, manifest.teacher)
-    return BatchPlan(
-        lanes=manifest.lanes,
-        rows=manifest.rows,
-        granules_per_step=training.granules_per_step,
-        seed=training.seed,
-    )
-
-
-def check_labels(config: Config, examples: Location) -> None:
-    """Refuses scores other than 0 and 1 where the loss takes them for labels.
-
-    Args:
-        examples: What the lanes are made of; of its files only this column is read.
-
-    Raises:
-        InputError: There is one.
-    """
-    name = config.objective.name
-    if not LOSSES.load(name).labels:
-        return
-    for path in data_files(examples):
-        with pq.ParquetFile(arrow_source(path)) as file:
-            for batch in file.iter_batches(columns=["score"]):
-                scores = batch.column("score").to_numpy(zero_copy_only=False)
-                others = scores[(scores != 0) & (scores != 1)]
-                if len(others):
-                    raise InputError(
-                        "corpus.score_column",
-                        f"`{name}` needs labels, 0 or 1, and {others[0]:g} is among the scores",
-                        "name a column of labels, or another loss",
-                    )
-
-
 def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManifest) -> Checkpoint:
     """What a run begins with, once all has been looked at that can be before Spark starts."""
     folder, has_run = check_run_folder(config)
@@ -163,7 +94,8 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         spec, weights = start_encoder(config, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
         held = manifest.teacher if config.objective.uses_teacher else None
-        config.objective.check_width(spec.embedding_width, None if held is None else held.width)
+        for objective in {one.objective: None for one in by_source(config)}:
+            objective.check_width(spec.embedding_width, None if held is None else held.width)
         check_tokens(prepared.tokens.path, config)
         check_labels(config, prepared.tokens.examples)
         trained, frozen = split(config.encoder, weights, config.training.seed)

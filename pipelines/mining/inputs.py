@@ -199,6 +199,9 @@ def read_pairs(
 def _prepared_pairs(session: SparkSession, config: Config) -> DataFrame:
     folder = PreparedFolder.of(config).corpus.pairs
     frame = read_parquet(session, folder)
+    if "source" in frame.columns:
+        several = f"the pairs in {folder} are of several sources"
+        raise InputError(INPUTS, several, "name a table of pairs")
     if not frame.where("score is not null").isEmpty():
         problem = f"the pairs in {folder} have scores, so that not every text is a positive"
         raise InputError(INPUTS, problem, "name a table of pairs without scores")

@@ -50,7 +50,9 @@ class ObjectiveSettings(Settings):
     def check_with(self, config: Config) -> None:
         """Refuses a corpus, a framework or a training that the loss cannot work with."""
         self._check_dimensions(config)
-        LOSSES.load(self.name).check_with(config)
+        # Each of several sources is checked with its own objective.
+        if not config.corpus.sources:
+            LOSSES.load(self.name).check_with(config)
 
     @property
     def projects_teacher(self) -> bool:

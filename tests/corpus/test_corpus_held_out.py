@@ -90,7 +90,7 @@ def test_the_content_depends_on_no_partition(spark, held_out, tmp_path):
 
 
 def test_what_is_asked_or_ranked_leaks_on_every_side_and_nothing_else(spark):
-    columns = "anchor string, positive string, negatives array<string>, held boolean"
+    columns = "anchor string, positive string, negatives array<string>, reason string, held boolean"
     rows = [
         ("Asked one.", "Found one.", ["Harmless.", "Pushed away."], True),
         ("Trained one.", "Other one.", ["Harmless.", "found ONE"], False),
@@ -102,7 +102,8 @@ def test_what_is_asked_or_ranked_leaks_on_every_side_and_nothing_else(spark):
         ("Asked one", "Other seven.", None, False),
         ("Trained eight.", "Found one!", ["Harmless.", "Another."], False),
     ]
-    pairs = spark.createDataFrame(rows, columns)
+    lists = [(*texts, None, held) for *texts, held in rows]
+    pairs = spark.createDataFrame(lists, columns)
     triplets = CorpusSettings(pairs="triplets", triplet_columns=("a", "p", "one", "other"))
     left = without_leaks(pairs.where("not held"), pairs.where("held"), triplets).collect()
     # The negative of a held-out triplet is neither asked nor ranked.

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
-from pipelines.training_job import check_labels
+from pipelines.training_plan import check_labels
 
 
 def config_of(name):

@@ -260,7 +260,7 @@ def test_an_attempt_that_fails_or_comes_twice_does_no_harm(config, tmp_path):
     whole, other = find_parts(tmp_path / "corpus" / "pairs.parquet")
 
     def attempt(*some):
-        (sums,) = tokenise_parts(iter(some), folder=tmp_path, prompts={}, max_length=32)
+        (sums,) = tokenise_parts(iter(some), folder=tmp_path, prompts=[{}], max_length=32)
         return sums
 
     broken = replace(other, path=tmp_path / "nowhere.parquet")
