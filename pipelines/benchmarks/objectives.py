@@ -58,7 +58,10 @@ def _by(recipe: str, corpus: str = PAIRS, **keys: Any) -> Recipe:
 
 
 def _of_singles(name: str, dropout: float = 0.1) -> Recipe:
-    settings = {"objective": {"name": name}, "training": {"dropout": dropout}}
+    settings: dict[str, dict[str, Any]] = {
+        "objective": {"name": name},
+        "training": {"dropout": dropout},
+    }
     return Recipe(name=name, corpus=SINGLES, settings=settings)
 
 
