@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from pipelines.engines import ENGINES
@@ -11,6 +13,9 @@ from pipelines.engines.conf import ConfRule
 from pipelines.engines.loading import load_engine
 from pipelines.engines.overview import all_rules
 from pipelines.files import storage
+from pipelines.losses import LOSSES
+from pipelines.losses.loss import LABELS, NEEDS
+from pipelines.settings import ObjectiveSettings
 from pipelines.settings.fields import fields
 from pipelines.settings.resuming import FIXED, RECORDED
 from pipelines.spark.releases import RELEASES
@@ -93,6 +98,43 @@ def engines_page() -> str:
     return "\n".join(lines)
 
 
+def losses_page() -> str:
+    """The table of losses, as Markdown."""
+    losses = [LOSSES.load(name) for name in LOSSES]
+    common = set(ObjectiveSettings.model_fields)
+    lines = [
+        NOTICE + "# Losses\n",
+        "One word, `objective.name`, says what is minimised; [objectives](objectives.md) says "
+        "which to take. All know the common keys of the section `objective`: "
+        f"{_keys(sorted(common - {'name'}))}.\n",
+        *_table(
+            ("objective.name", "what is minimised", "what it needs", "its keys", "frameworks"),
+            (
+                (
+                    f"`{loss.name}`",
+                    _first_line(LOSSES.module(loss.name)),
+                    LABELS if loss.labels else NEEDS[loss.needs],
+                    _keys(key for key in loss.settings.model_fields if key not in common),
+                    ", ".join(loss.forms),
+                )
+                for loss in losses
+            ),
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _first_line(module: str) -> str:
+    """What a module says of itself first, with plain names for links."""
+    documented = import_module(module).__doc__ or ""
+    line = documented.partition("\n\n")[0].replace("\n", " ")
+    return re.sub(r":mod:`\.(\w+)`", r"`\1`", line)
+
+
 def _spark(engine: Engine) -> str:
     """The releases of Spark that an engine runs on."""
     if not engine.needs_spark:
@@ -113,7 +155,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-PAGES = {"settings.md": settings_page, "engines.md": engines_page}
+PAGES = {"settings.md": settings_page, "engines.md": engines_page, "losses.md": losses_page}
 
 
 def main() -> None:

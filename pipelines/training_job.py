@@ -55,6 +55,7 @@ from pipelines.runs.run_metrics import (
     training_figures,
     update_run_metrics,
 )
+from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
@@ -151,7 +152,8 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
     with activity("training", "reading the start encoder"):
         spec, weights = start_encoder(config, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
-        config.objective.check_width(spec.hidden)
+        held = manifest.teacher if config.objective.uses_teacher else None
+        config.objective.check_width(spec.hidden, None if held is None else held.width)
         check_tokens(prepared.tokens.path, config)
         check_labels(config, prepared.tokens.examples)
     if config.evaluation.every_checkpoints:
@@ -219,7 +221,7 @@ def open_run(
         horizons=go_on(folder, config, first_step, last_step),
     )
     tell_if_finished(run)
-    return run
+    return with_axes(run, start.spec.hidden)
 
 
 def _write_start(

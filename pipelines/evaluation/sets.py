@@ -68,6 +68,12 @@ def _named(one: NamedSet, name: str) -> NamedSet:
     return NamedSet(evaluation.name if evaluation.held_out else name, one.given, evaluation)
 
 
+def names_at_widths(one: NamedSet, config: Config) -> list[str]:
+    """What a set is called, and what at each width at which it is measured on, too."""
+    widths = config.objective.dimensions if one.evaluation.nested else ()
+    return [nested_name(one.name, width) for width in (WHOLE, *widths)]
+
+
 def table_reader(session: SparkSession, config: Config) -> Callable[[NamedSet], Tables]:
     """What reads and checks a set once: several evaluations measure on the held-out pairs."""
     known: dict[tuple[Callable[..., Tables], str], Tables] = {}
@@ -117,14 +123,12 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
     """
     # Several evaluations measure on the held-out pairs; they are read once.
     known: dict[tuple[Callable[..., Tables], str], str] = {}
-    digests = {}
+    digests: dict[str, str] = {}
     for one in named_sets(config):
         source = (one.evaluation.read, one.given)
         if source not in known:
             known[source] = _digest(*one.read(session, config).values())
-        widths = config.objective.dimensions if one.evaluation.nested else ()
-        for width in (WHOLE, *widths):
-            digests[nested_name(one.name, width)] = known[source]
+        digests |= dict.fromkeys(names_at_widths(one, config), known[source])
     return digests
 
 

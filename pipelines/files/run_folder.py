@@ -35,6 +35,7 @@ class RunFolder:
         """All else that a run writes, but for checkpoints."""
         return (
             self.tokens,
+            self.teacher_axes,
             self.step_metrics,
             self.metrics,
             self.history,
@@ -84,6 +85,11 @@ class RunFolder:
     def tokens(self) -> Location:
         """The manifest of the tokens that the run is trained on."""
         return self.path / "tokens.json"
+
+    @property
+    def teacher_axes(self) -> Location:
+        """On what a teacher's vectors are projected, see :mod:`pipelines.runs.teacher_axes`."""
+        return self.path / "teacher_axes.npy"
 
     @property
     def step_metrics(self) -> Location:

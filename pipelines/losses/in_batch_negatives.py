@@ -117,9 +117,9 @@ class InBatchNegativesSettings(ObjectiveSettings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether anchors are compared with documents, and nothing more is done."""
+        """Whether anchors are compared with documents, at one width, and nothing more is done."""
         more = self.hardness_strength > 0 or self.false_negative_margin is not None
-        return self.directions == (FORWARD,) and not more
+        return self.directions == (FORWARD,) and not more and not self.dimensions
 
 
 def check_comparisons(config: Config) -> None:

@@ -83,7 +83,8 @@ class CorpusSettings(Settings):
         ),
     )
     score_column: str | None = Field(
-        default=None, description="Similarity of a pair, for `objective.name: cosine_regression`."
+        default=None,
+        description="Similarity of a pair, or its label, for [losses](losses.md) on them.",
     )
     score_columns: Names = Field(
         default=(),
