@@ -41,6 +41,8 @@ CORPUS = {
         "score_columns": ["f", "g", "h", "i"],
     },
 }
+# What learns from the vectors of a teacher.
+TAUGHT = ("similarity_distillation",)
 
 
 def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
@@ -102,7 +104,8 @@ def stepper(
     objective = objective or {}
     training = {"framework": framework, "precision": "fp32"} | (training or {})
     corpus = CORPUS.get(objective.get("name"), {})
-    teacher = {"model": "teacher"} if objective.get("guide") == "teacher" else {}
+    is_taught = objective.get("guide") == "teacher" or objective.get("name") in TAUGHT
+    teacher = {"model": "teacher"} if is_taught else {}
     sections = {"objective": objective, "training": training, "corpus": corpus}
     config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))

@@ -244,6 +244,7 @@ def test_two_workers_share_the_gradient_of_a_step(stepper, sides, keys):
         ("cosine_regression", PAIR, 0.0),
         # Of those that differ in what they are compared with.
         ("listwise_kl", SEVERAL, 0.0),
+        ("similarity_distillation", PAIR, 0.0),
     ],
 )
 def test_every_objective_learns_its_granule(stepper, name, sides, dropout):
