@@ -78,7 +78,7 @@ class Layout:
             "architectures": [self.classes[spec.model_type]],
             "model_type": spec.model_type,
             **shape,
-            **{key: values[0] for key, values in self.accepted.items() if values[0] is not None},
+            **{key: values[0] for key, values in self.accepted.items()},
             **dict(zip(self.dropout, (spec.hidden_dropout, spec.attention_dropout), strict=True)),
             "initializer_range": INITIAL_DEVIATION,
             "torch_dtype": "float32",
