@@ -42,8 +42,8 @@ def check_context() -> None:
             "spark.master",
             "this session is of Spark Connect (on Databricks: standard access mode, or serverless) "
             "and has no SparkContext, which this job needs",
-            "run it on a cluster of dedicated access mode; prepare, evaluate, embed, search and "
-            "training by engine local work here too",
+            "run it on a cluster of dedicated access mode; prepare, evaluate, embed, mine, search "
+            "and training by engine local work here too",
         )
 
 
