@@ -15,7 +15,8 @@ import numpy as np
 
 from pipelines.engines.base import Engine, check_fit
 from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
-from pipelines.evaluation.sets import check_sets, metric_named
+from pipelines.evaluation.early_end import choosing_metric, has_ended_early
+from pipelines.evaluation.sets import check_sets
 from pipelines.evaluation.snapshot import Snapshot, read_snapshots
 from pipelines.files import locks, storage
 from pipelines.files.folders import check_room
@@ -32,7 +33,7 @@ from pipelines.models.card import model_card
 from pipelines.models.folder import start_encoder, write_encoder
 from pipelines.models.weights import Weights
 from pipelines.progress import activity
-from pipelines.runs.best import Metric, go_on_to_the_end, is_to_end, measured_since, read_best
+from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -42,7 +43,6 @@ from pipelines.runs.checkpoint import (
     save_frozen,
 )
 from pipelines.runs.choice import choose, told_choice
-from pipelines.runs.evaluations import read_evaluations
 from pipelines.runs.history import go_on, last_step_of
 from pipelines.runs.metrics_log import MetricsLog
 from pipelines.runs.opening import (
@@ -101,7 +101,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         trained, frozen = split(config.encoder, weights, config.training.seed)
     if config.evaluation.every_checkpoints:
         check_sets(config)
-        _metric(config)
+        choosing_metric(config)
     if not has_run:
         needed = _bytes_of_start(weights, trained, frozen.weights)
         check_room("run.folder", folder, needed, "the first checkpoints and models")
@@ -114,12 +114,6 @@ def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
     """Logs how much of the encoder is trained."""
     numbers, others = (sum(one.size for one in part.values()) for part in (trained, frozen))
     logger.info("%s numbers are trained, and %s are not", f"{numbers:,}", f"{others:,}")
-
-
-def _metric(config: Config) -> Metric | None:
-    """By which the best checkpoint is kept, if it is to be."""
-    asked = config.training.keep_best
-    return metric_named(config, "training.keep_best", asked) if asked else None
 
 
 def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.ndarray]) -> int:
@@ -172,7 +166,7 @@ def open_run(
     first_step = newest_checkpoint(folder)
     steps = plan.steps_per_epoch * config.training.epochs
     last_step = min(steps, config.training.max_steps or steps)
-    if has_ended := _has_ended(config, folder):
+    if has_ended := has_ended_early(config, folder):
         last_step = first_step
     run = TrainingRun(
         config=config,
@@ -187,25 +181,6 @@ def open_run(
     if not has_ended:
         tell_if_finished(run)
     return with_axes(run, start.spec.embedding_width)
-
-
-def _has_ended(config: Config, folder: Location) -> bool:
-    """Whether a run has ended early, and does so by the settings of now; it goes on otherwise."""
-    if not is_to_end(folder):
-        return False
-    metric, patience = _metric(config), config.training.patience
-    best = None if metric is None else read_best(folder, str(metric))
-    if metric is not None and best is not None and patience is not None:
-        since = measured_since(read_evaluations(folder), metric, best)
-        if since >= patience:
-            logger.info(
-                "the run has ended early, since %d evaluations brought no gain; raise"
-                " training.patience to have it go on",
-                since,
-            )
-            return True
-    go_on_to_the_end(folder)
-    return False
 
 
 def _write_start(
@@ -284,7 +259,9 @@ def _train(
         tracking.log(step, evaluation_values("evaluation", figures))
 
     tokenizer = PreparedFolder.of(run.config).tokens.tokenizer
-    measuring = CheckpointEvaluation(snapshots, run, tokenizer, on_figures, _metric(run.config))
+    measuring = CheckpointEvaluation(
+        snapshots, run, tokenizer, on_figures, choosing_metric(run.config)
+    )
     with measuring, MetricsLog(run) as log:
         return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
 

@@ -113,7 +113,9 @@ def check_sources(config: Config) -> None:
 def _is_text(kind: pa.DataType) -> bool | None:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return None if pa.types.is_nested(kind) else bool(pa.types.is_string(kind))
+    if pa.types.is_nested(kind):
+        return None
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _check_prepared(config: Config) -> None:

@@ -147,7 +147,9 @@ def _is_of_others(name: str, key: str, value: Any) -> bool:
     owners = {loss: by_name[key] for loss, by_name in known if key in by_name}
     if name in owners or not owners:
         return False
-    if value not in [field.get_default(call_default_factory=True) for field in owners.values()]:
+    # A file has lists where defaults are tuples.
+    given = tuple(value) if isinstance(value, list) else value
+    if given not in [field.get_default(call_default_factory=True) for field in owners.values()]:
         raise InputError(
             f"objective.{key}",
             f"loss {name} has no such setting",
