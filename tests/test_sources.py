@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -244,13 +245,9 @@ def test_steps_follow_the_weights(trained):
     assert [one.per_epoch for one in by_size] == [one.steps for one in by_size]
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path, framework):
-    keys = {"framework": framework}
-    if framework == "tensorflow":
-        keys["dropout"] = 0.0
-    losses, _ = trained_here(run_of(trained, tmp_path / "whole", 12, **keys))
-    first = run_of(trained, tmp_path / "parts", 12, **keys)
+def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path):
+    losses, _ = trained_here(run_of(trained, tmp_path / "whole", 12))
+    first = run_of(trained, tmp_path / "parts", 12)
     begun, state = trained_here(first, 7)
     save_checkpoint(tmp_path / "parts", state, 9)
     rest, _ = trained_here(replace(first, first_step=7))
@@ -277,6 +274,28 @@ def test_two_workers_give_the_curve_of_one(spark, trained, tmp_path):
     assert [line["sources"].keys() for line in two] == [
         line["sources"].keys() for line in trained.lines
     ]
+
+
+def test_spark_feeds_the_same_work(trained, tmp_path):
+    from pipelines.engines.tensorflowonspark.feeding import PARTITION, spark_feed
+
+    run = run_of(trained, tmp_path / "run", 12)
+    task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
+    reader = run.lane_reader()
+    messages = [(PARTITION, 0, 0, b"")] + [
+        (step.index, step.epoch, reader.number(address), reader.message(address).to_pybytes())
+        for step, addresses in run.shares(0, 1)
+        for address in addresses
+    ]
+    queue = SimpleNamespace(next_batch=lambda count: [messages.pop(0) for _ in range(count)])
+    for work, expected in zip(spark_feed(task, queue), lane_feed(task), strict=True):
+        assert (work.index, work.source, work.visit) == (
+            expected.index,
+            expected.source,
+            expected.visit,
+        )
+        sides = [granule.sides.keys() for granule in work.granules]
+        assert sides == [granule.sides.keys() for granule in expected.granules]
 
 
 def test_metrics_tell_the_loss_of_each_source(trained):

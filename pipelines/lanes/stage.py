@@ -70,7 +70,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     teacher = TeacherVectors.load(prepared.teacher) if config.teacher.is_asked else None
     tokens = storage.read_json(prepared.tokens.manifest)
     sources: Sequence[Mapping[str, Any]] = tokens.get("sources", ())
-    lanes = _lanes(config, int(tokens["examples"]), [int(one["examples"]) for one in sources])
+    lanes = lanes_for(config, int(tokens["examples"]), [int(one["examples"]) for one in sources])
     if lanes < config.lanes.count:
         logger.info("%d lanes instead of %d: the corpus is small", lanes, config.lanes.count)
     # Steps of this size are refused later if it does not divide the lanes; any other may come.
@@ -84,7 +84,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
         counts = bucket_counts(prepared.tokens, buckets)
         shape = Shape(lanes, config.lanes.granule, granules_per_step)
         arrangement = arrange(example_keys(examples, buckets, config), counts, shape, scratch)
-        first_rows = _first_rows(arrangement, sources or [tokens])
+        first_rows = first_rows_of(arrangement, sources or [tokens])
         next_part("writing granules")
         if teacher is not None:
             examples = examples.join(_vectors(session, prepared.teacher), "id")
@@ -111,7 +111,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     return manifest
 
 
-def _lanes(config: Config, examples: int, of_sources: Sequence[int]) -> int:
+def lanes_for(config: Config, examples: int, of_sources: Sequence[int]) -> int:
     """The number of lanes: few enough that the smallest source has some rows, too."""
     choose = partial(
         choose_lanes,
@@ -123,7 +123,9 @@ def _lanes(config: Config, examples: int, of_sources: Sequence[int]) -> int:
     return min(choose(examples), choose(smallest, rows=FEWEST_ROWS_OF_SOURCE))
 
 
-def _first_rows(arrangement: Arrangement, sources: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+def first_rows_of(
+    arrangement: Arrangement, sources: Sequence[Mapping[str, Any]]
+) -> tuple[int, ...]:
     """The first row of each source.
 
     Args:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import lru_cache, partial, reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -106,7 +107,7 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
         storage.write_json(
             TokensFolder(folder).lengths, lengths_json(of_sources, names, max_length)
         )
-        storage.write_json(TokensFolder(folder).manifest, summary.as_json())
+        storage.write_json(TokensFolder(folder).manifest, asdict(summary))
     return summary
 
 

@@ -53,7 +53,7 @@ class TokenSummary:
         columns: Names of the optional columns that examples have.
         prompts: What stands before the texts of a side, by its name; of several sources, before all
             of them.
-        sources: Where there are several, each of them; the most hard negatives then are above.
+        sources: Each of several; empty where there is one. The most hard negatives are above then.
     """
 
     examples: int
@@ -74,11 +74,6 @@ class TokenSummary:
             f"{self.examples} examples of {self.tokens} tokens{_told(self.prompts)},"
             f" {told_cuts(asdict(self))}, vocabulary of {self.vocabulary}{told}"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """The form of `manifest.json`, which names sources where there are several."""
-        unused = () if self.sources else ("sources",)
-        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 def _told(prompts: Mapping[str, str]) -> str:

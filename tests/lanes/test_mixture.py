@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.errors import InputError
+from pipelines.lanes.arrangement import Arrangement
 from pipelines.lanes.mixture import SourceShare, epoch_order, steps_by_weight
 from pipelines.lanes.plan import BatchPlan, plan_segments, plan_sources, share
+from pipelines.lanes.stage import first_rows_of, lanes_for
+from pipelines.settings.load import parse
 
 weights = st.floats(0.001, 1000)
 
@@ -151,3 +155,23 @@ def test_rows_of_sources_follow_one_another(counts, lanes, granule):
 @pytest.mark.parametrize("counts", [{8: 40}, {8: 3, 16: 50}])
 def test_one_source_is_planned_as_without_any(counts):
     assert plan_sources([counts], 2, 4) == (plan_segments(counts, 2, 4),)
+
+
+def test_the_smallest_source_decides_how_many_lanes_there_are_at_most():
+    config = parse({"lanes": {"count": 48, "granule": 64}, "training": {"granules_per_step": 2}})
+    assert lanes_for(config, 10**7, []) == 48
+    assert lanes_for(config, 10**7, [10**7 - 48 * 64 * 8, 48 * 64 * 8]) == 48
+    assert lanes_for(config, 10**7, [10**7 - 24 * 64 * 8, 24 * 64 * 8]) == 24
+    # It never has fewer lanes than a step has granules.
+    assert lanes_for(config, 10**7, [10**7 - 10, 10]) == 2
+
+
+def test_a_source_that_fills_no_row_is_refused():
+    planned = plan_sources([{8: 40}, {8: 3}, {8: 16}], 2, 4)
+    arrangement = Arrangement(2, 4, planned, {}, 0, None)
+    sources = [{"name": name, "examples": n} for name, n in (("a", 40), ("b", 3), ("c", 16))]
+    told = r"^lanes\.granule: 3 examples of source b do not fill a row of 2 lanes x 4, at most 2, "
+    with pytest.raises(InputError, match=told):
+        first_rows_of(arrangement, sources)
+    whole = Arrangement(2, 4, planned[::2], {}, 0, None)
+    assert first_rows_of(whole, sources[::2]) == (0, 5)
