@@ -29,12 +29,13 @@ from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.losses import LOSSES
-from pipelines.models.adaptation import split
+from pipelines.models.adaptation import split, without_objective
 from pipelines.models.adapter import write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import model_card
 from pipelines.models.folder import start_encoder, write_encoder
 from pipelines.models.weights import Weights
+from pipelines.pretraining.own_weights import objective_weights
 from pipelines.progress import activity
 from pipelines.runs.checkpoint import (
     Checkpoint,
@@ -65,7 +66,9 @@ from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.parquet_parts import data_files
 from pipelines.spark.session import spark_session
+from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.stage import check_tokens
+from pipelines.tokens.vocabulary import read_special_ids
 from pipelines.tracking import check_trackers
 from pipelines.tracking.names import evaluation_values, training_values
 from pipelines.tracking.run_tracking import RunTracking
@@ -162,6 +165,8 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         check_tokens(prepared.tokens.path, config)
         check_labels(config, prepared.tokens.examples)
         trained, frozen = split(config.encoder, weights, config.training.seed)
+        trained |= objective_weights(config, spec)
+        special_ids(config, prepared)
     if config.evaluation.every_checkpoints:
         check_sets(config)
     if not has_run:
@@ -170,6 +175,27 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
     if frozen.weights:
         _tell_trained(trained, frozen.weights)
     return Checkpoint(0, spec, trained, {}, frozen)
+
+
+def special_ids(config: Config, prepared: PreparedFolder) -> SpecialIds | None:
+    """The ids of the vocabulary that are no words, if the objective asks for them.
+
+    Raises:
+        InputError: It needs a mask token, and there is none.
+    """
+    name = config.objective.name
+    own = LOSSES.load(name).reconstruction
+    if own is None:
+        return None
+    folder = prepared.tokens.tokenizer
+    ids = read_special_ids(folder)
+    if own.masks and ids.mask is None:
+        raise InputError(
+            "tokens.vocabulary",
+            f"the tokenizer in {folder} has no mask token, which `{name}` needs",
+            "one that has, as BERT's, or objective.name: tsdae",
+        )
+    return ids
 
 
 def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
@@ -237,6 +263,7 @@ def open_run(
         first_step=first_step,
         last_step=last_step,
         horizons=go_on(folder, config, first_step, last_step),
+        special_ids=special_ids(config, prepared),
     )
     tell_if_finished(run)
     return run
@@ -285,7 +312,8 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     _export(folder, step, prepared, paths.model, run.config.objective.dimensions)
     if lora.rank and lora.export == "adapter":
         made = load_checkpoint(folder, step)
-        write_adapter(paths.adapter, made.weights, made.frozen.scale, paths.model, paths.start)
+        factors = without_objective(made.weights)
+        write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
 
 
 def _train(

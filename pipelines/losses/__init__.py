@@ -30,6 +30,9 @@ LOSSES: Registry[Loss] = Registry(
         "online_contrastive": "pipelines.losses.online_contrastive:LOSS",
         "margin_mse": "pipelines.losses.margin_mse:LOSS",
         "listwise_kl": "pipelines.losses.listwise_kl:LOSS",
+        "mlm": "pipelines.pretraining.mlm:LOSS",
+        "tsdae": "pipelines.pretraining.tsdae:LOSS",
+        "retromae": "pipelines.pretraining.retromae:LOSS",
     },
     renamed={"twins": "simcse"},
 )

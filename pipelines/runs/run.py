@@ -13,6 +13,7 @@ from pipelines.lanes.teacher import TeacherVectors
 from pipelines.losses import LOSSES
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
+from pipelines.tokens.special_ids import SpecialIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class TrainingRun:
         first_step: The step to begin with; the checkpoint before it exists.
         last_step: One past the last step.
         horizons: Where the run was to end, from its first step on, if that was ever moved.
+        special_ids: Of the vocabulary, for an objective that reconstructs texts; else None.
     """
 
     config: Config
@@ -38,6 +40,7 @@ class TrainingRun:
     first_step: int
     last_step: int
     horizons: tuple[Horizon, ...] = ()
+    special_ids: SpecialIds | None = None
 
     def learning_rate(self, step: int) -> float:
         """See :func:`pipelines.runs.learning_rate.learning_rate`."""

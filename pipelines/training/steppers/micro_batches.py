@@ -77,11 +77,9 @@ def batches(sides: Sequence[Texts], most: int | None) -> list[Batch]:
 
 def _parts(side: Texts, most: int | None) -> list[Texts]:
     """A side in as few parts of about the same size as have no more tokens."""
-    texts, width = len(side.lengths), int(side.lengths.max())
-    if most is None or texts * width <= most:
+    bounds = part_bounds(side.lengths, most)
+    if len(bounds) == 2:
         return [side]
-    count = -(-texts // max(most // width, 1))
-    bounds = [texts * number // count for number in range(count + 1)]
     return [
         side._replace(
             token_ids=side.token_ids[first:last],
@@ -90,3 +88,15 @@ def _parts(side: Texts, most: int | None) -> list[Texts]:
         )
         for number, (first, last) in enumerate(pairwise(bounds))
     ]
+
+
+def part_bounds(lengths: np.ndarray, most: int | None) -> list[int]:
+    """The numbers of texts at which the parts of a side begin, and at last how many there are.
+
+    Args:
+        lengths: int32 [texts], tokens of each.
+        most: Padded tokens of a part, if its text has no more; None for any number.
+    """
+    texts, width = len(lengths), int(lengths.max())
+    count = 1 if most is None else -(-texts // min(max(most // width, 1), texts))
+    return [texts * number // count for number in range(count + 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import configured_loss, spans_steps
 from pipelines.losses.targets import Targets, granule_targets
-from pipelines.models.adaptation import effective
+from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import Encoder, configure_threads, embed, has_bf16, prepare
 from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
@@ -29,6 +30,7 @@ from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
 from pipelines.training.steppers.micro_batches import Batch, batches, granule_texts
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
+from pipelines.training.steppers.torch_reconstruction import Rewriting, rewriting
 from pipelines.training.steppers.torch_words import WordGradient
 
 
@@ -51,6 +53,7 @@ class TorchRun:
         self._device = worker_device()
         bf16 = has_bf16(self._device)
         self._training = with_precision(config.training, collectives, has_bf16=bf16)
+        self._rewriting = rewriting(task.run, self._spec, self._training)
         self.precision = self._training.precision
         self.gradient_norm: float | None = None
 
@@ -147,7 +150,10 @@ class TorchStepper(TorchRun):
             weight.grad = None
         if self._word_gradient is not None:
             self._word_gradient.begin()
-        loss = self._across(work) if self._across_granules else self._within(work)
+        if self._rewriting is not None:
+            loss = self._rewritten(work, self._rewriting)
+        else:
+            loss = self._across(work) if self._across_granules else self._within(work)
         return loss, {name: weight.grad for name, weight in self._weights.items()}
 
     def _means(
@@ -181,6 +187,20 @@ class TorchStepper(TorchRun):
             else:
                 losses.append(self._in_parts(some, targets, len(work.granules)))
         return torch.stack(losses).mean()
+
+    def _rewritten(self, work: StepWork, rewriting: Rewriting) -> torch.Tensor:
+        """Adds the gradients of an objective that has texts written out again.
+
+        Each is a sum over texts, so those of a granule's parts are added up.
+        """
+        total = torch.zeros((), device=self._device)
+        of_granules = (rewriting.parts(granule, work.epoch) for granule in work.granules)
+        for part in chain.from_iterable(of_granules):
+            encoder = effective(self._weights, self._frozen, self._scale)
+            loss = rewriting.loss(encoder, of_objective(self._weights), part) / len(work.granules)
+            loss.backward()
+            total += loss.detach()
+        return total
 
     def _in_parts(self, some: Sequence[Batch], targets: Targets, granules: int) -> torch.Tensor:
         """Adds the gradients of a granule, one batch of it in memory; returns its loss."""

@@ -1,0 +1,73 @@
+"""The weights of an objective at the start of a run."""
+
+from __future__ import annotations
+
+import logging
+
+from pipelines.errors import InputError
+from pipelines.losses import LOSSES
+from pipelines.losses.loss import Reconstruction
+from pipelines.models.adaptation import OBJECTIVE
+from pipelines.models.architecture import architecture_of
+from pipelines.models.checkpoint_files import read_checkpoint
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import Weights, fresh_arrays
+from pipelines.pretraining.head import HEAD, stored_head
+from pipelines.settings import Config
+from pipelines.tokens.start import start_folder
+
+logger = logging.getLogger(__name__)
+
+_STREAM = 1
+"""Beside the run's seed, so that the numbers are not those of a random encoder."""
+
+
+def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
+    """What is trained beside the encoder, with its names in checkpoints; nothing for most losses.
+
+    Args:
+        config: The configuration.
+        spec: Of the encoder.
+
+    Raises:
+        InputError: The objective cannot train this encoder.
+    """
+    name = config.objective.name
+    own = LOSSES.load(name).reconstruction
+    if own is None:
+        return {}
+    if own.form not in architecture_of(spec).forms:
+        raise InputError(
+            "objective.name",
+            f"`{name}` cannot train architecture {spec.kind}",
+            "another loss, or a start of the BERT family",
+        )
+    own.check_spec(spec)
+    fresh = fresh_weights(own, spec, config.training.seed)
+    head = _head_of_start(config, own, spec)
+    return fresh | {f"{OBJECTIVE}{name}": value for name, value in head.items()}
+
+
+def fresh_weights(own: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
+    """What an objective begins with, whatever the start, with its names in checkpoints.
+
+    Args:
+        own: What the objective has.
+        spec: Of the encoder.
+        seed: Of the run.
+    """
+    arrays = fresh_arrays(dict(own.shapes(spec)), seed, _STREAM)
+    return {f"{OBJECTIVE}{name}": value for name, value in arrays.items()}
+
+
+def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> Weights:
+    """The prediction head of the checkpoint that training starts from, if it has one."""
+    shapes = {name: shape for name, shape in own.shapes(spec).items() if name.startswith(HEAD)}
+    folder = start_folder(config)
+    checkpoint = read_checkpoint(folder) if folder is not None else None
+    found = stored_head(shapes, checkpoint) if checkpoint else None
+    if found is None:
+        logger.info("the prediction head begins afresh: the start has none")
+        return {}
+    logger.info("the prediction head is that of %s", folder)
+    return dict(found)
