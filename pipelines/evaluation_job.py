@@ -19,6 +19,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.progress import activity
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.runs.evaluations import add_evaluations
+from pipelines.runs.run_metrics import model_step
 from pipelines.settings import Config
 from pipelines.spark.session import running_tasks
 from pipelines.tracking import check_trackers
@@ -98,7 +99,7 @@ def sample_held_out(
 
 def log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> None:
     """Adds the figures to the curves over the steps: the start is step 0."""
-    made = max(checkpoint_steps(run.path), default=0)
+    made = model_step(run.path) or max(checkpoint_steps(run.path), default=0)
     for name, step in ((BEFORE, 0), (AFTER, made)):
         figures = measured.figures[name]
         add_evaluations(run.path, step, figures)

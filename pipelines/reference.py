@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from pipelines.engines import ENGINES
@@ -11,6 +13,11 @@ from pipelines.engines.conf import ConfRule
 from pipelines.engines.loading import load_engine
 from pipelines.engines.overview import all_rules
 from pipelines.files import storage
+from pipelines.losses import LOSSES
+from pipelines.losses.loss import LABELS, NEEDS
+from pipelines.models import ARCHITECTURES
+from pipelines.models.spec import Pooling
+from pipelines.settings import ObjectiveSettings
 from pipelines.settings.fields import fields
 from pipelines.settings.resuming import FIXED, RECORDED
 from pipelines.spark.releases import RELEASES
@@ -93,6 +100,112 @@ def engines_page() -> str:
     return "\n".join(lines)
 
 
+def losses_page() -> str:
+    """The table of losses, as Markdown."""
+    losses = [LOSSES.load(name) for name in LOSSES]
+    common = set(ObjectiveSettings.model_fields)
+    lines = [
+        NOTICE + "# Losses\n",
+        "One word, `objective.name`, says what is minimised; [objectives](objectives.md) says "
+        "which to take. All that compare embeddings know the common keys of the section: "
+        f"{_keys(sorted(common - {'name'}))}.\n",
+        *_table(
+            ("objective.name", "what is minimised", "what it needs", "its keys", "frameworks"),
+            (
+                (
+                    f"`{loss.name}`",
+                    _first_line(LOSSES.module(loss.name)),
+                    LABELS if loss.labels else NEEDS[loss.needs],
+                    _keys(key for key in loss.settings.model_fields if key not in common),
+                    ", ".join(loss.forms),
+                )
+                for loss in losses
+            ),
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _first_line(module: str) -> str:
+    """What a module says of itself first, with plain names for links."""
+    documented = import_module(module).__doc__ or ""
+    line = documented.partition("\n\n")[0].replace("\n", " ")
+    return re.sub(r":mod:`\.(\w+)`", r"`\1`", line)
+
+
+def architectures_page() -> str:
+    """The tables of architectures by framework and by engine, as Markdown."""
+    found = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
+    engines = [load_engine(name) for name in ENGINES]
+    lines = [
+        NOTICE + "# Architectures\n",
+        "A start checkpoint tells which architecture it is, by its `modules.json` and the "
+        "`model_type` of its `config.json`. It is a folder of sentence-transformers or a plain "
+        "one of transformers, and what comes out is a folder that sentence-transformers loads.\n",
+        *_table(
+            ("architecture", "models that start from it"),
+            ((f"`{one.spec.kind}`", one.models) for one in found),
+        ),
+        "\n## By framework\n",
+        "PyTorch and TensorFlow train and embed, dllib trains on the engine `bigdl`, OpenVINO "
+        "embeds. All of them give the same embeddings. With `training.sharding`, PyTorch gathers "
+        "one layer at a time, or the whole encoder.\n",
+        *_table(
+            ("architecture", *_FORMS.values(), "sharded training gathers"),
+            (
+                (
+                    f"`{one.spec.kind}`",
+                    *("yes" if form in one.forms else "" for form in _FORMS),
+                    "a layer" if "torch_module" in one.forms else "the encoder",
+                )
+                for one in found
+            ),
+        ),
+        "\n## By engine\n",
+        "The values of `training.framework` with which an engine trains an architecture.\n",
+        *_table(
+            ("architecture", *(f"`{engine.name}`" for engine in engines)),
+            (
+                (
+                    f"`{one.spec.kind}`",
+                    *(
+                        ", ".join(name for name in engine.frameworks if name in one.forms)
+                        for engine in engines
+                    ),
+                )
+                for one in found
+            ),
+        ),
+        "\n## What follows a transformer\n",
+        "Every architecture but `static` may be followed by one of these ways of pooling, by any "
+        "number of dense layers (the Dense module of sentence-transformers, with Tanh or without "
+        "activation), which are trained too, and by scaling to length 1.\n",
+        *_table(
+            ("pooling", "of a text"), ((f"`{name}`", told) for name, told in _POOLINGS.items())
+        ),
+        "\n## Models of transformers\n",
+        "`hf` is what no other architecture recognises. The library computes it, so it is needed "
+        "(the extra `transformers`), and code from a checkpoint's folder is never run. Dropout "
+        "follows from `training.seed` and the granule here too, so any number of workers gives "
+        "the same losses. A decoder without `modules.json` needs `encoder.pooling: lasttoken`, "
+        "unless it was trained to pool otherwise.\n",
+    ]
+    return "\n".join(lines)
+
+
+_FORMS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "bigdl": "dllib", "openvino": "OpenVINO"}
+_POOLINGS: dict[Pooling, str] = {
+    "mean": "The mean of its hidden states.",
+    "cls": "The hidden state of its first token.",
+    "lasttoken": "That of its last token, which in a decoder alone has seen all others.",
+    "weightedmean": "The mean of its hidden states, weighted by their places from 1 on.",
+}
+
+
 def _spark(engine: Engine) -> str:
     """The releases of Spark that an engine runs on."""
     if not engine.needs_spark:
@@ -113,7 +226,12 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-PAGES = {"settings.md": settings_page, "engines.md": engines_page}
+PAGES = {
+    "settings.md": settings_page,
+    "engines.md": engines_page,
+    "losses.md": losses_page,
+    "architectures.md": architectures_page,
+}
 
 
 def main() -> None:

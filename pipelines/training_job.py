@@ -12,31 +12,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.engines.base import Engine, check_fit
 from pipelines.errors import InputError
 from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
-from pipelines.evaluation.sets import check_sets
+from pipelines.evaluation.sets import check_sets, metric_named
 from pipelines.evaluation.snapshot import Snapshot, read_snapshots
 from pipelines.files import locks, storage
 from pipelines.files.folders import check_room
-from pipelines.files.locations import Location, arrow_source
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.losses import LOSSES
+from pipelines.losses.labels import check_labels
 from pipelines.models.adaptation import split, without_objective
-from pipelines.models.adapter import write_adapter
+from pipelines.models.adapter import check_names, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import model_card
 from pipelines.models.folder import start_encoder, write_encoder
 from pipelines.models.weights import Weights
-from pipelines.pretraining.own_weights import objective_weights
+from pipelines.pretraining.start import objective_weights, special_ids
 from pipelines.progress import activity
+from pipelines.runs.best import Metric, go_on_to_the_end, is_to_end, measured_since, read_best
 from pipelines.runs.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -45,7 +46,9 @@ from pipelines.runs.checkpoint import (
     save_checkpoint,
     save_frozen,
 )
-from pipelines.runs.history import go_on
+from pipelines.runs.choice import choose, told_choice
+from pipelines.runs.evaluations import read_evaluations
+from pipelines.runs.history import go_on, last_step_of
 from pipelines.runs.metrics_log import MetricsLog
 from pipelines.runs.opening import (
     can_resume,
@@ -61,14 +64,12 @@ from pipelines.runs.run_metrics import (
     training_figures,
     update_run_metrics,
 )
+from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
-from pipelines.spark.parquet_parts import data_files
 from pipelines.spark.session import spark_session
-from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.stage import check_tokens
-from pipelines.tokens.vocabulary import read_special_ids
 from pipelines.tracking import check_trackers
 from pipelines.tracking.names import evaluation_values, training_values
 from pipelines.tracking.run_tracking import RunTracking
@@ -130,45 +131,22 @@ def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
     )
 
 
-def check_labels(config: Config, examples: Location) -> None:
-    """Refuses scores other than 0 and 1 where the loss takes them for labels.
-
-    Args:
-        examples: What the lanes are made of; of its files only this column is read.
-
-    Raises:
-        InputError: There is one.
-    """
-    name = config.objective.name
-    if not LOSSES.load(name).labels:
-        return
-    for path in data_files(examples):
-        with pq.ParquetFile(arrow_source(path)) as file:
-            for batch in file.iter_batches(columns=["score"]):
-                scores = batch.column("score").to_numpy(zero_copy_only=False)
-                others = scores[(scores != 0) & (scores != 1)]
-                if len(others):
-                    raise InputError(
-                        "corpus.score_column",
-                        f"`{name}` needs labels, 0 or 1, and {others[0]:g} is among the scores",
-                        "name a column of labels, or another loss",
-                    )
-
-
 def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManifest) -> Checkpoint:
     """What a run begins with, once all has been looked at that can be before Spark starts."""
     folder, has_run = check_run_folder(config)
     with activity("training", "reading the start encoder"):
         spec, weights = start_encoder(config, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
-        config.objective.check_width(spec.hidden)
+        held = manifest.teacher if config.objective.uses_teacher else None
+        config.objective.check_width(spec.embedding_width, None if held is None else held.width)
         check_tokens(prepared.tokens.path, config)
         check_labels(config, prepared.tokens.examples)
         trained, frozen = split(config.encoder, weights, config.training.seed)
         trained |= objective_weights(config, spec)
-        special_ids(config, prepared)
+        special_ids(config, prepared.tokens.tokenizer)
     if config.evaluation.every_checkpoints:
         check_sets(config)
+        _metric(config)
     if not has_run:
         needed = _bytes_of_start(weights, trained, frozen.weights)
         check_room("run.folder", folder, needed, "the first checkpoints and models")
@@ -177,31 +155,16 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
     return Checkpoint(0, spec, trained, {}, frozen)
 
 
-def special_ids(config: Config, prepared: PreparedFolder) -> SpecialIds | None:
-    """The ids of the vocabulary that are no words, if the objective asks for them.
-
-    Raises:
-        InputError: It needs a mask token, and there is none.
-    """
-    name = config.objective.name
-    own = LOSSES.load(name).reconstruction
-    if own is None:
-        return None
-    folder = prepared.tokens.tokenizer
-    ids = read_special_ids(folder)
-    if own.masks and ids.mask is None:
-        raise InputError(
-            "tokens.vocabulary",
-            f"the tokenizer in {folder} has no mask token, which `{name}` needs",
-            "one that has, as BERT's, or objective.name: tsdae",
-        )
-    return ids
-
-
 def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
     """Logs how much of the encoder is trained."""
     numbers, others = (sum(one.size for one in part.values()) for part in (trained, frozen))
     logger.info("%s numbers are trained, and %s are not", f"{numbers:,}", f"{others:,}")
+
+
+def _metric(config: Config) -> Metric | None:
+    """By which the best checkpoint is kept, if it is to be."""
+    asked = config.training.keep_best
+    return metric_named(config, "training.keep_best", asked) if asked else None
 
 
 def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.ndarray]) -> int:
@@ -254,6 +217,8 @@ def open_run(
     first_step = newest_checkpoint(folder)
     steps = plan.steps_per_epoch * config.training.epochs
     last_step = min(steps, config.training.max_steps or steps)
+    if has_ended := _has_ended(config, folder):
+        last_step = first_step
     run = TrainingRun(
         config=config,
         plan=plan,
@@ -263,10 +228,30 @@ def open_run(
         first_step=first_step,
         last_step=last_step,
         horizons=go_on(folder, config, first_step, last_step),
-        special_ids=special_ids(config, prepared),
+        special_ids=special_ids(config, prepared.tokens.tokenizer),
     )
-    tell_if_finished(run)
-    return run
+    if not has_ended:
+        tell_if_finished(run)
+    return with_axes(run, start.spec.embedding_width)
+
+
+def _has_ended(config: Config, folder: Location) -> bool:
+    """Whether a run has ended early, and does so by the settings of now; it goes on otherwise."""
+    if not is_to_end(folder):
+        return False
+    metric, patience = _metric(config), config.training.patience
+    best = None if metric is None else read_best(folder, str(metric))
+    if metric is not None and best is not None and patience is not None:
+        since = measured_since(read_evaluations(folder), metric, best)
+        if since >= patience:
+            logger.info(
+                "the run has ended early, since %d evaluations brought no gain; raise"
+                " training.patience to have it go on",
+                since,
+            )
+            return True
+    go_on_to_the_end(folder)
+    return False
 
 
 def _write_start(
@@ -278,11 +263,13 @@ def _write_start(
     storage.write_json(RunFolder(folder).tokens, tokens)
     if not can_resume(folder):
         save_frozen(folder, start.frozen)
-        save_checkpoint(folder, start, config.training.keep_checkpoints)
+        save_checkpoint(folder, start, config.training.left_checkpoints)
     start_folder = RunFolder(folder).start
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):
-            _export(folder, 0, prepared, start_folder)
+            _write(load_checkpoint(folder, 0), prepared, start_folder)
+    if config.encoder.lora.rank and config.encoder.lora.export == "adapter":
+        check_names(start_folder, without_objective(start.weights))
 
 
 def train_steps(
@@ -299,7 +286,7 @@ def train_steps(
         forget_earlier_model(folder)
         before = seconds_to(folder, run.first_step)
         outcome = _train(chosen, session, run, snapshots, tracking)
-        prune_checkpoints(folder, run.last_step, run.config.training.keep_checkpoints)
+        prune_checkpoints(folder, run.last_step, run.config.training.left_checkpoints)
         update_run_metrics(folder, {"training": training_figures(run, outcome, before)})
     elif figures := logged_figures(run):
         update_run_metrics(folder, {"training": figures})
@@ -308,12 +295,29 @@ def train_steps(
 def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     """Writes the model that came out as a sentence-transformers folder."""
     folder, lora = run.run_folder, run.config.encoder.lora
-    paths, step = RunFolder(folder), max(run.first_step, run.last_step)
-    _export(folder, step, prepared, paths.model, run.config.objective.dimensions)
+    paths, step = RunFolder(folder), _newest_step(run)
+    choice = choose(folder, run.config.training, step)
+    if run.config.training.keep_best and "best_by" not in choice.reasons:
+        logger.warning(
+            "no checkpoint was measured by %s: the model is the last state (training.keep_best)",
+            run.config.training.keep_best,
+        )
+    made, figures = choice.checkpoint, choice.figures
+    dimensions = run.config.objective.dimensions
+    _write(made, prepared, paths.model, dimensions, told_choice(figures))
     if lora.rank and lora.export == "adapter":
-        made = load_checkpoint(folder, step)
-        factors = without_objective(made.weights)
+        factors = without_objective(made.averages)
         write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
+    if step < (last_step_of(folder) or 0):
+        figures["early_end"] = step
+    update_run_metrics(folder, {"model": figures})
+
+
+def _newest_step(run: TrainingRun) -> int:
+    """The last step of a run that has come to its end, early or not."""
+    if is_to_end(run.run_folder):
+        return newest_checkpoint(run.run_folder)
+    return max(run.first_step, run.last_step)
 
 
 def _train(
@@ -327,7 +331,8 @@ def _train(
         tracking.log(step, evaluation_values("evaluation", figures))
 
     tokenizer = PreparedFolder.of(run.config).tokens.tokenizer
-    with CheckpointEvaluation(snapshots, run, tokenizer, on_figures), MetricsLog(run) as log:
+    measuring = CheckpointEvaluation(snapshots, run, tokenizer, on_figures, _metric(run.config))
+    with measuring, MetricsLog(run) as log:
         return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
 
 
@@ -362,15 +367,20 @@ class _Listener:
             lock.check()
 
 
-def _export(
-    folder: Location,
-    step: int,
+def _write(
+    checkpoint: Checkpoint,
     prepared: PreparedFolder,
     target: Location,
     dimensions: Sequence[int] = (),
+    state: str = "",
 ) -> None:
-    """Writes the weights before a step as a sentence-transformers folder."""
-    checkpoint = load_checkpoint(folder, step)
+    """Writes a state as a sentence-transformers folder.
+
+    Args:
+        dimensions: To which embeddings may be cut, for the card of a model.
+        state: Which it is, for the card too.
+    """
     tokens = prepared.tokens
-    card = model_card(checkpoint.spec, step, storage.read_json(tokens.manifest), dimensions)
+    manifest = storage.read_json(tokens.manifest)
+    card = model_card(checkpoint.spec, checkpoint.step, manifest, dimensions, state)
     write_encoder(target, checkpoint.spec, checkpoint.encoder_weights, tokens.tokenizer, card)

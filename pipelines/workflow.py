@@ -59,10 +59,11 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, dict[str, float]]
 
-PREPARING = ("starting", "corpus", "tokens", "lanes")
-"""What a user sees of :func:`prepare`, stage by stage; work names the stage that it begins."""
-RUNNING = (*PREPARING, "training", "evaluating")
-"""What a user sees of :func:`run`."""
+
+def _preparing(config: Config) -> tuple[str, ...]:
+    """What a user sees of :func:`prepare`, stage by stage; work names the stage that it begins."""
+    teacher = ["teacher"] if config.teacher.is_asked else []
+    return ("starting", "corpus", "tokens", *teacher, "lanes")
 
 
 @executor_failures("preparing")
@@ -81,7 +82,7 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
     # Not above, since training by the local engine needs no Spark.
     from pipelines.preparation import prepare_stages
 
-    with job("preparing", PREPARING):
+    with job("preparing", _preparing(config)):
         return prepare_stages(config, trains=trains)
 
 
@@ -100,7 +101,7 @@ def delete(config: Config, keys: Sequence[str]) -> Deletion:
     """
     from pipelines.deletion import delete_rows
 
-    with job("deleting", PREPARING):
+    with job("deleting", _preparing(config)):
         return delete_rows(config, keys)
 
 
@@ -219,7 +220,8 @@ def clean(config: Config) -> Cleaned:
 def run(config: Config) -> dict[str, Metrics]:
     """Prepares, trains and evaluates."""
     expected = expected_seconds(config)
-    with job("run", RUNNING, expected) as seconds:
+    stages = (*_preparing(config), "training", "evaluating")
+    with job("run", stages, expected) as seconds:
         figures = _run(config)
     keep_seconds(config, seconds)
     return figures

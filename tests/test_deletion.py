@@ -25,6 +25,7 @@ from pipelines.deletion import read_keys
 from pipelines.embedding.store import open_table
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.settings import TeacherSettings
 from pipelines.settings.load import parse
 
 __all__ = ["small_model"]
@@ -135,7 +136,8 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, m
     }
     base = small_config(tmp_path / "prepared")
     corpus = type(base.corpus).model_validate(settings)
-    config = base.model_copy(update={"corpus": corpus})
+    teacher = TeacherSettings(model=str(small_model))
+    config = base.model_copy(update={"corpus": corpus, "teacher": teacher})
     workflow.prepare(config)
     told = everything_in(tmp_path / "prepared")
     assert "It says 7 times so." in told and "A broken secret" not in told

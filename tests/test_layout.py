@@ -65,7 +65,7 @@ HEAVY = {
     "openvino": ("*openvino*",),
     "mlflow": ("*.tracking.mlflow",),
     "tensorboardX": ("*.tracking.tensorboard",),
-    "transformers": (),
+    "transformers": ("*.hf.torch*",),
     "sentence_transformers": (),
 }
 # What a driver or a notebook imports first, before it knows which engine is asked for.

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 from corpus_factory import small_config, write_docstrings
+from embedding_fixtures import small_model
 
 from pipelines import workflow
 from pipelines.settings.load import dump
+
+__all__ = ["small_model"]
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 
@@ -58,7 +61,7 @@ def changed(config, section, **values):
     return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
 
 
-def test_only_what_changed_is_run_again(folder, config, touched):
+def test_only_what_changed_is_run_again(folder, config, touched, small_model):
     manifest = workflow.prepare(config)
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": True}
     before = digests(folder / "lanes")
@@ -66,8 +69,12 @@ def test_only_what_changed_is_run_again(folder, config, touched):
     workflow.prepare(changed(config, "lanes", seed=5))
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": False}
     assert digests(folder / "lanes") != before
-    workflow.prepare(changed(config, "tokens", max_length=24))
-    assert stages(folder) == {"corpus": True, "tokens": False, "lanes": False}
+    taught = changed(config, "teacher", model=str(small_model))
+    assert workflow.prepare(taught).teacher.width == 32
+    assert stages(folder) == {"corpus": True, "tokens": True, "teacher": False, "lanes": False}
+    # What the teacher is asked does not depend on the tokens.
+    workflow.prepare(changed(taught, "tokens", max_length=24))
+    assert stages(folder) == {"corpus": True, "tokens": False, "teacher": True, "lanes": False}
     touched()
     assert workflow.prepare(config) == manifest
     assert stages(folder) == {"corpus": False, "tokens": False, "lanes": False}

@@ -55,7 +55,8 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         InputError: The lanes cannot give steps of these sizes.
     """
     # With dllib on its class paths, whatever is prepared in it first.
-    training = config.training.model_copy(update={"engine": "bigdl", "framework": "bigdl"})
+    update = {"engine": "bigdl", "framework": "bigdl", "dropout": 0.0}
+    training = config.training.model_copy(update=update)
     config = config.model_copy(update={"training": training})
     session_for(load_engine("bigdl"), config)
     config = prepared(config, data)

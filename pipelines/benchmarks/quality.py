@@ -22,6 +22,7 @@ from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.trainers import sentence_transformers_trainer
 from pipelines.errors import InputError
 from pipelines.evaluation.sets import named_sets
+from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
 from pipelines.losses.loss import spans_steps
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
@@ -75,11 +76,13 @@ def _check(config: Config) -> None:
         raise InputError("evaluation.similarity", "it is empty", "name files of scored pairs")
     if config.training.max_steps is None:
         raise InputError("training.max_steps", "it is not set", "say how long both train")
-    if config.objective.name != "in_batch_negatives" or spans_steps(config.objective):
+    objective = config.objective
+    is_theirs = isinstance(objective, InBatchNegativesSettings) and objective.is_plain
+    if objective.name != "in_batch_negatives" or spans_steps(objective) or not is_theirs:
         raise InputError(
             "objective.name",
             "the comparison is of MultipleNegativesRankingLoss",
-            "in_batch_negatives, with objective.negatives granule",
+            "in_batch_negatives, with objective.negatives granule and no other keys",
         )
 
 
@@ -106,7 +109,7 @@ def _train_theirs(config: Config, model: SentenceTransformer, folder: str) -> No
     training = config.training
     assert training.max_steps is not None, "checked before"
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
+        if training.dropout is not None and isinstance(module, torch.nn.Dropout):
             module.p = training.dropout
     sentence_transformers_trainer(
         config,

@@ -7,7 +7,8 @@ which the median counts; so a machine that is slow for a while is slow for all. 
 the process: on one thread that is the time it takes, less what others take of the core.
 
 sentence-transformers' trainer is taken as it comes, with MultipleNegativesRankingLoss: random
-batches, tokenised as they are made, with the dropout of the checkpoint.
+batches, tokenised as they are made, with the dropout of the checkpoint; here there is none unless
+``training.dropout`` is set.
 
 Horovod's rate per core is compared with that of as many single processes that train side by side,
 each for itself: cores share caches and memory whatever runs on them.
@@ -89,6 +90,8 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         None.
     """
     config = prepared(config, data)
+    told = {"dropout": config.training.dropout or 0.0}
+    config = config.model_copy(update={"training": config.training.model_copy(update=told)})
     granule = LaneManifest.load(PreparedFolder.of(config).lanes.path).granule
     precisions = ("bf16", "fp32") if computes_in_bf16() else ("fp32",)
     rates = _step_rates(

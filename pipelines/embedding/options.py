@@ -16,7 +16,7 @@ KEY = "embedding.model"
 QUANTISATIONS = ("none", "int8")
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
-_MODEL_FILES = ("*.json", "*.txt", "*.safetensors")
+_MODEL_FILES = ("*.json", "*.txt", "*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ class Role:
     prompt_name: str | None = None
 
 
-ALL = Role("texts")
+ALL = Role("all")
 
 
 def check_teacher(config: Config) -> str | None:
@@ -252,9 +252,9 @@ def _written(texts: DataFrame, folder: Location, corpus: object) -> Location:
         next_part("the different texts")
         with storage.new_folder(folder) as aside:
             # Two texts of one hash would be one key twice, which is refused.
-            write_parquet(texts.select(KEY, TEXT).dropDuplicates([KEY]), aside / "texts.parquet")
+            write_parquet(texts.select(KEY, TEXT).dropDuplicates([KEY]), aside / "rows.parquet")
             storage.write_json(aside / "corpus.json", corpus)
-    return versions.current(folder) / "texts.parquet"
+    return versions.current(folder) / "rows.parquet"
 
 
 def _keyed(session: SparkSession, tables: Sequence[VectorTable], config: Config) -> DataFrame:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -17,13 +18,23 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from pipelines.evaluation.measure_checkpoint import STATE
 from pipelines.evaluation.snapshot import Snapshot, write_snapshots
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+from pipelines.runs.best import (
+    Metric,
+    ask_to_end,
+    is_to_end,
+    keep_if_best,
+    measured_since,
+    read_best,
+)
 from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
-from pipelines.runs.evaluations import add_evaluations, forget_evaluations
+from pipelines.runs.evaluations import add_evaluations, forget_evaluations, read_evaluations
 from pipelines.runs.run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -43,14 +54,16 @@ OnFigures = Callable[[int, Figures], None]
 class CheckpointEvaluation:
     """Measures every so many-th checkpoint of a run; a context manager on the driver.
 
-    The last checkpoint is left to the `evaluate` job. A checkpoint that is deleted before its turn
-    is left out.
+    The last checkpoint is left to the `evaluate` job, unless the best one is to be kept. A
+    checkpoint that is deleted before its turn is left out.
 
     Args:
         snapshots: What is measured on; nothing is measured if there are none.
         run: The run, with ``evaluation.every_checkpoints`` above 0 if there are some.
         tokenizer: Folder of the tokenizer.
         on_figures: Called with the step and the figures, on a thread.
+        metric: By which the best checkpoint is kept, if it is to be; and by which the workers are
+            asked to end when there was no gain for ``training.patience`` evaluations.
     """
 
     def __init__(
@@ -59,11 +72,13 @@ class CheckpointEvaluation:
         run: TrainingRun,
         tokenizer: Location,
         on_figures: OnFigures = lambda step, figures: None,
+        metric: Metric | None = None,
     ) -> None:
         self._measured_on = snapshots
         self._run = run
         self._tokenizer = tokenizer
         self._on_figures = on_figures
+        self._metric = metric
         self._folder = RunFolder(run.run_folder).snapshots
         self._seen = run.first_step
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,6 +108,12 @@ class CheckpointEvaluation:
                 logger.info("waiting for the evaluation of %d checkpoints", left)
             # Even so: it may have taken the last one and not begun its process.
             self._thread.join(FINISH_SECONDS)
+            if self._thread.is_alive() and self._metric is not None:
+                logger.warning(
+                    "not all checkpoints could be compared by %s in %.0f s after the training",
+                    self._metric,
+                    FINISH_SECONDS,
+                )
         with self._starting:
             self._aborted.set()
             if self._process is not None:
@@ -103,10 +124,12 @@ class CheckpointEvaluation:
         """The checkpoints that are still to be measured, the oldest first."""
         training = self._run.config.training
         apart = training.checkpoint_every * self._run.config.evaluation.every_checkpoints
+        last = self._run.last_step
         return [
             step
             for step in checkpoint_steps(self._run.run_folder)
-            if self._seen < step < self._run.last_step and step % apart == 0
+            if (self._seen < step < last and step % apart == 0)
+            or (self._metric is not None and self._seen < step == last)
         ]
 
     def _work(self) -> None:
@@ -122,14 +145,12 @@ class CheckpointEvaluation:
                 continue
             self._seen = waiting[0]
             try:
-                figures = self._measure(waiting[0])
-                add_evaluations(self._run.run_folder, waiting[0], figures)
-                self._on_figures(waiting[0], figures)
+                self._measure(waiting[0])
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 self._warn(waiting[0], error)
 
-    def _measure(self, step: int) -> Figures:
-        """The figures of a checkpoint, by a process.
+    def _measure(self, step: int) -> None:
+        """Has a checkpoint measured by a process, and passes the figures on.
 
         Raises:
             SubprocessError: It failed, or took too long.
@@ -145,14 +166,41 @@ class CheckpointEvaluation:
                 "tokenizer": str(self._tokenizer),
                 "snapshots": str(self._folder),
                 "storage": self._run.config.storage.model_dump(),
+                "keep": self._metric is not None,
                 "folder": folder,
                 "driver": os.getpid(),
                 "seconds": MEASURE_SECONDS,
             }
-            answer = self._ask(json.dumps(job).encode())
-        figures: Figures = json.loads(answer)
-        logger.info("step %d was measured in %.0f s", step, time.monotonic() - began)
-        return figures
+            figures: Figures = json.loads(self._ask(json.dumps(job).encode()))
+            logger.info("step %d was measured in %.0f s", step, time.monotonic() - began)
+            add_evaluations(self._run.run_folder, step, figures)
+            if self._metric is not None:
+                self._compare(self._metric, step, figures, Path(folder, STATE))
+        self._on_figures(step, figures)
+
+    def _compare(self, metric: Metric, step: int, figures: Figures, written: Path) -> None:
+        """Keeps a state that is the best so far; asks for the end after too many that are not."""
+        folder, patience = self._run.run_folder, self._run.config.training.patience
+        value = metric.of(figures)
+        if value is None or not math.isfinite(value):
+            raise ValueError(f"{metric} is no number")
+        if keep_if_best(folder, metric, step, value, written):
+            logger.info("step %d is the best so far: %s %.4g", step, metric, value)
+            return
+        best = read_best(folder, str(metric))
+        if best is None or patience is None:
+            return
+        since = measured_since(read_evaluations(folder), metric, best)
+        if since >= patience and not is_to_end(folder):
+            logger.info(
+                "%s has been no better than %.4g, of step %d, in %d evaluations: the training ends"
+                " at its next checkpoint (training.patience)",
+                metric,
+                best.value,
+                best.step,
+                since,
+            )
+            ask_to_end(folder)
 
     def _ask(self, job: bytes) -> bytes:
         """What a process answers to a job; the process is gone afterwards."""

@@ -13,16 +13,19 @@ import shutil
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.evaluation.snapshot import measure
 from pipelines.files.locations import location
 from pipelines.models.folder import write_encoder
 from pipelines.models.inference.embedder import load_embedder
-from pipelines.runs.checkpoint import load_checkpoint
+from pipelines.runs.checkpoint import load_checkpoint, write_files
 from pipelines.settings import StorageSettings
 
 NICENESS = 19
+STATE = "state"
+"""Where the state that was measured is left, in the folder for files on the way."""
 PARENT_CHECK_SECONDS = 1.0
 
 
@@ -30,8 +33,9 @@ def main() -> None:
     """Measures what standard input says: a JSON object.
 
     Its keys are ``run_folder``, ``step``, ``tokenizer`` and ``snapshots``; ``storage``, how stores
-    are reached; ``folder``, an empty one for files on the way; ``driver``, the id of the process
-    that asks; and ``seconds``, after which the driver no longer waits for the answer.
+    are reached; ``folder``, an empty one for files on the way; ``keep``, whether the state is left
+    there, in ``STATE``; ``driver``, the id of the process that asks; and ``seconds``, after which
+    the driver no longer waits for the answer.
     """
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Output of libraries must not mix with the answer, so it goes to the log.
@@ -47,6 +51,11 @@ def main() -> None:
     write_encoder(
         model, checkpoint.spec, checkpoint.encoder_weights, location(job["tokenizer"], stores), ""
     )
+    if job["keep"]:
+        state = replace(checkpoint, weights=checkpoint.averages, moments={})
+        (folder / STATE).mkdir()
+        write_files(folder / STATE, state)
+        del state
     del checkpoint
     snapshots = location(job["snapshots"], stores)
     figures = measure(snapshots, lambda: load_embedder(model, precision="fp32"))

@@ -13,6 +13,7 @@ from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import WHOLE, Evaluation, Tables, nested_name
+from pipelines.runs.best import Metric
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
@@ -68,6 +69,12 @@ def _named(one: NamedSet, name: str) -> NamedSet:
     return NamedSet(evaluation.name if evaluation.held_out else name, one.given, evaluation)
 
 
+def names_at_widths(one: NamedSet, config: Config) -> list[str]:
+    """What a set is called, and what at each width at which it is measured on, too."""
+    widths = config.objective.dimensions if one.evaluation.nested else ()
+    return [nested_name(one.name, width) for width in (WHOLE, *widths)]
+
+
 def table_reader(session: SparkSession, config: Config) -> Callable[[NamedSet], Tables]:
     """What reads and checks a set once: several evaluations measure on the held-out pairs."""
     known: dict[tuple[Callable[..., Tables], str], Tables] = {}
@@ -90,6 +97,32 @@ def check_sets(config: Config) -> None:
     for evaluation in map(EVALUATIONS.load, EVALUATIONS):
         for given in evaluation.sets(config):
             evaluation.check(config, given)
+
+
+def metric_named(config: Config, key: str, name: str) -> Metric:
+    """A metric of what the settings ask to measure.
+
+    Args:
+        key: The setting that names it.
+        name: The name of a set, a dot, and the name of a figure, as in ``metrics.json``.
+
+    Raises:
+        InputError: There is no such set, or no such figure that says how good a model is.
+    """
+    known = {
+        f"{one.name}.{figure.name}": Metric(
+            evaluation=one.name,
+            figure=figure.name,
+            sign=1 if figure.better == "higher" else -1,
+        )
+        for one in named_sets(config)
+        for figure in one.evaluation.figures
+        if figure.better is not None
+    }
+    if name not in known:
+        names = ", ".join(known) or "none, since nothing is: see the settings of evaluation"
+        raise InputError(key, f"`{name}` is not measured", f"one of {names}")
+    return known[name]
 
 
 def check_tables(session: SparkSession, config: Config) -> None:
@@ -117,14 +150,12 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
     """
     # Several evaluations measure on the held-out pairs; they are read once.
     known: dict[tuple[Callable[..., Tables], str], str] = {}
-    digests = {}
+    digests: dict[str, str] = {}
     for one in named_sets(config):
         source = (one.evaluation.read, one.given)
         if source not in known:
             known[source] = _digest(*one.read(session, config).values())
-        widths = config.objective.dimensions if one.evaluation.nested else ()
-        for width in (WHOLE, *widths):
-            digests[nested_name(one.name, width)] = known[source]
+        digests |= dict.fromkeys(names_at_widths(one, config), known[source])
     return digests
 
 

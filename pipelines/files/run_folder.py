@@ -35,6 +35,7 @@ class RunFolder:
         """All else that a run writes, but for checkpoints."""
         return (
             self.tokens,
+            self.teacher_axes,
             self.step_metrics,
             self.metrics,
             self.history,
@@ -46,6 +47,8 @@ class RunFolder:
             self.start,
             self.model,
             self.adapter,
+            self.best,
+            self.early_end,
             self.snapshots,
             self.tracking,
             self.tensorboard,
@@ -92,6 +95,11 @@ class RunFolder:
         return self.path / "tokens.json"
 
     @property
+    def teacher_axes(self) -> Location:
+        """On what a teacher's vectors are projected, see :mod:`pipelines.runs.teacher_axes`."""
+        return self.path / "teacher_axes.npy"
+
+    @property
     def step_metrics(self) -> Location:
         """Loss, rates and times of the steps, a line for each few of them."""
         return self.path / "metrics.jsonl"
@@ -130,6 +138,16 @@ class RunFolder:
     def adapter(self) -> Location:
         """The folder of what LoRA has trained, as `peft` writes it, if it was asked for."""
         return current(self.path / "adapter")
+
+    @property
+    def best(self) -> Location:
+        """The folder of the best checkpoint, if one is kept; see :mod:`pipelines.runs.best`."""
+        return current(self.path / "best")
+
+    @property
+    def early_end(self) -> Location:
+        """Is there if the run is to end, or has ended, before its last step."""
+        return self.path / "early_end.json"
 
     @property
     def promotion(self) -> Location:

@@ -8,17 +8,18 @@ import numpy as np
 import pyarrow as pa
 
 
-def binary_values(column: pa.Array, kind: np.dtype[Any]) -> np.ndarray:
-    """All numbers that a binary column holds, in one array, without a copy."""
-    offsets = value_offsets(column)
-    data = column.buffers()[2]
-    first, end = offsets[[0, -1]].tolist()
-    if not data:
-        return np.empty(0, kind)
-    return np.frombuffer(data, kind, count=(end - first) // kind.itemsize, offset=first)
+def binary_values(column: pa.Array, kind: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """What a binary column holds, without a copy.
 
+    Args:
+        column: Its values are whole numbers of ``kind``, one after the other.
+        kind: Type of a number.
 
-def value_offsets(column: pa.Array) -> np.ndarray:
-    """Where each value of a binary column begins, and where the last one ends."""
-    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)
-    return offsets[column.offset : column.offset + len(column) + 1]
+    Returns:
+        All numbers in one array, and int32 [rows] with how many each row has.
+    """
+    _, offset_buffer, data = column.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)
+    offsets = offsets[column.offset : column.offset + len(column) + 1] // kind.itemsize
+    values = np.frombuffer(data, kind, count=offsets[-1]) if data else np.empty(0, kind)
+    return values[offsets[0] :], np.diff(offsets)

@@ -23,13 +23,14 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import LanesFolder
-from pipelines.lanes.binary import binary_values, value_offsets
+from pipelines.lanes.binary import binary_values
 from pipelines.lanes.index import ANEW, INDEX_FILE
 from pipelines.lanes.plan import Segment, bucket_length
 from pipelines.lanes.teacher import TeacherVectors
 
 FORMAT = 7
 PADDING_MULTIPLE = 8
+_IDS = np.dtype("<i4")
 SideName = Literal["anchor", "positive", "negative"]
 """What a loss embeds of an example; `negative` stands for all its hard negatives, which are the
 sides `negative_0`, `negative_1` and so on of a granule."""
@@ -279,8 +280,7 @@ def ragged(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         All ids in one int32 array, and int32 [rows] with the number of ids of each row.
     """
-    lengths = (np.diff(value_offsets(column)) // 4).astype(np.int32)
-    return binary_values(column, np.dtype("<i4")), lengths
+    return binary_values(column, _IDS)
 
 
 def padded_width(lengths: np.ndarray) -> int:
@@ -308,7 +308,8 @@ def text_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 def _values(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     """A column, unless it is not there or rows lack a value."""
-    column = batch.column(name) if name in batch.schema.names else None
+    place = batch.schema.get_field_index(name)
+    column = batch.column(place) if place >= 0 else None
     return None if column is None or column.null_count else column
 
 
@@ -318,8 +319,13 @@ def _by_place(lists: pa.ListArray) -> list[pa.Array]:
     count = len(values) // len(lists)
     if count == 1:
         return [values]
-    places = np.arange(len(values)).reshape(-1, count).T
-    return [values.take(pa.array(place)) for place in places]
+    places = np.arange(len(values), dtype=np.int64).reshape(-1, count)
+    return [values.take(_places(place)) for place in np.ascontiguousarray(places.T)]
+
+
+def _places(numbers: np.ndarray) -> pa.Array:
+    # Not `pa.array`, for which pyarrow imports pandas in every worker.
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def decode(

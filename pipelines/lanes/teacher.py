@@ -46,8 +46,16 @@ class TeacherVectors:
 
     def read(self, column: pa.Array) -> np.ndarray:
         """The vectors of a binary column, fp32 [rows, width]."""
-        values = binary_values(column, self.type)
+        values, _ = binary_values(column, self.type)
         return values.reshape(len(column), self.width).astype(np.float32)
+
+    def along(self, axes: np.ndarray) -> TeacherVectors:
+        """The same vectors, which are projected as they are read.
+
+        Args:
+            axes: fp32 [width, fewer], orthogonal and of length 1.
+        """
+        return _Projected(**asdict(self), axes=axes)
 
     def write(self, vectors: np.ndarray) -> pa.Array:
         """A binary column of vectors, [rows, width]."""
@@ -72,3 +80,19 @@ class TeacherVectors:
                 "run `sentence-pipelines prepare` with the same settings first",
             )
         return cls(**storage.read_json(folder.manifest))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Projected(TeacherVectors):
+    """Vectors that are projected as they are read.
+
+    Attributes:
+        axes: fp32 [width, fewer].
+    """
+
+    axes: np.ndarray
+
+    def read(self, column: pa.Array) -> np.ndarray:
+        """The vectors of a binary column, fp32 [rows, fewer]."""
+        projected: np.ndarray = super().read(column) @ self.axes
+        return projected

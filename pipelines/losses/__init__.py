@@ -30,6 +30,8 @@ LOSSES: Registry[Loss] = Registry(
         "online_contrastive": "pipelines.losses.online_contrastive:LOSS",
         "margin_mse": "pipelines.losses.margin_mse:LOSS",
         "listwise_kl": "pipelines.losses.listwise_kl:LOSS",
+        "embedding_distillation": "pipelines.losses.embedding_distillation:LOSS",
+        "similarity_distillation": "pipelines.losses.similarity_distillation:LOSS",
         "mlm": "pipelines.pretraining.mlm:LOSS",
         "tsdae": "pipelines.pretraining.tsdae:LOSS",
         "retromae": "pipelines.pretraining.retromae:LOSS",

@@ -58,6 +58,17 @@ def identities(granules: Iterable[Granule], sides: Sequence[str]) -> np.ndarray:
     )
 
 
+def teachers_vectors(granules: Iterable[Granule], sides: Sequence[str]) -> list[np.ndarray]:
+    """The vectors that a teacher gave the texts of each side, fp32 [examples, width].
+
+    Args:
+        granules: The examples, in this order.
+        sides: Those that the loss embeds.
+    """
+    held = [granule.teacher for granule in granules]
+    return [np.concatenate([teacher[name] for teacher in held]) for name in sides]
+
+
 class Candidates:
     """The candidates that some examples bring.
 
@@ -65,13 +76,21 @@ class Candidates:
         identities: Of the examples, see :func:`identities`: anchors, positives, and as many sides
             of hard negatives as there are.
         anchors: Whether anchors are candidates too.
+        teacher: Of the examples, see :func:`teachers_vectors`; empty where they are not wanted.
 
     Attributes:
         anchors: As given.
     """
 
-    def __init__(self, identities: np.ndarray, *, anchors: bool = False) -> None:
+    def __init__(
+        self,
+        identities: np.ndarray,
+        *,
+        anchors: bool = False,
+        teacher: Sequence[np.ndarray] = (),
+    ) -> None:
         self.anchors = anchors
+        self._teacher = list(teacher)
         self._identities = identities
         self._examples, columns = identities.shape
         sides = [*range(2, columns), 1] if anchors else [*range(2, columns)]
@@ -108,7 +127,16 @@ class Candidates:
         numbers = np.unique(
             np.concatenate([anchors * self.count + candidates for anchors, candidates in pairs])
         )
-        return Picks(own, np.stack(np.divmod(numbers, self.count), axis=1))
+        return Picks(
+            own, np.stack(np.divmod(numbers, self.count), axis=1), self._guide(first, last)
+        )
+
+    def _guide(self, first: int, last: int) -> list[np.ndarray]:
+        """The teacher's vectors of the texts that are compared; see :class:`Picks`."""
+        if not self._teacher or self.anchors:
+            return self._teacher
+        anchors, *others = self._teacher
+        return [anchors[first:last], *others]
 
 
 class _Lookup:

@@ -90,6 +90,19 @@ class InBatchNegativesSettings(ObjectiveSettings):
         description="Whether `false_negative_margin` is a cosine, or a share of the pair's.",
     )
 
+    guide: Literal["model", "teacher"] = Field(
+        default="model",
+        description=(
+            "Whose similarities `false_negative_margin` compares: those of the model that is "
+            "trained, or of the vectors of the section `teacher`."
+        ),
+    )
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether a teacher tells false negatives."""
+        return self.guide == "teacher"
+
     @property
     def compares_anchors(self) -> bool:
         """Whether a direction leads to the anchors, which then are candidates too."""
@@ -104,9 +117,9 @@ class InBatchNegativesSettings(ObjectiveSettings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether anchors are compared with documents, and nothing more is done."""
+        """Whether anchors are compared with documents, at one width, and nothing more is done."""
         more = self.hardness_strength > 0 or self.false_negative_margin is not None
-        return self.directions == (FORWARD,) and not more
+        return self.directions == (FORWARD,) and not more and not self.dimensions
 
 
 def check_comparisons(config: Config) -> None:
@@ -130,6 +143,12 @@ def check_comparisons(config: Config) -> None:
             "objective.partition_mode",
             f"{alone[0]} has no pair to pick, so it cannot have a softmax of its own",
             "set it to joint, or leave the direction out",
+        )
+    if settings.uses_teacher and settings.false_negative_margin is None:
+        raise InputError(
+            "objective.guide",
+            "a teacher tells false negatives by a margin",
+            "set objective.false_negative_margin, for example 0.05",
         )
     hard = settings.hardness_mode == "hard_negatives" and settings.hardness_strength > 0
     if hard and config.corpus.pairs != "triplets":

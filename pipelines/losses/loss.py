@@ -36,6 +36,21 @@ the targets.
 """
 
 
+Need = Literal["pairs", "triplets", "scores", "candidate_scores", "teacher", "singles"]
+
+NEEDS: Mapping[Need, str] = {
+    "pairs": "pairs; hard negatives too, where there are some",
+    "triplets": "triplets: `corpus.pairs: triplets`",
+    "scores": "scored pairs: `corpus.score_column`",
+    "candidate_scores": "triplets with a teacher's scores: `corpus.score_columns`",
+    "teacher": "any texts, and a teacher's vectors of them: section `teacher`",
+    "singles": "single texts: `corpus.pairs: single`",
+}
+"""What a corpus must have, for people."""
+LABELS = "pairs with labels, 0 or 1: `corpus.score_column`"
+"""The same of scores that are labels."""
+
+
 def _no_further_check(config: Config) -> None:
     """For a loss that needs nothing but what it declares."""
 
@@ -68,9 +83,8 @@ class Loss:
 
     Attributes:
         name: As in the registry.
-        needs: Of the corpus: `pairs`, `triplets`, `scores` (scored pairs), `candidate_scores` (of
-            the positive and each hard negative), `teacher` (a teacher's vectors of the texts), or
-            `singles`. Scores or vectors are then what embeddings are compared with, and otherwise
+        needs: Of the corpus, see :data:`NEEDS`. Scores, or a teacher's vectors, are then what
+            embeddings are compared with, and otherwise
             :class:`~pipelines.losses.candidates.Picks`.
         sides: The texts of an example that it embeds, each under noise of its own; `negative`
             stands for all hard negatives, a side each. Those that the lanes do not have are left
@@ -86,7 +100,7 @@ class Loss:
     """
 
     name: str
-    needs: Literal["pairs", "triplets", "scores", "candidate_scores", "teacher", "singles"]
+    needs: Need
     sides: tuple[SideName, ...]
     uses_negatives: bool
     settings: type[ObjectiveSettings]

@@ -25,7 +25,7 @@ class SimcseSettings(in_batch_negatives.InBatchNegativesSettings):
 def check(config: Config) -> None:
     """Refuses a training in which both sides would have the same embedding."""
     in_batch_negatives.check_comparisons(config)
-    if config.training.dropout == 0:
+    if not config.training.dropout:
         raise InputError(
             "training.dropout",
             "`simcse` tells a text's two embeddings apart by dropout alone",

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipelines.lanes.files import Granule
 from pipelines.losses import LOSSES
-from pipelines.losses.candidates import Candidates, Picks, identities
+from pipelines.losses.candidates import Candidates, Picks, identities, teachers_vectors
 from pipelines.settings import ObjectiveSettings
 
 Targets = Picks | np.ndarray | list[np.ndarray]
@@ -34,11 +34,15 @@ def granule_targets(settings: ObjectiveSettings, granule: Granule, sides: Sequen
     """
     needs = LOSSES.load(settings.name).needs
     if needs == "teacher":
-        return [granule.teacher[name] for name in sides]
+        return teachers_vectors([granule], sides)
     scores = SCORES.get(needs)
     if scores is not None:
         found = scores(granule)
         assert found is not None, "the driver has seen that there are scores"
         return found
-    candidates = Candidates(identities([granule], sides), anchors=settings.compares_anchors)
+    candidates = Candidates(
+        identities([granule], sides),
+        anchors=settings.compares_anchors,
+        teacher=teachers_vectors([granule], sides) if settings.uses_teacher else (),
+    )
     return candidates.picks(0, granule.examples)

@@ -19,6 +19,8 @@ ARCHITECTURES: Registry[Architecture] = Registry(
         "electra": "pipelines.models.electra.architecture:ELECTRA",
         "mpnet": "pipelines.models.mpnet.architecture:MPNET",
         "static": "pipelines.models.static.architecture:STATIC",
+        # Takes what the others do not, so it comes last.
+        "hf": "pipelines.models.hf.architecture:HF",
     },
     renamed={"transformer": "bert", "bag": "static"},
 )

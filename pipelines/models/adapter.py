@@ -6,21 +6,45 @@ put the adapter on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
-from pipelines.models.adaptation import DOWN
-from pipelines.models.weights import save_weights
+from pipelines.models.adaptation import DOWN, UP
+from pipelines.models.weights import save_weights, stored_shapes
 
 CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_OF_THE_BASE = ("config.json", "model*.safetensors*")
+_WEIGHTS = "model*.safetensors"
+_OF_THE_BASE = ("config.json", f"{_WEIGHTS}*")
 """Files that would make the folder a whole model, whose base is not looked for."""
+
+
+def check_names(base: Location, trained: Iterable[str]) -> None:
+    """Makes sure that the matrices of a model have the names in its files that the factors have.
+
+    Args:
+        base: A folder of the model.
+        trained: Names of factors.
+
+    Raises:
+        InputError: With the key ``encoder.lora.export``: `peft` would not find them.
+    """
+    files = local_folder(base).glob(_WEIGHTS)
+    known = {name for file in files for name in stored_shapes(file)}
+    for name in trained:
+        module = name.removesuffix(DOWN).removesuffix(UP)
+        if f"{module}.weight" not in known:
+            raise InputError(
+                "encoder.lora.export",
+                f"`peft` would find no {module} in this architecture",
+                "set it to merged",
+            )
 
 
 def write_adapter(

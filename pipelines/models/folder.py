@@ -20,6 +20,7 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import NORMALISING, Modules, architecture_of, check_framework
+from pipelines.models.fewer_layers import with_layers
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WEIGHT_FILE, Weights, check_weights, random_weights
 from pipelines.settings import Config, EncoderSettings
@@ -66,7 +67,7 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
         spec = _random_start(config, vocabulary_size)
         return spec, random_weights(spec, config.training.seed)
     check_vocabulary(config)
-    spec, weights = read_encoder(folder)
+    spec, weights = _read_start(config, folder)
     # The setting's default says nothing of a checkpoint, which knows what it is.
     if encoder.kind not in (EncoderSettings.model_fields["kind"].default, spec.kind):
         raise InputError(
@@ -95,7 +96,7 @@ def check_start(config: Config) -> None:
         InputError: It cannot be read, or the framework does not know its architecture.
     """
     folder = start_folder(config)
-    kind = config.encoder.kind if folder is None else read_encoder(folder)[0].kind
+    kind = config.encoder.kind if folder is None else _read_start(config, folder)[0].kind
     check_framework(ARCHITECTURES.load(kind), config)
 
 
@@ -153,6 +154,13 @@ def write_encoder(
             aside / PROMPTS_FILE, spec.prompts.to_json() | {"similarity_fn_name": "cosine"}
         )
         storage.write_text(aside / "README.md", card)
+
+
+def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
+    """The encoder in a folder, with the layers of it that are to be kept."""
+    spec, weights = read_encoder(folder)
+    count = config.encoder.keep_layers
+    return (spec, weights) if count is None else with_layers(spec, weights, count)
 
 
 def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:

@@ -44,12 +44,13 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def refuse(folder: Path, problem: str) -> NoReturn:
-    """Refuses a transformer.
+    """Raises :func:`refusal`."""
+    raise refusal(folder, problem)
 
-    Raises:
-        InputError: With the key ``encoder.start``.
-    """
-    raise InputError(
+
+def refusal(folder: Path, problem: str) -> InputError:
+    """What is said of a transformer that cannot be the start."""
+    return InputError(
         KEY,
         f"{folder} {problem}",
         "a transformer with mean, cls, lasttoken or weightedmean pooling, in safetensors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pipelines.models import ARCHITECTURES
 from pipelines.tokens.lengths import UNLIMITED
@@ -14,6 +14,20 @@ Pooling: TypeAlias = Literal["mean", "cls", "lasttoken", "weightedmean"]
 """How a text's hidden states become one, under sentence-transformers' names: their mean, the first,
 the last, or their mean weighted by their place, from 1 on."""
 Activation: TypeAlias = Literal["tanh", "identity"]
+
+
+class DropoutRates(NamedTuple):
+    """Shares of the activations that training sets to zero.
+
+    Attributes:
+        hidden: Of hidden states.
+        attention: Of attention's probabilities.
+        own: Whether they are the checkpoint's, which may say more than these two.
+    """
+
+    hidden: float
+    attention: float
+    own: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +74,21 @@ class EncoderSpec:
     def embedding_width(self) -> int:
         """Width of an embedding."""
         return self.dense[-1].width if self.dense else self.hidden
+
+    @property
+    def own_dropout(self) -> DropoutRates | None:
+        """What it was made to be trained with; None without dropout."""
+        return None
+
+    def dropout(self, share: float | None) -> DropoutRates | None:
+        """What it is trained with, None without dropout.
+
+        Args:
+            share: Wherever anything is dropped; None: its own.
+        """
+        if share is None:
+            return self.own_dropout
+        return DropoutRates(share, share) if share else None
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict that :meth:`from_json` reads back to an equal value."""

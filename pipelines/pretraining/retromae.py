@@ -105,7 +105,12 @@ def torch(view: View, inputs: Mapping[str, np.ndarray], settings: RetromaeSettin
     """
     from pipelines.pretraining.torch_retromae import loss
 
-    return loss(view, inputs)
+    layer = {
+        name.removeprefix(DECODER): one
+        for name, one in view.own.items()
+        if name.startswith(DECODER)
+    }
+    return loss(view, layer, inputs)
 
 
 def check_spec(spec: BertSpec) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from pipelines.models.frameworks.torch import Encoder, with_dense
 from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_masks
 from pipelines.models.weights import WORDS
 from pipelines.pretraining.torch_head import Wanted, prediction_loss
 
@@ -24,7 +24,7 @@ class View:
         encoder: Made by the form that the objective asks for.
         own: The objective's weights by name.
         dtype: Of matrix products.
-        dropout: Share of activations that is dropped.
+        dropout: Share of activations that is dropped; None: the encoder's own.
         seed: Whole numbers that the masks of dropout follow from.
         activation_checkpointing: See :func:`pipelines.models.frameworks.torch.embed`.
     """
@@ -32,7 +32,7 @@ class View:
     encoder: Encoder
     own: Mapping[str, torch.Tensor]
     dtype: torch.dtype
-    dropout: float
+    dropout: float | None
     seed: tuple[int, ...]
     activation_checkpointing: bool
 
@@ -56,9 +56,8 @@ class View:
         Args:
             part: Number of a part beside the encoder, which has masks of its own.
         """
-        if not self.dropout:
-            return None
-        return DropoutMasks(self.dropout, (*self.seed, *part), self.encoder.device)
+        seed = (*self.seed, *part)
+        return dropout_masks(self.spec, self.dropout, seed, self.encoder.device)
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
         """fp32 [tokens, hidden]."""

@@ -16,6 +16,7 @@ from pipelines.report.page_parts import duration, funnel_levels, read_if_there, 
 from pipelines.report.run_charts import evaluation_charts, time_spent, training_charts
 from pipelines.report.samples import MAP_SIZE, changes, maps, queries, similarity_charts
 from pipelines.report.series import is_number, read_lines
+from pipelines.runs.choice import told_choice
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import Restart
 from pipelines.settings import Config
@@ -55,7 +56,7 @@ def write_report(run_folder: Location, prepared_folder: Location) -> Location:
             "name": run_folder.absolute().name,
             "kind": "training report",
             "sentence": _sentence(config) if config else "Training report",
-            "settings": _settings(config) | _texts(tokens) if config else {},
+            "settings": _settings(config) | _texts(tokens) | _model(figures) if config else {},
             "whole_config": _whole(config) if config else "",
             "notice": _notice(has_finished, lines, comparisons),
             "scores": _scores(comparisons),
@@ -131,6 +132,14 @@ def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
         return {}
     prompts = [f"`{prompt}` ({side})" for side, prompt in tokens["prompts"].items()]
     return {"Read": told_cuts(tokens)} | ({"Prompts": ", ".join(prompts)} if prompts else {})
+
+
+def _model(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Which state became the model, and whether the training ended early."""
+    if "model" not in figures:
+        return {}
+    early = ", after an early end (training.patience)" if figures["model"].get("early_end") else ""
+    return {"Model": told_choice(figures["model"]) + early}
 
 
 def _tiles(training: Mapping[str, float]) -> dict[str, str]:

@@ -34,6 +34,8 @@ from pipelines.models.weights import Rows, Weights, load_weights, save_weights, 
 
 logger = logging.getLogger(__name__)
 
+AVERAGE = "ema"
+"""Stands before the names of moving averages."""
 _PREFIX = "step-"
 _WEIGHTS, _MOMENTS, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
@@ -50,7 +52,8 @@ class Checkpoint:
         step: The next step.
         spec: The encoder's shape.
         weights: What is trained of its weights: all, unless parts are frozen or LoRA is used.
-        moments: The optimiser's arrays, ``m/NAME`` and ``v/NAME``; empty before step 1.
+        moments: The optimiser's arrays, ``m/NAME`` and ``v/NAME``, and moving averages of the
+            weights, ``ema/NAME``, if there are to be some; empty before step 1.
         frozen: What is not trained. It is not written with the checkpoint; see
             :func:`save_frozen`.
     """
@@ -62,9 +65,17 @@ class Checkpoint:
     frozen: Frozen = NOTHING
 
     @property
+    def averages(self) -> Weights:
+        """What the model is made of: the moving averages of the weights, or else these."""
+        return {
+            name: self.moments.get(f"{AVERAGE}/{name}", value)
+            for name, value in self.weights.items()
+        }
+
+    @property
     def encoder_weights(self) -> Weights:
-        """All weights of the encoder."""
-        return effective(self.weights, self.frozen.weights, self.frozen.scale)
+        """All weights of the encoder that this state stands for."""
+        return effective(self.averages, self.frozen.weights, self.frozen.scale)
 
 
 def checkpoint_path(run_folder: Location, step: int) -> Location:
@@ -154,10 +165,15 @@ def load_checkpoint(run_folder: Location, step: int, rows: Rows | None = None) -
     Raises:
         TornCheckpoint: It is not whole.
     """
-    path = _local(checkpoint_path(run_folder, step))
+    return load_state(run_folder, checkpoint_path(run_folder, step), rows)
+
+
+def load_state(run_folder: Location, folder: Location, rows: Rows | None = None) -> Checkpoint:
+    """Reads the state of a run that lies in a folder of its own; see :func:`load_checkpoint`."""
+    path = _local(folder)
     state = _checked_state(path)
     return Checkpoint(
-        step=step,
+        step=state["step"],
         spec=EncoderSpec.from_json(state["encoder"]),
         weights=load_weights(path / _WEIGHTS, rows),
         moments=load_weights(path / _MOMENTS, rows) if _MOMENTS in state["files"] else {},

@@ -61,6 +61,12 @@ def go_on(folder: Location, config: Config, first_step: int, last_step: int) -> 
     return _horizons(chapters) or (Horizon(step=0, last_step=last_step),)
 
 
+def last_step_of(folder: Location) -> int | None:
+    """One past the last step of a run, as it was to end when it last went on, where it says."""
+    chapters = _read(folder)
+    return chapters[-1].last_step if chapters else None
+
+
 def _horizons(chapters: Sequence[Chapter]) -> tuple[Horizon, ...]:
     """The chapters at which the end of the run was moved, and the first."""
     horizons: list[Horizon] = []

@@ -19,12 +19,14 @@ from pipelines.files.locks import LOCK_FILE
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.plan import BatchPlan
+from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
+from pipelines.runs.history import last_step_of
 from pipelines.runs.run import TrainingRun
-from pipelines.settings import Config
+from pipelines.settings import Config, TrainingSettings
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
-from pipelines.settings.resuming import current_name, fixed_settings
+from pipelines.settings.resuming import CHOICES, current_name, fixed_settings
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,8 @@ def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> 
     else:
         _forget_run(folder)
     paths, identity = RunFolder(folder), _identity(config, plan, manifest)
-    storage.write_json(paths.plan, {"format": FORMAT, **identity}, durable=True)
+    known = {"format": FORMAT, **identity, **_choices(config)}
+    storage.write_json(paths.plan, known, durable=True)
     storage.write_text(paths.config, configuration.dump(without_secrets(config)))
     storage.write_json(paths.environment, environment())
     return folder
@@ -134,11 +137,24 @@ def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[s
     }
 
 
+def _choices(config: Config) -> dict[str, Any]:
+    """Which state becomes the model, where that is not the last: it may change in a resumed run."""
+    training = config.training
+    names = (key.partition(".")[2] for key in CHOICES)
+    defaults = {name: TrainingSettings.model_fields[name].default for name in names}
+    return {
+        f"training.{name}": getattr(training, name)
+        for name, default in defaults.items()
+        if getattr(training, name) != default
+    }
+
+
 def identity_digest(config: Config, plan: BatchPlan, manifest: LaneManifest) -> str:
     """What the model of a whole run follows from; equal for equal lanes, settings and steps."""
     steps = plan.steps_per_epoch * config.training.epochs
     last_step = min(steps, config.training.max_steps or steps)
-    return _digest({**_identity(config, plan, manifest), "format": FORMAT}, last_step)
+    identity = {**_identity(config, plan, manifest), **_choices(config), "format": FORMAT}
+    return _digest(identity, last_step)
 
 
 def trained_identity(folder: Location) -> str | None:
@@ -150,7 +166,9 @@ def trained_identity(folder: Location) -> str | None:
     steps = checkpoint_steps(folder)
     if not steps or not RunFolder(folder).plan.is_file():
         return None
-    return _digest(_known_identity(RunFolder(folder).plan), max(steps))
+    # One that has ended early is as far as it was to come.
+    asked = last_step_of(folder) if is_to_end(folder) else None
+    return _digest(_known_identity(RunFolder(folder).plan), asked or max(steps))
 
 
 def _digest(identity: dict[str, Any], steps: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from pipelines.files.locations import Location
 from pipelines.lanes.files import LaneManifest
@@ -29,6 +31,8 @@ class TrainingRun:
         first_step: The step to begin with; the checkpoint before it exists.
         last_step: One past the last step.
         horizons: Where the run was to end, from its first step on, if that was ever moved.
+        teacher_axes: On what a teacher's vectors are projected, fp32 [its width, the embeddings'];
+            None if they are taken as they are.
         special_ids: Of the vocabulary, for an objective that reconstructs texts; else None.
     """
 
@@ -40,6 +44,7 @@ class TrainingRun:
     first_step: int
     last_step: int
     horizons: tuple[Horizon, ...] = ()
+    teacher_axes: np.ndarray | None = field(default=None, compare=False, repr=False)
     special_ids: SpecialIds | None = None
 
     def learning_rate(self, step: int) -> float:
@@ -95,7 +100,8 @@ class TrainingRun:
     @property
     def teacher(self) -> TeacherVectors | None:
         """The vectors of a teacher in the lanes, if the loss is given them."""
-        return self.manifest.teacher if self.config.objective.uses_teacher else None
+        held = self.manifest.teacher if self.config.objective.uses_teacher else None
+        return held if held is None or self.teacher_axes is None else held.along(self.teacher_axes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pipelines.runs.metrics_log import read_metrics_lines
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 
-_OF_AN_EARLIER_MODEL = ("training", "after", "margin", "measured")
+_OF_AN_EARLIER_MODEL = ("training", "model", "after", "margin", "measured")
 
 
 def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
@@ -24,6 +24,12 @@ def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
         figures: By names such as ``training``, ``before`` and ``after``.
     """
     storage.write_json(RunFolder(folder).metrics, _read(folder) | dict(figures))
+
+
+def model_step(folder: Location) -> int | None:
+    """The step of the state that the model of a run was made of; None if that is not known."""
+    step: int | None = _read(folder).get("model", {}).get("step")
+    return step
 
 
 def forget_earlier_model(folder: Location) -> None:

@@ -152,7 +152,9 @@ class StepMetrics:
             self._close(self._open.pop(self._next))
 
     def outcome(self) -> TrainingOutcome:
-        """What the complete steps add up to."""
+        """What the complete steps add up to; a last line that is not full is passed on."""
+        if self._window:
+            self._log()
         steps, examples = len(self._losses), self._run.examples_per_step
         since, before = self._settled or (0.0, 0)
         if steps <= before:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from pipelines.corpus.readers import FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
+from pipelines.settings.list_columns import spelled_out
 from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
+
+
+def _spelled_out(names: Any) -> Any:
+    is_text = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    return tuple(spelled_out(names)) if is_text and not isinstance(names, str) else names
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_spelled_out)]
+"""Names of columns, and of elements of columns of lists."""
 
 
 class CorpusSettings(Settings):
@@ -49,9 +60,12 @@ class CorpusSettings(Settings):
     pair_columns: tuple[str, str] = Field(
         default=("sentence1", "sentence2"), description="The two columns of `pairs: columns`."
     )
-    triplet_columns: tuple[str, ...] = Field(
+    triplet_columns: Names = Field(
         default=("anchor", "positive", "negative"),
-        description="The columns of `pairs: triplets`: anchor, positive, one or more negatives.",
+        description=(
+            "The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a "
+            "column of lists, `wrong[0:5]` are the first five texts."
+        ),
     )
     title_column: str = Field(
         default="title",
@@ -69,9 +83,10 @@ class CorpusSettings(Settings):
         ),
     )
     score_column: str | None = Field(
-        default=None, description="Similarity of a pair, for `objective.name: cosine_regression`."
+        default=None,
+        description="Similarity of a pair, or its label, for [losses](losses.md) on them.",
     )
-    score_columns: tuple[str, ...] = Field(
+    score_columns: Names = Field(
         default=(),
         description=(
             "Scores that a teacher gives the positive and each negative of `pairs: triplets`, in "

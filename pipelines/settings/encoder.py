@@ -73,12 +73,20 @@ class EncoderSettings(Settings):
     kind: Annotated[str, choice_of(ARCHITECTURES)] = Field(
         default="bert",
         description=(
-            "The architecture. `bert`: a transformer of the BERT family; `static`: the mean of "
-            "static token embeddings, for which of the shape keys only `hidden` and `normalise` "
-            "count."
+            "The [architecture](architectures.md) of a random start; a checkpoint tells its own. "
+            "`bert`: a transformer; `static`: the mean of static token embeddings, for which of "
+            "the shape keys only `hidden` and `normalise` count."
         ),
     )
     layers: int = Field(default=4, ge=1, description="Transformer layers.")
+    keep_layers: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Of a checkpoint: keep so many of its layers, evenly spaced, as a smaller encoder that "
+            "is to learn from the whole one; unset: all."
+        ),
+    )
     hidden: int = Field(default=256, ge=8, description="Width of the layers and of embeddings.")
     heads: int = Field(default=4, ge=1, description="Attention heads; a divisor of `hidden`.")
     intermediate: int | None = Field(
@@ -129,6 +137,10 @@ class EncoderSettings(Settings):
                 "encoder.kind",
                 f"encoder.start `default` is no `{self.kind}`",
                 "set encoder.start: random",
+            )
+        if self.start == "random" and self.keep_layers is not None:
+            raise InputError(
+                "encoder.keep_layers", "a random start has no layers to keep", "set encoder.layers"
             )
         ARCHITECTURES.load(self.kind).check_settings(self)
 

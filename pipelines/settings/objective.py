@@ -52,14 +52,20 @@ class ObjectiveSettings(Settings):
         self._check_dimensions(config)
         LOSSES.load(self.name).check_with(config)
 
-    def check_width(self, width: int) -> None:
+    @property
+    def projects_teacher(self) -> bool:
+        """Whether a teacher's vectors are projected to the width of the encoder's embeddings."""
+        return False
+
+    def check_width(self, width: int, teacher: int | None = None) -> None:
         """Refuses dimensions that embeddings do not have; tells if none is the whole width.
 
         Args:
             width: Of an embedding of the encoder.
+            teacher: Of the teacher's vectors that the loss is given, if it is.
 
         Raises:
-            InputError: One is above it.
+            InputError: A dimension is above it, or the teacher's vectors do not fit.
         """
         if any(dimension > width for dimension in self.dimensions):
             raise InputError(

@@ -30,6 +30,7 @@ FIXED = (
     "encoder.start",
     "encoder.kind",
     "encoder.layers",
+    "encoder.keep_layers",
     "encoder.hidden",
     "encoder.heads",
     "encoder.intermediate",
@@ -52,8 +53,15 @@ FIXED = (
     "training.clip_norm",
     "training.dropout",
     "training.seed",
+    "training.ema",
 )
 """They decide what is learnt: another value is another experiment, and resuming is refused."""
+CHOICES = (
+    "training.keep_best",
+    "training.patience",
+    "training.average_checkpoints",
+)
+"""They decide which of the states becomes the model."""
 RECORDED = (
     "training.engine",
     "training.mode",
@@ -72,6 +80,7 @@ RECORDED = (
     "training.precision",
     "training.activation_checkpointing",
     "training.tokens_per_micro_batch",
+    *CHOICES,
 )
 """How the same updates are made, and how many: they may change, and ``history.json`` records it."""
 FREE = (

@@ -99,11 +99,15 @@ class TrainingSettings(Settings):
     clip_norm: float = Field(
         default=1.0, ge=0, description="Largest gradient norm; 0: no clipping."
     )
-    dropout: float = Field(
-        default=0.0,
+    dropout: float | None = Field(
+        default=None,
         ge=0,
         lt=1,
-        description="Share of activations that are set to zero; `simcse` needs it.",
+        description=(
+            "Share of activations that are set to zero. Unset: what the start checkpoint was "
+            "trained with (mostly 0.1 for the BERT family, 0 for newer models); 0 for `random`. "
+            "`simcse` needs it to be set."
+        ),
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto",
@@ -147,6 +151,36 @@ class TrainingSettings(Settings):
     keep_checkpoints: int = Field(
         default=2, ge=1, description="Newest checkpoints that are kept; older ones are deleted."
     )
+    ema: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description=(
+            "The model is an exponential moving average of the weights, with this decay (0.999: "
+            "over some thousand steps). See [training](training.md#which-state-becomes-the-model)."
+        ),
+    )
+    average_checkpoints: int = Field(
+        default=1,
+        ge=1,
+        description="The model is the mean of so many checkpoints, the last ones; all are kept.",
+    )
+    keep_best: str | None = Field(
+        default=None,
+        description=(
+            "The model is the checkpoint that was best by this metric of the evaluations during "
+            "training (`evaluation.every_checkpoints`), for example `retrieval.ndcg@10`. Unset: "
+            "the last state."
+        ),
+    )
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Training ends early once so many evaluations in a row were no better by "
+            "`training.keep_best`."
+        ),
+    )
     restarts: int = Field(
         default=2,
         ge=0,
@@ -184,7 +218,12 @@ class TrainingSettings(Settings):
         Of the steps before the newest one the driver may not have heard yet, so that a restart
         needs the one before.
         """
-        return max(self.keep_checkpoints, 2) if self.restarts else self.keep_checkpoints
+        return max(self.left_checkpoints, 2) if self.restarts else self.left_checkpoints
+
+    @property
+    def left_checkpoints(self) -> int:
+        """Checkpoints that are left when a run has ended."""
+        return max(self.keep_checkpoints, self.average_checkpoints)
 
     @model_validator(mode="before")
     @classmethod
@@ -210,15 +249,63 @@ class TrainingSettings(Settings):
                 f"`{self.framework}` keeps all activations",
                 "leave it out, or training.framework: torch",
             )
-        if self.tokens_per_micro_batch and (self.framework, self.sharding) != ("torch", "none"):
+        if self.tokens_per_micro_batch and self.framework != "torch":
             raise InputError(
                 "training.tokens_per_micro_batch",
-                "`torch` without sharding alone embeds a granule in parts",
-                "leave it out, or training.framework: torch with training.sharding: none",
+                f"`{self.framework}` embeds granules as they are",
+                "leave it out, or training.framework: torch",
             )
+        self._check_choice(config)
         if self.mode == "sync" and self.granules_per_step % self.processes:
             raise InputError(
                 "training.granules_per_step",
                 f"{self.granules_per_step} granules cannot be shared by {self.workers} workers",
                 f"a multiple of {self.workers}",
+            )
+
+    def _check_choice(self, config: Config) -> None:
+        """Refuses choices of the model that contradict one another, or that nobody can follow."""
+        averages = {
+            "training.ema": self.ema is not None,
+            "training.average_checkpoints": self.average_checkpoints > 1,
+        }
+        if all(averages.values()):
+            raise InputError(
+                "training.average_checkpoints", "training.ema averages already", "leave one out"
+            )
+        if self.keep_best and averages["training.average_checkpoints"]:
+            raise InputError(
+                "training.average_checkpoints",
+                "the model cannot be both this mean and the best checkpoint",
+                "leave it out, or training.keep_best",
+            )
+        if self.keep_best and not config.evaluation.every_checkpoints:
+            raise InputError(
+                "training.keep_best",
+                "no checkpoint is measured while training goes on",
+                "set evaluation.every_checkpoints to 1",
+            )
+        if self.patience and not self.keep_best:
+            raise InputError(
+                "training.patience", "nothing says what is a gain", "set training.keep_best"
+            )
+        if self.patience and self.feed == "spark":
+            raise InputError(
+                "training.patience",
+                "with training.feed `spark` all granules are sent to the workers",
+                "leave it out, or training.feed: lanes",
+            )
+        for name in ("ema", "patience"):
+            together = self.mode == "sync" and self.framework != "bigdl"
+            if getattr(self, name) and not together:
+                raise InputError(
+                    f"training.{name}",
+                    f"mode `{self.mode}` of framework `{self.framework}` has no such thing",
+                    "leave it out, or training.mode: sync with another framework than bigdl",
+                )
+        if self.ema and self.sharding != "none":
+            raise InputError(
+                "training.ema",
+                f"with training.sharding `{self.sharding}` there is none",
+                "leave it out, or training.sharding: none",
             )

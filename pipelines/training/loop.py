@@ -14,6 +14,7 @@ from pipelines.runs.step_metrics import StepRecord
 from pipelines.training.collectives.agreement import check_agreement
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.control.reporter import Reporter
+from pipelines.training.early_end import EarlyEnd
 from pipelines.training.extra_checkpoints import ExtraCheckpoints
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.base import Stepper, StepperFactory
@@ -66,12 +67,17 @@ class SharedSteps:
         self._checkpoints = CheckpointWriter(
             task.run.run_folder, task.run.config.training.kept_checkpoints
         )
+        self._early_end = EarlyEnd(task, collectives)
+        self._has_ended = False
         self._extra = ExtraCheckpoints(task, reporter, collectives if together else None)
         reporter.ready()
         self._timer = StepTimer(reporter, self._stepper.precision)
 
     def __iter__(self) -> Iterator[StepWork]:
-        yield from self._timer.timed(self._feed)
+        for work in self._timer.timed(self._feed):
+            yield work
+            if self._has_ended:
+                break
         with self._reporter.waiting():
             self._checkpoints.wait()
 
@@ -101,6 +107,7 @@ class SharedSteps:
             self._reporter.send_records()
             self._save(done)
             self._extra.saved()
+        self._has_ended = self._early_end.is_at(done)
         return loss
 
     def _save(self, step: int) -> None:

@@ -68,6 +68,19 @@ def test_values_of_all_kinds_and_columns_of_all_uses(tmp_path):
     assert [[row[name] for name in names] for row in rows] == [values]
 
 
+def test_elements_of_lists_in_json(tmp_path):
+    lines = ['{"a": "x", "w": ["p", 2]}', '{"a": "x", "w": ["p"]}', '{"a": "x", "w": "p"}']
+    lines += ['{"a": "x"}', '{"a": "x", "w": ["p", ["q"]]}', '{"a": "x", "w[1]": "its name"}']
+    path = written(tmp_path, "a.jsonl", "\n".join(lines))
+    rows = read(path, "jsonl", columns=("a", "w[1]"))
+    assert [row["text_1"] for row in rows] == ["2", None, None, None, None, "its name"]
+    assert reasons(rows) == [
+        "column `w` holds no list",
+        "no column `w`",
+        "column `w[1]` holds a list",
+    ]
+
+
 def test_half_a_surrogate_pair_in_json(tmp_path):
     rows = read(written(tmp_path, "a.jsonl", '{"text": "a\\ud83d b \\ud83d\\ude00"}'), "jsonl")
     assert texts(rows) == ["a\ufffd b 😀"]

@@ -92,6 +92,45 @@ def test_triplets_of_columns(spark, tmp_path, kind):
     ]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "table"])
+def test_triplets_of_a_column_of_lists(spark, tmp_path, kind):
+    rows = [
+        {"q": "a", "d": "b", "wrong": ["c", "e", "x"], "s": [1, 2.5, -3], "n": 1},
+        {"q": "d", "d": "é", "wrong": ["f"], "s": [1.0, 2.0], "n": 2},
+    ]
+    path = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    if kind == "table":
+        spark.read.parquet(str(path)).createOrReplaceTempView("with_lists")
+    settings = corpus(
+        "with_lists" if kind == "table" else path,
+        format=kind,
+        pairs="triplets",
+        triplet_columns=("q", "d", "wrong[0:2]"),
+        score_columns=("s[0:3]",),
+        group_column="n",
+    )
+    assert settings.hard_negatives == 2
+    frame = read_rows(spark, settings)
+    assert shape(frame) == SHAPE
+    found = frame.select("text_0", "text_1", "negatives", "candidate_scores").orderBy("group")
+    first, second = map(tuple, found.collect())
+    assert first[:3] == ("a", "b", ["c", "e"])
+    assert [float(score) for score in first[3]] == [1, 2.5, -3]
+    # Rows that have fewer are dropped: there is no text.
+    assert second[:3] == ("d", "é", ["f", None])
+    # A line of JSON without a list there is quarantined.
+    wrong = [("z[0]", "has no column `z`"), *([("d[1]", "holds")] if kind != "jsonl" else [])]
+    for name, problem in wrong:
+        asked = settings.model_copy(update={"triplet_columns": (name, "d", "q")})
+        with pytest.raises(InputError, match=problem) as raised:
+            read_rows(spark, asked).collect()
+        assert raised.value.key == "corpus.triplet_columns"
+
+
 def test_one_wrong_file_among_good_ones_is_quarantined(spark, tmp_path):
     (tmp_path / "a.csv").write_text("title,other\na,b\n")
     (tmp_path / "b.csv").write_text("other,text\nb,good\n")

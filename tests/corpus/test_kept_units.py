@@ -111,7 +111,7 @@ def test_units_of_files_do_not_depend_on_those_they_are_read_with(order, part):
         together = cut(files, naming)
         shuffled = [files[number] for number in order]
         apart = pa.concat_tables([cut(shuffled[:part], naming), cut(shuffled[part:], naming)])
-        key = [(field.name, "ascending") for field in SCHEMA]
+        key = [(one.name, "ascending") for one in SCHEMA if not pa.types.is_list(one.type)]
         assert apart.sort_by(key).equals(together.sort_by(key))
         counts = Counter(together["source"].to_pylist())
         assert len(set(counts.values())) == 1 and len(counts) == 6

@@ -48,10 +48,12 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
         folder: str = "run",
         data: Path = prepared,
         negatives: str = "granule",
+        directions: tuple[str, ...] = ("query_to_doc",),
         **training,
     ) -> TrainingRun:
         config = small_config(data, **training)
-        objective = config.objective.model_copy(update={"negatives": negatives})
+        compared = {"negatives": negatives, "directions": directions}
+        objective = config.objective.model_copy(update=compared)
         config = config.model_copy(update={"objective": objective})
         manifest = LaneManifest.load(data / "lanes")
         run_folder = tmp_path / folder

@@ -2,7 +2,7 @@
 
 That of the plain settings is compared in `test_contract.py`; here what makes steps of several
 workers differ from those of one: dropout, whose masks belong to granules, and negatives of the
-whole step, of which each worker holds a part.
+whole step, of which each worker holds a part, anchors too where they are compared.
 """
 
 import numpy as np
@@ -12,7 +12,8 @@ from engine_cases import WITH_HOROVOD
 from pipelines.engines.loading import load_engine
 
 STEPS = 12
-HARD = {"dropout": 0.1, "negatives": "step"}
+DIRECTIONS = ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc")
+HARD = {"dropout": 0.1, "negatives": "step", "directions": DIRECTIONS}
 MATRIX = pytest.mark.matrix
 
 

@@ -6,49 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from lanes_factory import VOCABULARY, write_small_lanes
+from small_runs import small_run
 
 from pipelines.engines.local import LocalEngine
 from pipelines.files import storage, versions
 from pipelines.files.locations import Location
-from pipelines.lanes.files import LaneManifest
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.weights import random_weights
-from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from pipelines.runs.checkpoint import load_checkpoint
 from pipelines.runs.run import TrainingRun
-from pipelines.settings.load import parse
-from pipelines.training_job import batch_plan
 
 STEPS = 12  # two epochs, and a part of a third
-SPEC = BertSpec(vocabulary=VOCABULARY, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 
 
 @pytest.fixture
-def manifest(tmp_path) -> LaneManifest:
-    return write_small_lanes(tmp_path / "lanes")
-
-
-@pytest.fixture
-def run(tmp_path, manifest) -> TrainingRun:
-    training = {
-        "engine": "local",
-        "framework": "torch",
-        "workers": 1,
-        "granules_per_step": 2,
-        "threads": 1,
-        "precision": "fp32",
-        "checkpoint_every": STEPS // 2,
-    }
-    config = parse({"training": training, "prepared": {"cache_gigabytes": 0.000005}})
-    save_checkpoint(tmp_path / "run", Checkpoint(0, SPEC, random_weights(SPEC, 5), {}), 9)
-    return TrainingRun(
-        config=config,
-        plan=batch_plan(config, manifest),
-        manifest=manifest,
-        lanes_folder=tmp_path / "lanes",
-        run_folder=tmp_path / "run",
-        first_step=0,
-        last_step=STEPS,
+def run(tmp_path) -> TrainingRun:
+    cache = {"cache_gigabytes": 0.000005}
+    return small_run(
+        tmp_path, STEPS, {"training": {"checkpoint_every": STEPS // 2}, "prepared": cache}
     )
 
 

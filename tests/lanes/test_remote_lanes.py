@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import re
 import shutil
@@ -230,5 +229,4 @@ def test_a_reader_that_nobody_has_any_more_has_no_threads(remote, manifest):
     steps = reader.ahead((row, (GranuleAddress(lane=0, row=row),)) for row in range(manifest.rows))
     next(steps)
     del reader, steps
-    gc.collect()
     await_threads_gone("lanes")

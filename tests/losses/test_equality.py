@@ -18,6 +18,7 @@ from sentence_transformers.sentence_transformer.losses import (
     CoSENTLoss,
     CosineSimilarityLoss,
     DistillKLDivLoss,
+    EmbedDistillLoss,
     GISTEmbedLoss,
     MarginMSELoss,
     MatryoshkaLoss,
@@ -38,6 +39,17 @@ EXAMPLES, WIDTH = 7, 12
 MODEL = torch.nn.Identity()
 ALL = Picks(np.arange(EXAMPLES), np.empty((0, 2), np.int64))
 """Each anchor sees all candidates."""
+
+
+class Given(torch.nn.Module):
+    """A model whose embeddings are given."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": features["given"]}
+
+    def get_embedding_dimension(self) -> int:
+        return WIDTH
+
 
 Theirs = Callable[[list[torch.Tensor]], torch.Tensor]
 
@@ -110,16 +122,6 @@ def guided(label: str, sides: int, guide: Sequence[torch.Tensor] | None, **keys:
     return Case(label, "in_batch_negatives", sides, of, keys, ALL._replace(guide=vectors))
 
 
-class Given(torch.nn.Module):
-    """A model whose embeddings are given."""
-
-    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"sentence_embedding": features["given"]}
-
-    def get_embedding_dimension(self) -> int:
-        return WIDTH
-
-
 def nested(case: Case, module: type[torch.nn.Module], **theirs: Any) -> Case:
     """A case at three widths, one of which counts twice.
 
@@ -164,6 +166,20 @@ def plain(label: str, name: str, sides: int, module: Any, targets: Any, **keys: 
         return module.compute_loss_from_embeddings(embeddings, labels)
 
     return Case(label, name, sides, of, keys, targets)
+
+
+def taught(distance: str, negatives: int) -> Case:
+    """The vectors of a teacher, of the same width."""
+    sides = 2 + negatives
+    teacher = [normalize(side, dim=-1) for side in vectors(sides, seed=8)]
+    module = EmbedDistillLoss(Given(), distance)
+
+    def of(embeddings: list[torch.Tensor]) -> torch.Tensor:
+        return module.compute_loss_from_embeddings(embeddings, teacher)
+
+    keys = {"distance": distance}
+    targets = [side.numpy() for side in teacher]
+    return Case(f"{distance}, {sides} sides", "embedding_distillation", sides, of, keys, targets)
 
 
 def divided(temperature: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -231,6 +247,7 @@ CASES = [
             ("labels of 0 alone", np.zeros_like(LABELS)),
         )
     ),
+    *(taught(distance, negatives) for distance in ("cosine", "mse") for negatives in (0, 1)),
     *(
         plain(
             f"{negatives} negatives",

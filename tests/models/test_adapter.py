@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from pipelines.errors import InputError
 from pipelines.models.adaptation import UP, effective, split
-from pipelines.models.adapter import write_adapter
+from pipelines.models.adapter import check_names, write_adapter
 from pipelines.models.folder import default_start, read_encoder, write_encoder
 from pipelines.models.weights import load_weights
 from pipelines.settings.load import parse
@@ -43,6 +44,13 @@ def test_the_folder_holds_the_factors_and_no_model(folders):
     names = {path.name for path in (home / "adapter").iterdir()}
     assert not names & {"config.json", "model.safetensors"}
     assert {"modules.json", "tokenizer.json", "README.md", "1_Pooling"} <= names
+
+
+def test_names_that_the_files_do_not_have_are_refused(folders):
+    home, trained, _ = folders
+    check_names(home / "start", trained)
+    with pytest.raises(InputError, match=r"^encoder\.lora\.export: `peft` would find no a\.q in"):
+        check_names(home / "start", [f"a.q{UP}"])
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pipelines.models.bert import torch_attention as attention
 from pipelines.models.folder import default_start, read_encoder
 from pipelines.models.frameworks import torch_dropout
 from pipelines.models.frameworks.torch import embed, forward, prepare
+from pipelines.models.spec import DropoutRates
 
 CPU = torch.device("cpu")
 
@@ -157,18 +158,19 @@ class TestDropout:
             assert np.abs(first - self.seeded(*other, precision=precision)).max() > 1e-2
 
     def test_noise_does_not_follow_from_the_threads(self):
-        before, masks = torch.get_num_threads(), []
+        before, masks, rates = torch.get_num_threads(), [], DropoutRates(0.3, 0.3)
         try:
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                masks.append(torch_dropout.DropoutMasks(0.3, (1, 2), CPU).mask(0, (300, 400)))
+                masks.append(torch_dropout.DropoutMasks(rates, (1, 2), CPU).mask(0, (300, 400)))
         finally:
             torch.set_num_threads(before)
         assert torch.equal(*masks)
 
     @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
     def test_masks_drop_their_share_and_keep_the_mean(self, share):
-        mask = torch_dropout.DropoutMasks(share, (3, 4), CPU).mask(5, (500, 403))
+        rates = DropoutRates(share, share)
+        mask = torch_dropout.DropoutMasks(rates, (3, 4), CPU).mask(5, (500, 403))
         assert float((mask == 0).float().mean()) == pytest.approx(share, abs=0.005)
         assert float(mask.mean()) == pytest.approx(1, abs=0.03)
         assert len(mask.unique()) == 2
@@ -184,9 +186,9 @@ class TestDropout:
     def test_each_place_has_its_own_noise(self, monkeypatch):
         places, mask = [], torch_dropout.DropoutMasks.mask
 
-        def noted(noise, place, shape):
+        def noted(noise, place, shape, **kind):
             places.append(place)
-            return mask(noise, place, shape)
+            return mask(noise, place, shape, **kind)
 
         monkeypatch.setattr(torch_dropout.DropoutMasks, "mask", noted)
         self.seeded(1, 2)

@@ -11,14 +11,12 @@ from tiny_checkpoints import FAMILIES, random_model, write_plain, write_tokenize
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from pipelines.errors import InputError
-from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import of_objective
 from pipelines.models.folder import read_encoder
-from pipelines.pretraining.own_weights import fresh_weights, objective_weights
+from pipelines.pretraining.start import fresh_weights, objective_weights, special_ids
 from pipelines.settings.load import load
 from pipelines.tokens.vocabulary import read_special_ids, save_wordpieces
-from pipelines.training_job import special_ids
 
 GIVEN = ["corpus.pairs=single", "training.framework=torch", "training.engine=torch"]
 
@@ -122,9 +120,8 @@ def test_what_is_special_is_read_from_the_tokenizer(tmp_path):
 
 @pytest.mark.parametrize("name", ["mlm", "retromae"])
 def test_a_tokenizer_without_a_mask_token_is_refused(name, tmp_path):
-    tokenizer(tmp_path / "tokens" / "tokenizer")
-    prepared = PreparedFolder(tmp_path)
+    folder = tokenizer(tmp_path / "tokenizer")
     told = rf"^tokens\.vocabulary: the tokenizer in .* has no mask token, which `{name}` needs, one"
     with pytest.raises(InputError, match=told):
-        special_ids(config_for("random", name), prepared)
-    assert special_ids(config_for("random", "tsdae"), prepared).mask is None
+        special_ids(config_for("random", name), folder)
+    assert special_ids(config_for("random", "tsdae"), folder).mask is None

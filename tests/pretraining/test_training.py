@@ -8,7 +8,7 @@ from pipelines.errors import InputError
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import DOWN, OBJECTIVE, UP, of_objective, without_objective
 from pipelines.models.weights import WORDS, check_weights
-from pipelines.pretraining.own_weights import fresh_weights, objective_weights
+from pipelines.pretraining.start import fresh_weights, objective_weights
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint, save_frozen
 from pipelines.settings.load import load, parse
 from pipelines.training.feed import StepWork

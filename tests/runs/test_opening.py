@@ -152,7 +152,7 @@ OTHER_EXPERIMENTS = [
     ("encoder.pooling", "mean", "cls"),
     ("training.learning_rate", 5e-05, 1e-3),
     ("training.schedule", "linear", "cosine"),
-    ("training.dropout", 0.0, 0.1),
+    ("training.dropout", None, 0.1),
     ("objective.negatives", "granule", "step"),
     ("lanes.seed", 17, 18),
     ("tokens.max_length", Config().tokens.max_length, 128),

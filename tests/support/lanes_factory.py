@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipelines.lanes.files import LaneManifest, index_path, part_path
 from pipelines.lanes.plan import plan_segments
+from pipelines.lanes.teacher import TeacherVectors
 from pipelines.lanes.writer import COUNTED, write_lanes
 
 VOCABULARY = 900
@@ -42,9 +43,17 @@ def small_manifest(**values) -> LaneManifest:
     )
 
 
-def write_small_lanes(folder: Path, seed: int = 1, largest: int = VOCABULARY - 1) -> LaneManifest:
-    """Writes lanes of ids up to the largest, and their manifest."""
-    asked = small_manifest()
+def write_small_lanes(
+    folder: Path, seed: int = 1, largest: int = VOCABULARY - 1, vectors: np.ndarray | None = None
+) -> LaneManifest:
+    """Writes lanes of ids up to the largest, and their manifest.
+
+    Args:
+        vectors: Of a teacher, fp32 [examples, sides, width]; None without one.
+    """
+    teacher = vectors is not None
+    held = TeacherVectors(width=vectors.shape[2], precision="fp32", source="0") if teacher else None
+    asked = small_manifest(teacher=held)
     count = asked.lanes * asked.rows * asked.granule
     generator = np.random.default_rng(seed)
 
@@ -63,13 +72,15 @@ def write_small_lanes(folder: Path, seed: int = 1, largest: int = VOCABULARY - 1
         "anchor": texts(),
         "positive": texts(),
     }
+    if teacher:
+        columns["teacher"] = [[side.tobytes() for side in example] for example in vectors]
     schema = asked.schema.insert(0, pa.field("lane", pa.int32()))
     rows = pa.RecordBatch.from_pydict(columns, schema=schema)
     written = pa.Table.from_batches(
         write_lanes(
             iter([rows]),
             folder=folder,
-            columns=["positive"],
+            columns=["positive", "teacher"] if teacher else ["positive"],
             granule=asked.granule,
             rows_per_part=asked.rows_per_part,
             vocabulary=VOCABULARY,
@@ -77,7 +88,10 @@ def write_small_lanes(folder: Path, seed: int = 1, largest: int = VOCABULARY - 1
     ).to_pydict()
     counts = {name: sum(written[name]) for name in COUNTED}
     manifest = small_manifest(
-        tokens=counts["tokens"], slots=counts["slots"], checksums=tuple(written["checksum"])
+        teacher=held,
+        tokens=counts["tokens"],
+        slots=counts["slots"],
+        checksums=tuple(written["checksum"]),
     )
     manifest.save(folder)
     return manifest

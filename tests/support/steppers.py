@@ -14,7 +14,7 @@ from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights
-from pipelines.pretraining.own_weights import fresh_weights
+from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
 from pipelines.tokens.special_ids import SpecialIds
@@ -65,11 +65,14 @@ def granule(number: int, sides=PAIR, examples: int = 6) -> Granule:
     groups = np.arange(examples) + (number % 2) * 2**62
     texts = {name: side() for name in sides}
     candidates = generator.random((examples, len(sides) - 1)).astype(np.float32)
+    vectors = generator.normal(size=(len(sides), examples, 5)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
     return Granule(
         number=number,
         groups=groups,
         scores=scores,
         candidate_scores=candidates,
+        teacher=dict(zip(sides, vectors, strict=True)),
         **fields_of(texts),
     )
 
@@ -106,14 +109,9 @@ def stepper(
     objective = objective or {}
     training = {"framework": framework, "precision": "fp32"} | (training or {})
     corpus = CORPUS.get(objective.get("name"), {})
-    config = parse(
-        {
-            "objective": objective,
-            "training": training,
-            "corpus": corpus,
-            "encoder": encoder or {},
-        }
-    )
+    teacher = {"model": "teacher"} if objective.get("guide") == "teacher" else {}
+    sections = {"objective": objective, "training": training, "corpus": corpus}
+    config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
     own = LOSSES.load(config.objective.name).reconstruction
     sides = sides if own is None else sides[:1]
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides, special_ids=IDS))

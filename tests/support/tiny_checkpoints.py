@@ -78,6 +78,19 @@ FAMILIES = {
         ),
         Family("electra", "electra", {**_BERT, "embedding_size": 16, "pad_token_id": 1}),
         Family("mpnet", "mpnet", {**_BERT, "pad_token_id": 1}),
+        Family(
+            "hf",
+            "modernbert",
+            {**_BERT, "pad_token_id": 1, "global_attn_every_n_layers": 2, "local_attention": 8},
+            pooling="cls",
+        ),
+        Family("hf", "qwen3", _DECODER, before=(), pooling="lasttoken"),
+        Family("hf", "llama", _DECODER, after=(), pooling="weightedmean"),
+        Family(
+            "hf",
+            "gemma3_text",
+            {**_DECODER, "sliding_window": 8, "use_bidirectional_attention": True},
+        ),
     )
 }
 

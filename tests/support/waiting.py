@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
@@ -13,4 +14,6 @@ def await_threads_gone(prefix: str) -> None:
     deadline = time.monotonic() + SECONDS
     while left := [one.name for one in threading.enumerate() if one.name.startswith(prefix)]:
         assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+        # What a thread was still at work for becomes garbage when that is done, and not before.
+        gc.collect()
+        time.sleep(0.05)

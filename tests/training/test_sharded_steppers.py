@@ -9,6 +9,8 @@ pytestmark = pytest.mark.slow
 
 HARD = {"precision": "bf16", "dropout": 0.1, "activation_checkpointing": True}
 
+PARTS = {"tokens_per_micro_batch": 16}
+
 WAYS = [
     ("torch", {}, {}),
     ("torch-fsdp", {}, {}),
@@ -17,6 +19,13 @@ WAYS = [
     ("deepspeed", {}, {"sharding": "gradients"}),
     ("deepspeed", {}, {"sharding": "parameters"}),
     ("deepspeed", {"negatives": "step"}, {"sharding": "parameters"} | HARD),
+    ("torch-fsdp", {"negatives": "step"}, PARTS),
+    ("deepspeed", {}, {"sharding": "gradients"} | PARTS),
+    ("deepspeed", {"negatives": "step"}, {"sharding": "parameters"} | PARTS),
+    ("torch", {"name": "tsdae"}, {"dropout": 0.1}),
+    ("torch-fsdp", {"name": "retromae"}, PARTS),
+    ("deepspeed", {"name": "tsdae"}, {"sharding": "gradients"}),
+    ("deepspeed", {"name": "mlm"}, {"sharding": "parameters"}),
     ("torch-fsdp", {}, {}, "static"),
     ("deepspeed", {}, {"sharding": "optimizer"}, "static"),
     ("deepspeed", {}, {"sharding": "parameters"}, "static"),

@@ -22,7 +22,7 @@ from steppers import stepper as make_stepper
 
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.plan import noise_seed
-from pipelines.models.weights import random_weights
+from pipelines.models.weights import WORDS, random_weights
 from pipelines.runs.checkpoint import (
     Checkpoint,
     checkpoint_steps,
@@ -39,7 +39,7 @@ PAIRS_OR_TRIPLETS = pytest.mark.parametrize(
 )
 
 
-# All that in-batch negatives can be asked to compare; the plain ones come first throughout.
+# All that in-batch negatives can be asked to compare, with two judges of false negatives.
 EVERYTHING = {
     "directions": ["query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc"],
     "hardness_strength": 4.0,
@@ -47,7 +47,13 @@ EVERYTHING = {
     "dimensions": [16, 5],
     "dimension_weights": [1.0, 0.3],
 }
-PLAIN_OR_EVERYTHING = pytest.mark.parametrize("keys", [{}, EVERYTHING], ids=["plain", "all"])
+GUIDED = {"false_negative_margin": 0.1, "guide": "teacher"}
+BOTH = EVERYTHING | GUIDED
+PLAIN_OR_EVERYTHING = pytest.mark.parametrize(
+    "keys",
+    [{}, pytest.param(EVERYTHING, marks=pytest.mark.matrix), BOTH],
+    ids=["plain", "all", "guided"],
+)
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -138,8 +144,12 @@ def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys
             np.concatenate([side.lengths for side in sides]),
         )
 
-    groups = np.concatenate([part.groups for part in parts])
-    whole = Granule(number=9, groups=groups, **fields_of({name: joined(name) for name in sides}))
+    whole = Granule(
+        number=9,
+        groups=np.concatenate([part.groups for part in parts]),
+        teacher={name: np.concatenate([part.teacher[name] for part in parts]) for name in sides},
+        **fields_of({name: joined(name) for name in sides}),
+    )
     start = random_weights(SPEC, 3)
     by_step = stepper({"negatives": "step", **keys}, UNCLIPPED, sides=sides)
     by_granule = stepper(keys, UNCLIPPED, sides=sides)
@@ -151,6 +161,13 @@ def test_negatives_of_a_step_are_those_of_one_large_granule(stepper, sides, keys
         for i in range(3)
     ]
     np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
+
+
+def test_a_teacher_tells_other_false_negatives_than_the_model(stepper):
+    margin = {"false_negative_margin": 0.1}
+    keys = ({}, margin, margin | {"guide": "teacher"})
+    losses = [stepper(some).step(work(0, granule(1)), 1e-3) for some in keys]
+    assert len({round(loss, 4) for loss in losses}) == 3
 
 
 class Meeting:
@@ -198,7 +215,7 @@ def like(tensor, array):
 
 @pytest.mark.usefixtures("a_few_anchors_at_a_time")
 @PAIRS_OR_TRIPLETS
-@PLAIN_OR_EVERYTHING
+@pytest.mark.parametrize("keys", [{}, EVERYTHING, BOTH], ids=["plain", "all", "guided"])
 def test_two_workers_share_the_gradient_of_a_step(stepper, sides, keys):
     objective, training = {"negatives": "step", **keys}, {"dropout": 0.1, "clip_norm": 0.0}
     granules, start = [granule(number, sides) for number in range(4)], random_weights(SPEC, 3)
@@ -268,3 +285,24 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
         save_checkpoint(tmp_path, checkpoint, keep=2)
     assert checkpoint_steps(tmp_path) == [10, 15]
     assert newest_checkpoint(tmp_path) == 15
+
+
+def test_the_moving_average_follows_the_weights_and_goes_on(stepper, tmp_path: Path):
+    each = stepper(training={"ema": 0.5})
+    expected = {name: value.astype(np.float64) for name, value in random_weights(SPEC, 3).items()}
+    for index in range(4):
+        each.step(work(index, granule(index)), 1e-2)
+        made = each.checkpoint(index + 1)
+        # Of a young average the newest weights have more.
+        share = 1 - min(0.5, (2 + index) / (11 + index))
+        for name, value in made.weights.items():
+            expected[name] += share * (value - expected[name])
+        if index == 1:
+            save_checkpoint(tmp_path, made, keep=2)
+            each = stepper(training={"ema": 0.5}, checkpoint=load_checkpoint(tmp_path, 2))
+    assert_close(made.averages, expected)
+    assert_close(made.encoder_weights, expected)
+    assert not np.array_equal(made.averages[WORDS], made.weights[WORDS])
+    plain = stepper()
+    plain.step(work(0, granule(0)), 1e-2)
+    assert {name.split("/")[0] for name in plain.checkpoint(1).moments} == {"m", "v"}

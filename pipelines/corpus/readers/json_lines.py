@@ -12,6 +12,7 @@ from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Rea
 from pipelines.corpus.readers.records import record_of, said_lines
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
 from pipelines.corpus.readers.streams import UnreadableError, last_line_end
+from pipelines.settings.list_columns import element_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 NOT_JSON = "not JSON"
@@ -60,14 +61,20 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def plain_value(fields: Mapping[str, Any], name: str) -> str | None:
-    """A column as text, null as None.
+    """A column, or an element of a column of lists, as text; null as None, and so
+    what is behind the end of a list.
 
     Raises:
         ValueError: It is not there, or holds several values.
     """
-    if name not in fields:
-        raise ValueError(f"no column `{name}`")
-    value = fields[name]
+    column, place = element_of(name, fields) or (name, None)
+    if column not in fields:
+        raise ValueError(f"no column `{column}`")
+    value = fields[column]
+    if place is not None:
+        if not isinstance(value, list):
+            raise ValueError(f"column `{column}` holds no list")
+        value = value[place] if place < len(value) else None
     kind = _KINDS.get(type(value))
     if kind is not None:
         raise ValueError(f"column `{name}` holds {kind}")

@@ -30,6 +30,7 @@ from pipelines.corpus.readers.spark_rows import (
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
+from pipelines.settings.list_columns import column_of
 from pipelines.spark.frames import read_files
 
 _FOOTERS_AT_ONCE = 16
@@ -44,6 +45,7 @@ class ParquetFile:
         path: Absolute.
         types: Of all columns, by name.
         nested: Columns that hold lists, maps or structs.
+        lists: Of these, columns of lists of plain values.
         rows: How many; 1 where the footer is not readable.
         problem: Why it cannot be read, if so.
     """
@@ -51,18 +53,26 @@ class ParquetFile:
     path: Location
     types: Mapping[str, str]
     nested: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
     rows: int = 1
     problem: str | None = None
+
+    def holds(self, name: str) -> bool:
+        """Whether a column of this name, which is there, has a plain value in each row."""
+        column = column_of(name, self.types)
+        return column not in self.nested if column == name else column in self.lists
 
     def problem_with(self, names: Iterable[str]) -> str | None:
         """Why the columns of these names cannot be read, if so."""
         if self.problem is not None:
             return self.problem
-        missing = next((name for name in names if name not in self.types), None)
-        if missing is not None:
-            return f"no column `{missing}`"
-        nested = next((name for name in names if name in self.nested), None)
-        return nested and f"column `{nested}` holds {self.types[nested]}"
+        for name in names:
+            column = column_of(name, self.types)
+            if column not in self.types:
+                return f"no column `{column}`"
+            if not self.holds(name):
+                return f"column `{column}` holds {self.types[column]}"
+        return None
 
 
 def read_footers(files: Sequence[Location]) -> list[ParquetFile]:
@@ -85,7 +95,13 @@ def _footer(file: Location) -> ParquetFile:
         return ParquetFile(file, {}, problem=f"not readable ({str(error).splitlines()[0][:120]})")
     nested = tuple(field.name for field in schema if pa.types.is_nested(field.type))
     types = {field.name: str(field.type) for field in schema}
-    return ParquetFile(file, types, nested, metadata.num_rows)
+    lists = tuple(field.name for field in schema if _is_list_of_values(field.type))
+    return ParquetFile(file, types, nested, lists, metadata.num_rows)
+
+
+def _is_list_of_values(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return is_list and not pa.types.is_nested(kind.value_type)
 
 
 def read_parquet(
@@ -117,7 +133,7 @@ def read_parquet(
     footers = [footer for footer in footers if footer.path in asked]
     alike: dict[tuple[str, ...], list[Location]] = {}
     for footer in (footer for footer in footers if problems[footer.path] is None):
-        types = tuple(footer.types[name] for name in wanted)
+        types = tuple(footer.types[column_of(name, footer.types)] for name in wanted)
         alike.setdefault(types, []).append(footer.path)
     columns = columns_of(settings)
     frames = [
@@ -146,7 +162,7 @@ def parquet_columns(
     try:
         fields = [
             StructField(name, from_arrow_type(schema.field(name).type))
-            for name in dict.fromkeys(names)
+            for name in dict.fromkeys(column_of(name, schema.names) for name in names)
         ]
     except PySparkTypeError:
         # Unsigned numbers, say, which Spark's own reader of footers takes for wider ones.
@@ -157,9 +173,9 @@ def parquet_columns(
 def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:
     known = [footer for footer in footers if footer.problem is None]
     for key, name in names:
-        if known and all(name in footer.nested for footer in known):
-            kind = known[0].types[name]
-            problem = f"column `{name}` of {known[0].path} holds {kind}"
+        column = column_of(name, known[0].types) if known else name
+        if known and all(column in footer.types and not footer.holds(name) for footer in known):
+            problem = f"column `{column}` of {known[0].path} holds {known[0].types[column]}"
             return InputError(key, problem, "name a column of plain values")
     problem = str(footers[0].problem_with(name for _, name in names))
     there = [(footer.path, tuple(footer.types)) for footer in known]

@@ -40,6 +40,7 @@ from pipelines.corpus.readers.tasks import pack, split_file
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, StorageSettings
+from pipelines.settings.list_columns import column_of
 from pipelines.settings.storage import DEFAULT_STORES
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.tasks import frame_from_tasks
@@ -156,7 +157,11 @@ def _check_some_readable(
         except UnreadableError as error:
             first = first or (file, error.reason)
             continue
-        missing = [name for _, name in names if columns is not None and name not in columns]
+        missing = [
+            name
+            for _, name in names
+            if columns is not None and column_of(name, columns) not in columns
+        ]
         if not missing:
             return
         first = first or (file, f"no column `{missing[0]}`")
@@ -218,7 +223,7 @@ def _texts_of_file(
     for name in wanted:
         if FORMATS.load(kind).form is None:
             frame = parquet.parquet_columns(session, [file], [name])
-            yield frame.select(text_of(name).alias("text"))
+            yield frame.select(text_of(name, (name,)).alias("text"))
         else:
             rows = _read(session, [file], Wanted(kind, Columns((name,)), stores=stores))
             _check_all_read(rows, key)

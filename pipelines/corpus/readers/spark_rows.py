@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -15,6 +15,7 @@ from pipelines.corpus.readers.rows import ROW_TYPES
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings
+from pipelines.settings.list_columns import column_of, element_of
 from pipelines.spark.releases import valid_text
 
 Names = Sequence[tuple[str, str]]
@@ -70,10 +71,11 @@ def nothing_readable(
         key: The setting of the inputs.
     """
     for setting, name in names:
-        if known and not any(name in columns for _, columns in known):
+        if known and not any(column_of(name, columns) in columns for _, columns in known):
             file, columns = known[0]
+            missing = column_of(name, columns)
             return InputError(
-                setting, f"{file} has no column `{name}`", f"it has {listed(columns)}"
+                setting, f"{file} has no column `{missing}`", f"it has {listed(columns)}"
             )
     return InputError(key, f"{first[0]} cannot be read ({first[1]})", "mend it, or name others")
 
@@ -99,13 +101,20 @@ def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
     )
 
 
-def text_of(name: str) -> Column:
-    """A column as text, with U+FFFD for what is no UTF-8.
+def text_of(name: str, columns: Collection[str]) -> Column:
+    """A column, or an element of a column of lists, as text, with U+FFFD for what is no UTF-8.
 
     The name is quoted, because a dot in it would mean a field of a struct.
+
+    Args:
+        name: Of the column or the element.
+        columns: Those that there are.
     """
-    column = F.col("`" + name.replace("`", "``") + "`")
-    return valid_text(column.cast("string"))
+    element = element_of(name, columns)
+    base = name if element is None else element[0]
+    column = F.col("`" + base.replace("`", "``") + "`")
+    found = column if element is None else F.get(column, F.lit(element[1]))
+    return valid_text(found.cast("string"))
 
 
 def rows_of(
@@ -120,7 +129,12 @@ def rows_of(
         "key": columns.key,
     }
     wanted |= {name: column for name, column in others.items() if column is not None}
-    texts = {name: text_of(column) for name, column in wanted.items()}
+    there = frame.columns
+    texts = {name: text_of(column, there) for name, column in wanted.items()}
     lists = {"negatives": columns.texts[2:], "candidate_scores": columns.scores}
-    texts |= {name: F.array(*map(text_of, of)) for name, of in lists.items() if of}
+    texts |= {
+        name: F.array(*(text_of(column, there) for column in of))
+        for name, of in lists.items()
+        if of
+    }
     return raw_rows(frame, {**texts, **(more or {})})

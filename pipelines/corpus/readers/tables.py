@@ -19,6 +19,7 @@ from pipelines.corpus.readers.inputs import INPUTS
 from pipelines.corpus.readers.spark_rows import columns_of, listed, named_columns, rows_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
+from pipelines.settings.list_columns import column_of
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
 from pipelines.spark.releases import delta_connector, iceberg_connector
@@ -44,12 +45,23 @@ def _read_tables(
         frame = load(session, given)
         types = {field.name: field.dataType for field in frame.schema.fields}
         for key, name in named_columns(settings):
-            if name not in types:
-                raise InputError(key, f"{given} has no column `{name}`", f"it has {listed(types)}")
-            if isinstance(types[name], (ArrayType, MapType, StructType)):
-                kind = types[name].simpleString()
+            column = column_of(name, types)
+            if column not in types:
                 raise InputError(
-                    key, f"column `{name}` of {given} holds {kind}", "name a column of plain values"
+                    key, f"{given} has no column `{column}`", f"it has {listed(types)}"
+                )
+            kind = types[column]
+            if column != name and isinstance(kind, ArrayType):
+                kind = kind.elementType
+            elif column != name:
+                raise InputError(
+                    key, f"column `{column}` of {given} holds no list", f"name it as `{column}`"
+                )
+            if isinstance(kind, (ArrayType, MapType, StructType)):
+                raise InputError(
+                    key,
+                    f"column `{name}` of {given} holds {kind.simpleString()}",
+                    "name a column of plain values",
                 )
         frames.append(rows_of(frame, columns_of(settings)))
     return reduce(DataFrame.unionByName, frames)

@@ -80,12 +80,17 @@ class DllibEngine(SparkEngine):
                 "dllib is told before a part of the run which checkpoints it is to write",
                 "leave it out, and set training.checkpoint_every",
             ),
-            (training.dropout > 0, "training.dropout", "framework bigdl has none", "set it to 0"),
             (
                 spans_steps(config.objective),
                 "objective.negatives",
                 "framework bigdl sees one granule at a time",
                 "set it to granule",
+            ),
+            (
+                _may_drop(config),
+                "training.dropout",
+                "framework bigdl has none, and unset it is that of the start",
+                "set it to 0",
             ),
         )
         for is_asked, key, problem, remedy in refused:
@@ -107,6 +112,12 @@ class DllibEngine(SparkEngine):
         from pipelines.engines.bigdl.dllib import train_with_dllib
 
         return train_with_dllib(session, run, step_metrics, self._on_step)
+
+
+def _may_drop(config: Config) -> bool:
+    """Whether a start is to be trained with dropout: a checkpoint may have its own."""
+    told = config.training.dropout
+    return config.encoder.start != "random" if told is None else told > 0
 
 
 def _finds_dllib(session: SparkSession) -> bool:

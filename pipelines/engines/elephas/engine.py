@@ -62,6 +62,13 @@ class ElephasEngine(SparkJobEngine):
                 "the workers of engine elephas do not meet inside a step, so it cannot be `step`",
                 "set it to granule, or training.mode to async",
             )
+        for name in ("ema", "patience"):
+            if training.mode == "sync" and getattr(training, name):
+                raise EngineUnavailable(
+                    f"training.{name}",
+                    "the workers of engine elephas have states of their own between two averages",
+                    "leave it out, or take another engine",
+                )
 
     @override
     def with_any_workers(self, config: Config) -> bool:

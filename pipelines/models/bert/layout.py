@@ -21,6 +21,8 @@ CONFIG_KEYS = {
     "pad_token_id": "pad_token_id",
 }
 """What BERT's config.json calls the fields of a spec."""
+_USUAL_DROPOUT = 0.1
+"""What `transformers` takes where config.json says nothing, for each of the family."""
 
 
 def model_type(config: Mapping[str, Any]) -> Any:
@@ -43,7 +45,8 @@ class Layout:
         keys: What config.json calls the fields of the spec; others have their defaults.
         accepted: What config.json may say of what the forward pass takes for granted, the default
             first, which is also written.
-        dropout: config.json's keys for the share that is dropped.
+        dropout: config.json's keys for the shares of hidden states and of attention's
+            probabilities that are dropped.
         names: Parts of canonical names, and what stands for them in the file of weights.
         prefix: What checkpoints with a head put before the names.
         skipped_rows: Rows at the beginning of the position table that no text uses, by the id of
@@ -55,7 +58,7 @@ class Layout:
     classes: Mapping[str, str]
     keys: Mapping[str, str] = field(default_factory=lambda: CONFIG_KEYS)
     accepted: Mapping[str, tuple[Any, ...]]
-    dropout: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    dropout: tuple[str, str] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     names: tuple[tuple[str, str], ...] = ()
     prefix: str
     skipped_rows: Callable[[int], int] = no_rows
@@ -76,7 +79,7 @@ class Layout:
             "model_type": spec.model_type,
             **shape,
             **{key: values[0] for key, values in self.accepted.items() if values[0] is not None},
-            **dict.fromkeys(self.dropout, 0.1),
+            **dict(zip(self.dropout, (spec.hidden_dropout, spec.attention_dropout), strict=True)),
             "initializer_range": INITIAL_DEVIATION,
             "torch_dtype": "float32",
         }
@@ -94,7 +97,13 @@ class Layout:
             if not (name in optional and config.get(key) is None)
         }
         told["positions"] -= self.skipped_rows(self.pad_token_id(config))
-        return {"model_type": model_type(config), **told}
+        hidden, attention = (config.get(key, _USUAL_DROPOUT) for key in self.dropout)
+        return {
+            "model_type": model_type(config),
+            "hidden_dropout": hidden,
+            "attention_dropout": attention,
+            **told,
+        }
 
     def pad_token_id(self, config: Mapping[str, Any]) -> int:
         """The padding token that config.json tells."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pipelines.errors import InputError
 from pipelines.models.architecture import Lengths
-from pipelines.models.spec import EncoderSpec, Pooling
+from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
 from pipelines.settings import EncoderSettings
 
 RANDOM_POSITIONS = 512
@@ -35,6 +35,8 @@ class BertSpec(EncoderSpec):
         embedding_size: Width of words and positions; None: that of the layers. If it is another, a
             dense layer leads to that.
         relative_buckets: Distances that attention tells apart by a learnt bias; 0 without one.
+        hidden_dropout: Share of hidden states that it was made to be trained without.
+        attention_dropout: Share of attention's probabilities.
         model_type: What its config.json calls it.
     """
 
@@ -49,8 +51,16 @@ class BertSpec(EncoderSpec):
     layer_norm_epsilon: float = 1e-12
     embedding_size: int | None = None
     relative_buckets: int = 0
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
     model_type: str = "bert"
     max_length: int = RANDOM_POSITIONS
+
+    @property
+    def own_dropout(self) -> DropoutRates | None:
+        """What it was made to be trained with; None without dropout."""
+        rates = DropoutRates(self.hidden_dropout, self.attention_dropout, own=True)
+        return rates if rates.hidden or rates.attention else None
 
     @property
     def word_width(self) -> int:

@@ -126,7 +126,7 @@ class _Pass:
         scores = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32)
         probs = tf.nn.softmax(scores * (1 / math.sqrt(size)) + self._attention_bias)
         # BERT drops probabilities and not scores: a text then misses a token.
-        context = tf.matmul(tf.cast(self._dropout(probs), self._dtype), value)
+        context = tf.matmul(tf.cast(self._dropout(probs, attention=True), self._dtype), value)
         return tf.reshape(tf.transpose(context, [0, 2, 1, 3]), [-1, spec.hidden])
 
     def _multiply(self, name: str, values: tf.Tensor) -> tf.Tensor:

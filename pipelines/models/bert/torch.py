@@ -250,7 +250,7 @@ def run_attention(
     qkv = functional.linear(hidden_states.to(dtype), *layer.qkv)
     # BERT drops probabilities and not scores: a text then misses a token, as with a word left out.
     shape = (batch.texts, spec.heads, batch.width, batch.width)
-    probs_mask = None if masks is None else masks.mask(site, shape)
+    probs_mask = None if masks is None else masks.mask(site, shape, attention=True)
     attend = attention_form(batch.width, hidden_states.device, noisy=masks is not None)
     context = attend(qkv, batch, spec.heads, probs_mask, bias)
     attention_output = functional.linear(context, *layer.attention_output)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.architecture import form_of
-from pipelines.models.spec import EncoderSpec, Pooling
+from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
 from pipelines.models.weights import dense_name
 
 logger = logging.getLogger(__name__)
@@ -26,27 +26,26 @@ class Dropout:
     once more has the same.
 
     Args:
-        share: Of the values that is dropped.
-        seed: int32 [2]; needed if the share is not 0.
+        rates: Shares of the values that are dropped; None without dropout.
+        seed: int32 [2]; needed with dropout.
     """
 
-    def __init__(self, share: float, seed: tf.Tensor | None) -> None:
-        if share and seed is None:
+    def __init__(self, rates: DropoutRates | None, seed: tf.Tensor | None) -> None:
+        if rates and seed is None:
             raise ValueError("dropout needs a seed")
-        self._share = share
+        self._rates = rates or DropoutRates(0.0, 0.0)
         self._seed = seed
         self._sites = 0
 
-    def __call__(self, values: tf.Tensor) -> tf.Tensor:
-        """The values at the next place."""
-        if not self._share:
+    def __call__(self, values: tf.Tensor, *, attention: bool = False) -> tf.Tensor:
+        """The values at the next place; attention's probabilities have a share of their own."""
+        share = self._rates.attention if attention else self._rates.hidden
+        if not share:
             return values
         self._sites += 1
         # A named algorithm, since the automatic choice depends on the device.
         seed = tf.random.fold_in(self._seed, self._sites, alg="philox")
-        return tf.nn.experimental.stateless_dropout(
-            values, self._share, seed=seed, rng_alg="philox"
-        )
+        return tf.nn.experimental.stateless_dropout(values, share, seed=seed, rng_alg="philox")
 
 
 class Form(Protocol):
@@ -93,7 +92,7 @@ def forward(
     lengths: tf.Tensor,
     *,
     precision: str = "fp32",
-    dropout: float = 0.0,
+    dropout: float | None = 0.0,
     seed: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Embeds sentences. To be called inside a ``tf.function``; runs on an executor.
@@ -107,7 +106,8 @@ def forward(
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
         precision: ``fp32`` or ``bf16``.
-        dropout: Share of activations that is dropped, at the architecture's places.
+        dropout: Share of activations that is dropped, at the architecture's places; None: what
+            the encoder was made to be trained with.
         seed: int32 [2]; the masks follow from it alone. Needed with dropout.
 
     Returns:
@@ -120,7 +120,7 @@ def forward(
         token_ids,
         lengths,
         dtype=PRECISIONS[precision],
-        dropout=Dropout(dropout, seed),
+        dropout=Dropout(spec.dropout(dropout), seed),
     )
     for number, layer in enumerate(spec.dense):
         matrix = weights[dense_name(number, "weight")]

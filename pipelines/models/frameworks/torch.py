@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pipelines.models.architecture import form_of
 from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_masks
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WORDS, dense_name
@@ -137,7 +137,7 @@ def forward(
     lengths: np.ndarray,
     *,
     precision: str = "fp32",
-    dropout: float = 0.0,
+    dropout: float | None = 0.0,
     seed: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Embeds sentences; :func:`prepare`, then :func:`embed`. Runs on an executor.
@@ -151,7 +151,7 @@ def forward(
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
         precision: ``fp32`` or ``bf16``.
-        dropout: Share of activations that is dropped.
+        dropout: Share of activations that is dropped; None: the encoder's own.
         seed: Two numbers; the masks follow from them alone. Needed with dropout.
 
     Returns:
@@ -165,7 +165,7 @@ def embed(
     token_ids: np.ndarray,
     lengths: np.ndarray,
     *,
-    dropout: float = 0.0,
+    dropout: float | None = 0.0,
     seed: Sequence[int] | None = None,
     activation_checkpointing: bool = False,
     sparse_words: bool = False,
@@ -176,16 +176,15 @@ def embed(
         encoder: The weights.
         token_ids: int32 [batch, tokens], padded with any valid id.
         lengths: int32 [batch], tokens of each sentence, at least 1.
-        dropout: Share of activations that is dropped, at the architecture's places.
+        dropout: Share of activations that is dropped, at the architecture's places; None: what
+            the encoder was made to be trained with.
         seed: Two numbers that the masks follow from.
         activation_checkpointing: Keeps the input of each layer only, and computes the layer once
             more for its gradient; with the same masks, as those follow from the seed.
         sparse_words: Makes the gradient of the word embeddings a sparse tensor.
     """
-    if dropout and seed is None:
-        raise ValueError("dropout needs a seed")
     batch = Batch.of(token_ids, lengths, encoder.device)
-    masks = DropoutMasks(dropout, seed, encoder.device) if dropout and seed is not None else None
+    masks = dropout_masks(encoder.spec, dropout, seed, encoder.device)
     embeddings = encoder.encode(
         batch, masks, activation_checkpointing=activation_checkpointing, sparse_words=sparse_words
     )

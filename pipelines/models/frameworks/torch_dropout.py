@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pipelines.models.spec import DropoutRates, EncoderSpec
+
 
 class DropoutMasks:
     """Masks of dropout, which follow from the seed and the number of the place alone.
@@ -16,20 +18,26 @@ class DropoutMasks:
     worker it is computed, and when its layers are computed once more. The masks of a CPU and of a
     GPU differ.
 
+    Attributes:
+        rates: Shares of the values that are dropped.
+
     Args:
-        share: Share of the values that is dropped, in steps of 1/65536.
+        rates: The same, in steps of 1/65536.
         seed: Two numbers.
         device: Where the masks are wanted.
     """
 
-    def __init__(self, share: float, seed: Sequence[int], device: torch.device) -> None:
-        dropped = min(round(share * 2**16), 2**16 - 1)
-        self._least_kept = dropped - 2**15
-        self._scale = 2**16 / (2**16 - dropped)
+    def __init__(self, rates: DropoutRates, seed: Sequence[int], device: torch.device) -> None:
+        self.rates = rates
         self._seed = tuple(int(number) for number in seed)
         self._device = device
 
-    def mask(self, site: int, shape: Sequence[int]) -> torch.Tensor:
+    def state(self, site: int) -> int:
+        """A seed for the generator of one place."""
+        (state,) = np.random.SeedSequence([*self._seed, site]).generate_state(1, np.uint64)
+        return int(state)
+
+    def mask(self, site: int, shape: Sequence[int], *, attention: bool = False) -> torch.Tensor:
         """fp32: what values are multiplied by, 0 or the reciprocal of the share that is kept.
 
         Sixteen random bits decide about a value: torch's own dropout draws several times as long.
@@ -37,16 +45,37 @@ class DropoutMasks:
         Args:
             site: Number of the place in the encoder.
             shape: Of the values.
+            attention: Whether they are attention's probabilities.
         """
+        share = self.rates.attention if attention else self.rates.hidden
+        dropped = min(round(share * 2**16), 2**16 - 1)
         # A generator of its own for each place, so that a layer that is computed once more, or in
         # another order, has the same mask.
-        (state,) = np.random.SeedSequence([*self._seed, site]).generate_state(1, np.uint64)
-        generator = torch.Generator(self._device).manual_seed(int(state))
+        generator = torch.Generator(self._device).manual_seed(self.state(site))
         count = math.prod(shape)
         words = torch.empty(-(-count // 4), dtype=torch.int64, device=self._device)
         words.random_(-(2**63), None, generator=generator)
-        kept = words.view(torch.int16)[:count].view(*shape) >= self._least_kept
-        return kept.to(torch.float32).mul_(self._scale)
+        kept = words.view(torch.int16)[:count].view(*shape) >= dropped - 2**15
+        return kept.to(torch.float32).mul_(2**16 / (2**16 - dropped))
+
+
+def dropout_masks(
+    spec: EncoderSpec, share: float | None, seed: Sequence[int] | None, device: torch.device
+) -> DropoutMasks | None:
+    """The masks of a forward pass; None without dropout.
+
+    Args:
+        spec: Of the encoder.
+        share: What is dropped; None: what the encoder was made to be trained with.
+        seed: Two numbers; needed with dropout.
+        device: Where the masks are wanted.
+    """
+    rates = spec.dropout(share)
+    if rates is None:
+        return None
+    if seed is None:
+        raise ValueError("dropout needs a seed")
+    return DropoutMasks(rates, seed, device)
 
 
 def dropped(masks: DropoutMasks | None, site: int, values: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,19 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 _BLOCK = 1 << 16
 
 
+def newest_share(decay: float, number: int) -> float:
+    """The share of the newest weights in an exponential moving average of all.
+
+    A young average follows faster, so that the start does not outweigh all else in a short run;
+    source: `tf.train.ExponentialMovingAverage` with `num_updates`.
+
+    Args:
+        decay: The share of the average so far, in the long run.
+        number: How many updates there have been with this one.
+    """
+    return 1 - min(decay, (1 + number) / (10 + number))
+
+
 class AdamW:
     """Updates arrays in place; see :class:`pipelines.runs.checkpoint.Checkpoint`.
 

@@ -11,9 +11,9 @@ under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,25 +60,69 @@ def granule_texts(granule: Granule, sides: Sequence[str], seed: int, epoch: int)
     ]
 
 
-def batches(sides: Sequence[Texts], most: int | None) -> list[Batch]:
+def parts_needed(side: Texts, most: int | None) -> int:
+    """In how many parts a side is embedded.
+
+    Args:
+        side: Of a granule.
+        most: Padded tokens of a part, if its text has no more; None for any number.
+    """
+    return parts_of(side.lengths, most)
+
+
+def parts_of(lengths: np.ndarray, most: int | None) -> int:
+    """The same of texts of some lengths."""
+    texts, width = len(lengths), int(lengths.max())
+    if most is None or texts * width <= most:
+        return 1
+    return -(-texts // max(most // width, 1))
+
+
+def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
     """The batches of a granule, in which the texts of each side are in their order.
 
-    They follow from the granule alone, and so does the noise on each, whoever computes it.
+    The noise on a batch follows from the granule and the number of its parts, whoever computes it.
 
     Args:
         sides: Of the granule.
-        most: Padded tokens of a batch, if its text has no more; None for any number.
+        parts: Of each side; see :func:`parts_needed`.
     """
-    parts = [_parts(side, most) for side in sides]
-    if all(len(of_side) == 1 for of_side in parts):
+    if max(parts) == 1:
         return [list(sides)]
-    return [[part] for of_side in parts for part in of_side]
+    return [
+        [part] for side, count in zip(sides, parts, strict=True) for part in _split(side, count)
+    ]
 
 
-def _parts(side: Texts, most: int | None) -> list[Texts]:
-    """A side in as few parts of about the same size as have no more tokens."""
-    bounds = part_bounds(side.lengths, most)
-    if len(bounds) == 2:
+def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]], sides: int) -> list[list[Any]]:
+    """What there is for each text group of some batches, in the order of each side.
+
+    Args:
+        values: Of each batch, for each of its texts.
+        sides: How many sides there are.
+    """
+    found: list[list[Any]] = [[] for _ in range(sides)]
+    for batch, of_batch in zip(some, values, strict=True):
+        for texts, value in zip(batch, of_batch, strict=True):
+            found[texts.side].append(value)
+    return found
+
+
+def per_batch(some: Sequence[Batch], values: Sequence[Any]) -> list[list[Any]]:
+    """The rows of each batch, of tensors that hold those of all batches.
+
+    Args:
+        values: Of each side, rows in the order of its texts.
+    """
+    sizes = [[len(texts.lengths) for texts in batch] for batch in some]
+    of_sides = by_side(some, sizes, len(values))
+    parts = [iter(value.split(of_side)) for value, of_side in zip(values, of_sides, strict=True)]
+    return [[next(parts[texts.side]) for texts in batch] for batch in some]
+
+
+def _split(side: Texts, count: int) -> list[Texts]:
+    """A side in parts of about the same size."""
+    if count == 1:
         return [side]
     return [
         side._replace(
@@ -86,17 +130,10 @@ def _parts(side: Texts, most: int | None) -> list[Texts]:
             lengths=side.lengths[first:last],
             seed=(*side.seed, number),
         )
-        for number, (first, last) in enumerate(pairwise(bounds))
+        for number, (first, last) in enumerate(bounds(len(side.lengths), count))
     ]
 
 
-def part_bounds(lengths: np.ndarray, most: int | None) -> list[int]:
-    """The numbers of texts at which the parts of a side begin, and at last how many there are.
-
-    Args:
-        lengths: int32 [texts], tokens of each.
-        most: Padded tokens of a part, if its text has no more; None for any number.
-    """
-    texts, width = len(lengths), int(lengths.max())
-    count = 1 if most is None else -(-texts // min(max(most // width, 1), texts))
-    return [texts * number // count for number in range(count + 1)]
+def bounds(texts: int, parts: int) -> Iterator[tuple[int, int]]:
+    """The first text of each part, and the first that is no more of it."""
+    return pairwise(texts * number // parts for number in range(parts + 1))

@@ -13,14 +13,22 @@ from torch.nn.functional import normalize
 
 from pipelines.losses.targets import granule_targets
 from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
-from pipelines.models.frameworks.torch_sharding import Inputs, encoder_module
+from pipelines.models.frameworks.torch_dropout import dropout_masks
+from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, encoder_module
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
-from pipelines.training.steppers.micro_batches import Texts, granule_texts
+from pipelines.training.steppers.micro_batches import Batch as Micro
+from pipelines.training.steppers.micro_batches import (
+    Texts,
+    batches,
+    by_side,
+    granule_texts,
+    parts_needed,
+    per_batch,
+)
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
 from pipelines.training.steppers.torch import (
     TorchRun,
@@ -28,6 +36,7 @@ from pipelines.training.steppers.torch import (
     on_device,
     to_numpy,
 )
+from pipelines.training.steppers.torch_reconstruction import Part, Rewriting, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
 """The optimiser's names for what checkpoints call m and v."""
@@ -48,11 +57,18 @@ class ShardedStepper(TorchRun, ABC):
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
-        self._encoder = encoder_module(checkpoint.spec, checkpoint.weights, self._training)
+        self._encoder: EncoderModule | RewritingModule
+        if self._rewriting is not None:
+            self._encoder = RewritingModule(self._rewriting, checkpoint.weights)
+        else:
+            self._encoder = encoder_module(checkpoint.spec, checkpoint.weights, self._training)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
-        loss = self._across(work) if self._across_granules else self._within(work)
+        if self._rewriting is not None:
+            loss = self._rewritten(work, self._rewriting)
+        else:
+            loss = self._across(work) if self._across_granules else self._within(work)
         self._update(learning_rate)
         (mean,) = self._collectives.all_reduce_mean([loss])
         return float(mean)
@@ -87,8 +103,11 @@ class ShardedStepper(TorchRun, ABC):
         return arrays
 
     @abstractmethod
-    def _embed(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """The embeddings of the sides of a granule; gathers parameters on the way."""
+    def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
+        """The embeddings of the sides of a granule; gathers parameters on the way.
+
+        Of an objective that has texts written out again, the losses of parts of a granule.
+        """
 
     @abstractmethod
     def _backward(self, loss: torch.Tensor, granules: int, *, last: bool) -> None:
@@ -106,58 +125,104 @@ class ShardedStepper(TorchRun, ABC):
 
     def _within(self, work: StepWork) -> torch.Tensor:
         """Adds the gradients with each granule's own negatives; see ``TorchStepper``."""
-        losses = []
-        for number, granule in enumerate(work.granules, 1):
-            texts = granule_texts(granule, self._sides, self._training.seed, work.epoch)
+        losses, count = [], len(work.granules)
+        for number, (granule, some) in enumerate(
+            zip(work.granules, self._batches(work), strict=True), 1
+        ):
             targets = granule_targets(self._objective, granule, self._sides)
-            units = self._embed_units(self._inputs(texts))
-            loss = self._loss(units, on_device(targets, self._device))
-            self._backward(loss, len(work.granules), last=number == len(work.granules))
+            if len(some) == 1:
+                loss = self._loss(self._embed_batch(some[0]), on_device(targets, self._device))
+                self._backward(loss, count, last=number == count)
+            else:
+                own = self._embedded(some)
+                loss, pulls = gradients_of_loss(self._loss, own, targets, 1.0)
+                self._pull(some, pulls, count, last=number == count)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
+
+    def _rewritten(self, work: StepWork, rewriting: Rewriting) -> torch.Tensor:
+        """Adds the gradients of an objective that has texts written out again."""
+        count, needed = len(work.granules), [rewriting.parts_needed(one) for one in work.granules]
+        if self._training.tokens_per_micro_batch is not None:
+            # As many on every worker: they compute in step.
+            needed = np.asarray(self._collectives.all_gather(np.array([needed]))).ravel().tolist()
+        parts = [
+            part
+            for granule in work.granules
+            for part in rewriting.parts(granule, work.epoch, max(needed))
+        ]
+        total = torch.zeros((), device=self._device)
+        for number, part in enumerate(parts, 1):
+            (loss,) = self._embed([part])
+            self._backward(loss, count, last=number == len(parts))
+            total += loss.detach()
+        return total / count
 
     def _across(self, work: StepWork) -> torch.Tensor:
         """Adds the gradients with the negatives of the whole step; see ``TorchStepper``.
 
-        Every granule is embedded twice, the last one too, so that each graph is pulled through
+        Every batch is embedded twice, the last one too, so that each graph is pulled through
         right after it was made: the libraries then gather the units in the same order each time.
         """
         candidates = gathered_candidates(
-            work.granules, self._sides, self._collectives, anchors=self._objective.compares_anchors
+            work.granules,
+            self._sides,
+            self._collectives,
+            anchors=self._objective.compares_anchors,
+            teacher=self._objective.uses_teacher,
         )
-        granules = [
-            self._inputs(granule_texts(granule, self._sides, self._training.seed, work.epoch))
-            for granule in work.granules
-        ]
-        with torch.no_grad():
-            parts = [self._embed_units(sides) for sides in granules]
-        own = [torch.cat(side) for side in zip(*parts, strict=True)]
+        some = [batch for of_granule in self._batches(work) for batch in of_granule]
+        own = self._embedded(some)
         gradients_of = partial(gradients_of_loss, self._loss)
         loss, pulls = pulls_on_embeddings(
             own, candidates, self._collectives, gradients_of, torch.cat
         )
-        count = len(granules)
-        sizes = [granule.examples for granule in work.granules]
-        # What adds a granule divides by their number.
-        per_granule = zip(*((pull * count).split(sizes) for pull in pulls), strict=True)
-        for number, (sides, own_pulls) in enumerate(zip(granules, per_granule, strict=True), 1):
-            embeddings = self._embed_units(sides)
-            # A number whose gradient on the embeddings is the pull.
-            pulled = sum(
-                (side * pull).sum() for side, pull in zip(embeddings, own_pulls, strict=True)
-            )
-            self._backward(pulled, count, last=number == count)
+        # What adds a gradient divides by the number of granules.
+        count = len(work.granules)
+        self._pull(some, [pull * count for pull in pulls], count, last=True)
         return loss
 
-    def _embed_units(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        return [normalize(side, dim=-1) for side in self._embed(sides)]
+    def _embedded(self, some: Sequence[Micro]) -> list[torch.Tensor]:
+        """The embeddings of each side, without a graph."""
+        with torch.no_grad():
+            parts = [self._embed_batch(batch) for batch in some]
+        return [torch.cat(side) for side in by_side(some, parts, len(self._sides))]
+
+    def _pull(
+        self, some: Sequence[Micro], pulls: Sequence[torch.Tensor], granules: int, *, last: bool
+    ) -> None:
+        """Adds the gradients of batches, given those on the embeddings of each side.
+
+        Args:
+            granules: Of this worker in the step.
+            last: Whether the update comes next.
+        """
+        for number, (batch, own) in enumerate(zip(some, per_batch(some, pulls), strict=True), 1):
+            embeddings = self._embed_batch(batch)
+            # A number whose gradient on the embeddings is the pull.
+            pulled = sum((side * pull).sum() for side, pull in zip(embeddings, own, strict=True))
+            self._backward(pulled, granules, last=last and number == len(some))
+
+    def _batches(self, work: StepWork) -> list[list[Micro]]:
+        """The batches of each granule, as many on every worker, which embed in step.
+
+        The numbers follow from all granules of the step, so not from how many workers there are.
+        """
+        most, seed = self._training.tokens_per_micro_batch, self._training.seed
+        granules = [granule_texts(one, self._sides, seed, work.epoch) for one in work.granules]
+        parts = np.array([[parts_needed(side, most) for side in sides] for sides in granules])
+        if most is not None:
+            parts = np.asarray(self._collectives.all_gather(parts))
+        return [batches(sides, parts.max(axis=0).tolist()) for sides in granules]
+
+    def _embed_batch(self, batch: Micro) -> list[torch.Tensor]:
+        return [normalize(side, dim=-1) for side in self._embed(self._inputs(batch))]
 
     def _inputs(self, texts: Sequence[Texts]) -> list[Inputs]:
-        share = self._training.dropout
         return [
             Inputs(
                 Batch.of(side.token_ids, side.lengths, self._device),
-                DropoutMasks(share, side.seed, self._device) if share else None,
+                dropout_masks(self._spec, self._training.dropout, side.seed, self._device),
             )
             for side in texts
         ]

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.lanes.files import Granule
-from pipelines.losses.candidates import Candidates, Picks, identities
+from pipelines.losses.candidates import Candidates, Picks, identities, teachers_vectors
 from pipelines.training.collectives.base import Collectives
 
 SIMILARITIES = 2**22
@@ -49,6 +49,7 @@ def gathered_candidates(
     collectives: Collectives,
     *,
     anchors: bool,
+    teacher: bool,
 ) -> Candidates:
     """The candidates that all workers bring to a step; all workers call it.
 
@@ -57,9 +58,16 @@ def gathered_candidates(
         sides: Those that the objective embeds.
         collectives: Between the workers.
         anchors: Whether anchors are candidates too.
+        teacher: Whether a teacher's vectors of the texts are wanted: as many numbers as their
+            embeddings have, if it is as wide, are gathered with them.
     """
     gathered = collectives.all_gather(identities(granules, sides))
-    return Candidates(np.asarray(gathered), anchors=anchors)
+    vectors = teachers_vectors(granules, sides) if teacher else []
+    return Candidates(
+        np.asarray(gathered),
+        anchors=anchors,
+        teacher=[np.asarray(collectives.all_gather(side)) for side in vectors],
+    )
 
 
 def pulls_on_embeddings(

@@ -23,13 +23,13 @@ from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.tensorflow import configure_threads, forward
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.weights import Weights
-from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import with_precision
 from pipelines.training.feed import StepWork
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
+from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
 
@@ -58,7 +58,7 @@ _SCORES = {
     "scores": tf.TensorSpec([None], tf.float32),
     "candidate_scores": tf.TensorSpec([None, None], tf.float32),
 }
-_PICKS = Picks(tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64))
+_OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)
 _SCALAR = tf.TensorSpec([], tf.float32)
 
 
@@ -105,19 +105,27 @@ class TensorFlowStepper:
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
+        vectors = [_VECTORS] * len(self._sides)
+        picks = Picks(_OWN, _EXCLUDED, vectors if config.objective.uses_teacher else [])
+        compared = {**_SCORES, "teacher": vectors}
+        if self._training.ema is not None:
+            self._moments |= {
+                f"{AVERAGE}/{name}": tf.Variable(value, trainable=False)
+                for name, value in checkpoint.averages.items()
+            }
         self._gradients = tf.function(
             self._gradients_of_granule,
             autograph=False,
             input_signature=[
                 [_TEXTS] * len(self._sides),
-                _SCORES.get(LOSSES.load(config.objective.name).needs, _PICKS),
+                compared.get(LOSSES.load(config.objective.name).needs, picks),
             ],
         )
         self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
         self._embedding_gradients = tf.function(
             self._gradients_of_embeddings,
             autograph=False,
-            input_signature=[[_VECTORS] * len(self._sides), _PICKS, _SCALAR],
+            input_signature=[vectors, picks, _SCALAR],
         )
         self._pull = tf.function(
             self._gradients_through, autograph=False, input_signature=[_TEXTS, _VECTORS]
@@ -144,6 +152,7 @@ class TensorFlowStepper:
             tf.constant(learning_rate, tf.float32),
             tf.constant(BETA_1**number, tf.float32),
             tf.constant(BETA_2**number, tf.float32),
+            tf.constant(newest_share(self._training.ema or 0.0, work.index + 1), tf.float32),
         )
         self._mean_seconds += float(seconds)
         self.gradient_norm = float(norm)
@@ -204,7 +213,11 @@ class TensorFlowStepper:
         through.
         """
         candidates = gathered_candidates(
-            work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
+            work.granules,
+            self._sides,
+            self._timed,
+            anchors=self._objective.compares_anchors,
+            teacher=self._objective.uses_teacher,
         )
         inputs = [self._inputs(granule, work.epoch) for granule in work.granules]
         loss, pulls = pulls_on_embeddings(
@@ -283,6 +296,7 @@ class TensorFlowStepper:
         rate: tf.Tensor,
         beta_1_power: tf.Tensor,
         beta_2_power: tf.Tensor,
+        share: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """AdamW with clipping by the global norm, in the fused kernel.
 
@@ -317,6 +331,9 @@ class TensorFlowStepper:
                 epsilon=EPSILON * tf.sqrt(1 - beta_2_power),
                 grad=gradient,
             )
+            if self._training.ema is not None:
+                average = self._moments[f"{AVERAGE}/{name}"]
+                average.assign_add((weight - average) * share)
         return loss, norm, seconds
 
     def _clipped(self, gradients: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:

@@ -20,15 +20,22 @@ from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import Encoder, configure_threads, embed, has_bf16, prepare
 from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
-from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
 from pipelines.training.devices import with_precision, worker_device
 from pipelines.training.feed import StepWork
-from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
+from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
-from pipelines.training.steppers.micro_batches import Batch, batches, granule_texts
+from pipelines.training.steppers.micro_batches import (
+    Batch,
+    batches,
+    by_side,
+    granule_texts,
+    parts_needed,
+    per_batch,
+)
 from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
 from pipelines.training.steppers.torch_reconstruction import Rewriting, rewriting
 from pipelines.training.steppers.torch_words import WordGradient
@@ -95,6 +102,11 @@ class TorchStepper(TorchRun):
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
+        if self._training.ema is not None:
+            self._moments |= {
+                f"{AVERAGE}/{name}": torch.tensor(value, device=self._device)
+                for name, value in checkpoint.averages.items()
+            }
         words = self._weights.get(WORDS)
         self._word_gradient = None if words is None else WordGradient(words)
         self._embed = partial(
@@ -194,7 +206,10 @@ class TorchStepper(TorchRun):
         Each is a sum over texts, so those of a granule's parts are added up.
         """
         total = torch.zeros((), device=self._device)
-        of_granules = (rewriting.parts(granule, work.epoch) for granule in work.granules)
+        of_granules = (
+            rewriting.parts(granule, work.epoch, rewriting.parts_needed(granule))
+            for granule in work.granules
+        )
         for part in chain.from_iterable(of_granules):
             encoder = effective(self._weights, self._frozen, self._scale)
             loss = rewriting.loss(encoder, of_objective(self._weights), part) / len(work.granules)
@@ -216,7 +231,11 @@ class TorchStepper(TorchRun):
         each batch once more, pulling its part of that gradient through.
         """
         candidates = gathered_candidates(
-            work.granules, self._sides, self._timed, anchors=self._objective.compares_anchors
+            work.granules,
+            self._sides,
+            self._timed,
+            anchors=self._objective.compares_anchors,
+            teacher=self._objective.uses_teacher,
         )
         some = [one for part in work.granules for one in self._batches(part, work.epoch)]
         own, with_graph = self._embedded(some)
@@ -235,11 +254,8 @@ class TorchStepper(TorchRun):
             parts = [self._embed_batch(batch) for batch in earlier]
         with_graph = self._embed_batch(last)
         parts.append([embeddings.detach() for embeddings in with_graph])
-        of_side: list[list[torch.Tensor]] = [[] for _ in self._sides]
-        for batch, embedded in zip(some, parts, strict=True):
-            for texts, embeddings in zip(batch, embedded, strict=True):
-                of_side[texts.side].append(embeddings)
-        return [torch.cat(side) for side in of_side], with_graph
+        sides = by_side(some, parts, len(self._sides))
+        return [torch.cat(side) for side in sides], with_graph
 
     def _pull(
         self,
@@ -252,18 +268,15 @@ class TorchStepper(TorchRun):
         Args:
             with_graph: The embeddings of the last batch.
         """
-        sizes: list[list[int]] = [[] for _ in self._sides]
-        for texts in (texts for batch in some for texts in batch):
-            sizes[texts.side].append(len(texts.lengths))
-        parts = [iter(pull.split(of_side)) for pull, of_side in zip(pulls, sizes, strict=True)]
-        *earlier, last = [[next(parts[texts.side]) for texts in batch] for batch in some]
+        *earlier, last = per_batch(some, pulls)
         torch.autograd.backward(with_graph, last)
         for batch, own in zip(some[:-1], earlier, strict=True):
             torch.autograd.backward(self._embed_batch(batch), own)
 
     def _batches(self, granule: Granule, epoch: int) -> list[Batch]:
         texts = granule_texts(granule, self._sides, self._training.seed, epoch)
-        return batches(texts, self._training.tokens_per_micro_batch)
+        most = self._training.tokens_per_micro_batch
+        return batches(texts, [parts_needed(side, most) for side in texts])
 
     def _embed_batch(self, batch: Batch) -> list[torch.Tensor]:
         """Of length 1. Side by side: what a CPU computes then stays in its cache more often."""
@@ -315,6 +328,12 @@ class TorchStepper(TorchRun):
                 eps=EPSILON,
                 maximize=False,
             )
+        if self._training.ema is not None:
+            torch._foreach_lerp_(
+                [self._moments[f"{AVERAGE}/{name}"] for name in self._weights],
+                [weight.detach() for weight in self._weights.values()],
+                newest_share(self._training.ema, number),
+            )
 
 
 def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -326,8 +345,10 @@ def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
 def on_device(targets: Targets, device: torch.device) -> Any:
     """What a loss compares with, as tensors."""
     if isinstance(targets, Picks):
-        guide = [to_device(np.array(vectors), device) for vectors in targets.guide]
+        guide = [to_device(vectors, device) for vectors in targets.guide]
         return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
+    if isinstance(targets, list):
+        return [to_device(vectors, device) for vectors in targets]
     # A copy: the array may be a part of a lane file, which a tensor could write to.
     return to_device(np.array(targets), device)
 

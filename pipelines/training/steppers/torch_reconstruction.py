@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +13,16 @@ from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
 from pipelines.losses import LOSSES
 from pipelines.losses.loss import Loss, Reconstruction
+from pipelines.models.adaptation import of_objective, without_objective
 from pipelines.models.frameworks.torch import PRECISIONS, prepare
+from pipelines.models.frameworks.torch_sharding import Unit
 from pipelines.models.spec import EncoderSpec
 from pipelines.pretraining.noise import generator
 from pipelines.pretraining.torch_view import View
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import ObjectiveSettings, TrainingSettings
 from pipelines.tokens.special_ids import SpecialIds
-from pipelines.training.steppers.micro_batches import part_bounds
+from pipelines.training.steppers.micro_batches import bounds, parts_of
 
 
 class Part(NamedTuple):
@@ -58,21 +59,27 @@ class Rewriting:
     ids: SpecialIds
     side: str
 
-    def parts(self, granule: Granule, epoch: int) -> list[Part]:
-        """A granule's texts under noise, as many at a time as the settings say.
+    def parts_needed(self, granule: Granule) -> int:
+        """In how many parts a granule is computed."""
+        return parts_of(granule.sides[self.side].lengths, self.training.tokens_per_micro_batch)
 
-        The noise is that of the granule, whatever its parts are.
+    def parts(self, granule: Granule, epoch: int, count: int) -> list[Part]:
+        """A granule's texts under noise, in some parts; the noise is that of the granule.
+
+        Args:
+            granule: The texts.
+            epoch: Of the step.
+            count: How many parts.
         """
         seed, side = self.training.seed, granule.sides[self.side]
         draw = generator(seed, epoch, granule.number)
         inputs = self.own.noise(side, self.ids, self.settings, draw)
         of_dropout = noise_seed(seed, epoch, granule.number)
-        bounds = part_bounds(side.lengths, self.training.tokens_per_micro_batch)
-        if len(bounds) == 2:
+        if count == 1:
             return [Part(of_dropout, inputs)]
         return [
             Part((*of_dropout, number), {key: one[first:last] for key, one in inputs.items()})
-            for number, (first, last) in enumerate(pairwise(bounds))
+            for number, (first, last) in enumerate(bounds(granule.examples, count))
         ]
 
     def loss(
@@ -99,6 +106,54 @@ class Rewriting:
         )
         loss: torch.Tensor = self.loss_of.form("torch")(view, part.inputs, self.settings)
         return loss
+
+
+class RewritingUnit(Unit):
+    """An encoder and an objective's own weights, which are gathered at once.
+
+    The objective uses the word embedding at both ends of the encoder, and TSDAE each layer twice.
+
+    Args:
+        rewriting: The objective.
+        weights: What is trained; copied.
+    """
+
+    def __init__(self, rewriting: Rewriting, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__(weights)
+        self._rewriting = rewriting
+
+    def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+        """The loss of each part, a scalar."""
+        weights = self.weights
+        encoder, own = without_objective(weights), of_objective(weights)
+        return [self._rewriting.loss(encoder, own, part) for part in parts]
+
+
+class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
+    """The same in the place of :class:`pipelines.models.frameworks.torch_sharding.EncoderModule`.
+
+    Args:
+        rewriting: The objective.
+        weights: What is trained; copied.
+    """
+
+    def __init__(self, rewriting: Rewriting, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        self.whole = RewritingUnit(rewriting, weights)
+
+    def units(self) -> Iterator[Unit]:
+        """The one unit."""
+        yield self.whole
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All parameters; see :attr:`pipelines.models.frameworks.torch_sharding.Unit.weights`."""
+        return self.whole.weights
+
+    def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+        """The loss of each part, a scalar."""
+        losses: list[torch.Tensor] = self.whole(parts)
+        return losses
 
 
 def rewriting(run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -> Rewriting | None:

@@ -1,10 +1,11 @@
-"""The weights of an objective at the start of a run."""
+"""What an objective with weights of its own needs at the start of a run. Runs on the driver."""
 
 from __future__ import annotations
 
 import logging
 
 from pipelines.errors import InputError
+from pipelines.files.locations import Location
 from pipelines.losses import LOSSES
 from pipelines.losses.loss import Reconstruction
 from pipelines.models.adaptation import OBJECTIVE
@@ -14,7 +15,9 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights, fresh_arrays
 from pipelines.pretraining.head import HEAD, stored_head
 from pipelines.settings import Config
+from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.start import start_folder
+from pipelines.tokens.vocabulary import read_special_ids
 
 logger = logging.getLogger(__name__)
 
@@ -71,3 +74,27 @@ def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> We
         return {}
     logger.info("the prediction head is that of %s", folder)
     return dict(found)
+
+
+def special_ids(config: Config, folder: Location) -> SpecialIds | None:
+    """The ids of the vocabulary that are no words, if the objective asks for them.
+
+    Args:
+        config: The configuration.
+        folder: Of the tokenizer that the corpus was prepared with.
+
+    Raises:
+        InputError: It needs a mask token, and there is none.
+    """
+    name = config.objective.name
+    own = LOSSES.load(name).reconstruction
+    if own is None:
+        return None
+    ids = read_special_ids(folder)
+    if own.masks and ids.mask is None:
+        raise InputError(
+            "tokens.vocabulary",
+            f"the tokenizer in {folder} has no mask token, which `{name}` needs",
+            "one that has, as BERT's, or objective.name: tsdae",
+        )
+    return ids

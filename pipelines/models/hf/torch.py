@@ -1,0 +1,201 @@
+"""Encoders of `transformers` in PyTorch; see :class:`pipelines.models.frameworks.torch.Form`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from pipelines.errors import InputError
+from pipelines.models.frameworks.torch_batch import Batch, pool
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.hf.spec import HfSpec
+from pipelines.models.hf.torch_library import UNUSED, empty_model, own_names
+
+
+class HfEncoder:
+    """Forward passes of a model; see :class:`pipelines.models.frameworks.torch.Encode`.
+
+    Casts are those of ``torch.autocast``. Dropout is the library's own, from PyTorch's generator,
+    which is seeded for each forward pass and put back after it.
+
+    Args:
+        spec: The shape.
+        weights: fp32 on one device, in canonical names.
+        dtype: Of the matrix products.
+    """
+
+    def __init__(
+        self, spec: HfSpec, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._dtype = dtype
+
+    def __call__(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [texts, hidden], before dense layers."""
+        hidden_states = self.hidden_states(
+            batch,
+            masks,
+            activation_checkpointing=activation_checkpointing,
+            sparse_words=sparse_words,
+        )
+        return self.pooled(hidden_states, batch)
+
+    def hidden_states(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [tokens, hidden]."""
+        share = 0.0 if masks is None else None if masks.rates.own else masks.rates.hidden
+        device = batch.token_ids.device
+        model = _model(self._spec.config, share, activation_checkpointing, device)
+        # Only lookups that the library leaves to PyTorch's own layer can be sparse.
+        model.words.sparse = sparse_words
+        ids, attention_mask = _rectangle(batch, self._spec.pad_token_id)
+        with (
+            seeded(masks, device),
+            model.holding(self._weights),
+            torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32),
+        ):
+            output = model.module(input_ids=ids, attention_mask=attention_mask)
+        hidden_states: torch.Tensor = batch.tokens(output.last_hidden_state.float())
+        return hidden_states
+
+    def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """fp32 [texts, hidden]."""
+        return pool(self._spec.pooling, hidden_states, batch)
+
+
+@contextmanager
+def seeded(masks: DropoutMasks | None, device: torch.device) -> Iterator[None]:
+    """Has PyTorch's generator draw what follows from the seed alone, and puts it back."""
+    if masks is None:
+        yield
+        return
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(masks.state(0))
+        yield
+
+
+class _Model:
+    """A model of the library without weights of its own.
+
+    Attributes:
+        module: The model.
+        words: Its word embedding.
+
+    Args:
+        config: Text of a config.json.
+        dropout: Share that is dropped; None: as config.json says.
+        checkpointed: Whether only the inputs of layers are kept for their gradients.
+        device: Where it computes.
+    """
+
+    def __init__(
+        self, config: str, dropout: float | None, *, checkpointed: bool, device: torch.device
+    ) -> None:
+        # Its buffers take part in gradients too, whoever asked for it first.
+        with torch.inference_mode(False):
+            self.module = empty_model(config, dropout)
+            for module in self.module.modules():
+                for name, buffer in module._buffers.items():
+                    module._buffers[name] = None if buffer is None else buffer.to(device)
+        self.words = self.module.get_input_embeddings()
+        self._held: Mapping[str, torch.Tensor] | None = None
+        self._names = own_names(self.module)
+        self._places = {
+            name: (self.module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
+            for name, _ in self.module.named_parameters()
+        }
+        # The library drops, and computes layers once more, in training only.
+        self.module.train(dropout != 0 or checkpointed)
+        if checkpointed:
+            self._checkpoint_layers()
+
+    @contextmanager
+    def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Gives the model its weights for a while; what ``functional_call`` does too.
+
+        That function cannot be used alone: layers that are computed once more for their gradients
+        run long after it has returned.
+
+        Args:
+            weights: In canonical names.
+        """
+        if self._held is weights:
+            yield
+            return
+        before = {name: owner._parameters[leaf] for name, (owner, leaf) in self._places.items()}
+        held, self._held = self._held, weights
+        try:
+            device = next(iter(weights.values())).device
+            for name, parameter in before.items():
+                if name.startswith(UNUSED):
+                    self._put(name, torch.zeros(parameter.shape, device=device))
+            for canonical, name in self._names.items():
+                self._put(name, weights[canonical])
+            yield
+        finally:
+            self._held = held
+            for name, parameter in before.items():
+                self._put(name, parameter)
+
+    def _put(self, name: str, value: torch.Tensor) -> None:
+        owner, leaf = self._places[name]
+        # A tensor that is no Parameter is refused by setattr.
+        owner._parameters[leaf] = value
+
+    def _checkpoint_layers(self) -> None:
+        try:
+            self.module._set_gradient_checkpointing(
+                enable=True, gradient_checkpointing_func=self._run_checkpointed
+            )
+        except ValueError:
+            raise InputError(
+                "training.activation_checkpointing",
+                f"{type(self.module).__name__} of transformers keeps all activations",
+                "leave it out",
+            ) from None
+
+    def _run_checkpointed(self, layer: Callable[..., Any], *inputs: Any) -> Any:
+        """Runs a layer; its gradient runs it once more, with these weights and this noise."""
+        weights = self._held
+        assert weights is not None, "layers run while weights are held"
+
+        def run(*inputs: Any) -> Any:
+            with self.holding(weights):
+                return layer(*inputs)
+
+        return checkpoint(run, *inputs, use_reentrant=False)
+
+
+@lru_cache(maxsize=4)
+def _model(config: str, dropout: float | None, checkpointed: bool, device: torch.device) -> _Model:
+    """Kept between forward passes: building one takes longer than a small batch."""
+    return _Model(config, dropout, checkpointed=checkpointed, device=device)
+
+
+def _rectangle(batch: Batch, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and which of them are tokens, int64 [texts, width], padded at the right."""
+    count = len(batch.token_ids)
+    ones = torch.ones(count, 1, dtype=torch.int64, device=batch.token_ids.device)
+    attention_mask = batch.rectangle(ones)[:, :, 0]
+    ids = batch.rectangle(batch.token_ids[:, None])[:, :, 0]
+    return ids + padding * (1 - attention_mask), attention_mask

@@ -1,0 +1,68 @@
+"""Checkpoints of every family, trained by two workers as by one process, and saved."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_cases import trained_here
+from tiny_checkpoints import FAMILIES, TEXTS, write_plain
+
+from pipelines.engines.loading import load_engine
+from pipelines.lanes.files import LaneManifest
+from pipelines.models.folder import read_encoder, write_encoder
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+pytest.importorskip("torch")
+
+STEPS = 8
+MATRIX = pytest.mark.matrix
+TORCH = {"framework": "torch"}
+SHARDED = {**TORCH, "sharding": "parameters"}
+RUNS = [
+    ("torch", "xlm-roberta", {}),
+    *(pytest.param("torch", name, {"dropout": 0.1}, marks=MATRIX) for name in FAMILIES),
+    pytest.param("torch", "mpnet", SHARDED, marks=MATRIX),
+    pytest.param("torch", "roberta", SHARDED, marks=MATRIX),
+    pytest.param("torch", "modernbert", SHARDED, marks=MATRIX),
+    pytest.param("torch", "qwen3", {"activation_checkpointing": True}, marks=MATRIX),
+    pytest.param("deepspeed", "electra", SHARDED, marks=MATRIX),
+    pytest.param("horovod", "qwen3", {"feed": "memory"}, marks=MATRIX),
+    pytest.param("tensorflowonspark", "electra", {"framework": "tensorflow"}, marks=MATRIX),
+    pytest.param("tensorflowonspark", "distilbert", {"framework": "tensorflow"}, marks=MATRIX),
+    pytest.param("bigdl", "electra", {"framework": "bigdl", "dropout": 0.0}, marks=MATRIX),
+    pytest.param("bigdl", "distilbert", {"framework": "bigdl", "dropout": 0.0}, marks=MATRIX),
+]
+
+
+@pytest.mark.parametrize(("engine", "name", "training"), RUNS, ids=str)
+def test_two_workers_give_the_curve_of_one_process(
+    spark, make_run, prepared, tmp_path, engine, name, training
+):
+    training = TORCH | training
+    vocabulary = LaneManifest.load(prepared / "lanes").vocabulary
+    family = FAMILIES[name]
+    family = replace(family, config={**family.config, "vocab_size": vocabulary})
+    folder = write_plain(tmp_path / "start", family)
+    spec, weights = read_encoder(folder)
+    spec = replace(spec, pooling=family.pooling)
+
+    def run_of(place, **settings):
+        run = make_run(STEPS, place, **settings)
+        save_checkpoint(run.run_folder, Checkpoint(0, spec, weights, {}), 9)
+        return run
+
+    alone = training | {"workers": 1, "sharding": "none", "feed": "lanes"}
+    alone["framework"] = alone["framework"].replace("bigdl", "torch")
+    expected, _ = trained_here(run_of("alone", **alone))
+    run = run_of("run", workers=2, **training)
+    found = load_engine(engine).train(spark, run, lambda line: None).losses
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+    trained = load_checkpoint(run.run_folder, STEPS)
+    write_encoder(tmp_path / "model", trained.spec, trained.weights, folder, "")
+    library = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    ours = load_embedder(tmp_path / "model")(list(TEXTS))
+    np.testing.assert_allclose(ours, library.encode(list(TEXTS)), rtol=0, atol=1e-5)
+    assert np.abs(ours - load_embedder(folder)(list(TEXTS))).max() > 1e-4

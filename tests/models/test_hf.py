@@ -1,0 +1,241 @@
+"""What encoders of `transformers` have beside those of other architectures."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import FAMILIES, write_plain, write_sentence_folder
+
+from pipelines.errors import InputError
+from pipelines.models.folder import check_start, read_encoder, start_encoder
+from pipelines.models.frameworks.torch import embed, prepare
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.models.spec import DropoutRates
+from pipelines.models.weights import WORDS
+from pipelines.settings.load import parse
+
+pytest.importorskip("transformers")
+
+LENGTHS = np.array([3, 11, 7, 16], np.int32)
+IDS = np.random.default_rng(1).integers(4, 48, (4, 16), np.int32)
+KINDS = ["modernbert", "qwen3"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    home, made = tmp_path_factory.mktemp("hf"), {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = write_plain(home / name, FAMILIES[name])
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture
+def copy(folders, tmp_path):
+    return shutil.copytree(folders("qwen3"), tmp_path / "copy")
+
+
+def gradients(folder, precision="fp32", **options):
+    spec, weights = read_encoder(folder)
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in weights.items()}
+    embeddings = embed(prepare(spec, leaves, precision), IDS, LENGTHS, **options)
+    pull = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(1))
+    (embeddings * pull).sum().backward()
+    found = {name: leaf.grad.to_dense().numpy() for name, leaf in leaves.items()}
+    return embeddings.detach().numpy(), found
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", KINDS)
+class TestForm:
+    def test_noise_follows_from_the_seed_alone(self, folders, name):
+        first, _ = gradients(folders(name), dropout=0.3, seed=(5, 6))
+        torch.manual_seed(1)
+        state = torch.get_rng_state()
+        again, _ = gradients(folders(name), dropout=0.3, seed=(5, 6))
+        np.testing.assert_array_equal(first, again)
+        assert torch.equal(state, torch.get_rng_state()), "nor does it go into anything else"
+        other, _ = gradients(folders(name), dropout=0.3, seed=(5, 7))
+        quiet, _ = gradients(folders(name))
+        assert np.abs(first - other).max() > 1e-3
+        assert np.abs(first - quiet).max() > 1e-3
+
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+    def test_checkpointed_layers_have_the_same_noise_and_gradients(self, folders, name, precision):
+        options = {"dropout": 0.3, "seed": (1, 2), "precision": precision}
+        expected = gradients(folders(name), **options)
+        found = gradients(folders(name), **options, activation_checkpointing=True)
+        np.testing.assert_array_equal(found[0], expected[0])
+        for key, gradient in expected[1].items():
+            np.testing.assert_allclose(found[1][key], gradient, rtol=1e-5, atol=1e-6, err_msg=key)
+
+    def test_checkpointed_layers_keep_their_weights_though_another_model_runs(self, folders, name):
+        spec, weights = read_encoder(folders(name))
+        leaves = {key: torch.tensor(value, requires_grad=True) for key, value in weights.items()}
+        others = {key: torch.tensor(value) * 2 for key, value in weights.items()}
+        options = {"activation_checkpointing": True}
+        embeddings = embed(prepare(spec, leaves), IDS, LENGTHS, **options)
+        embed(prepare(spec, others), IDS, LENGTHS, **options)
+        embeddings[:, ::2].sum().backward()
+        plain = {key: torch.tensor(value, requires_grad=True) for key, value in weights.items()}
+        embed(prepare(spec, plain), IDS, LENGTHS)[:, ::2].sum().backward()
+        for key, leaf in plain.items():
+            torch.testing.assert_close(leaves[key].grad, leaf.grad, msg=key)
+
+    def test_checkpointing_keeps_less(self, folders, name):
+        spec, weights = read_encoder(folders(name))
+        leaves = {key: torch.tensor(value, requires_grad=True) for key, value in weights.items()}
+
+        def kept(checkpointing):
+            sizes = []
+
+            def pack(tensor):
+                sizes.append(tensor.numel())
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                encoder = prepare(spec, leaves)
+                embed(encoder, IDS, LENGTHS, activation_checkpointing=checkpointing)
+            return sum(sizes)
+
+        assert kept(True) < 0.5 * kept(False)
+
+    def test_bf16_is_close_and_not_the_same(self, folders, name):
+        (full, _), (half, _) = gradients(folders(name)), gradients(folders(name), "bf16")
+        assert half.dtype == np.float32
+        assert 0 < np.abs(full - half).max() < 0.05
+
+    def test_a_sparse_gradient_of_the_words_is_the_dense_one(self, folders, name):
+        (_, dense), (_, sparse) = (
+            gradients(folders(name), sparse_words=sparse) for sparse in (False, True)
+        )
+        np.testing.assert_allclose(sparse[WORDS], dense[WORDS], rtol=1e-5, atol=1e-6)
+
+    def test_padding_has_no_influence(self, folders, name):
+        spec, weights = read_encoder(folders(name))
+        encoder = prepare(spec, {key: torch.tensor(value) for key, value in weights.items()})
+        whole = embed(encoder, IDS, LENGTHS)
+        alone = [
+            embed(encoder, IDS[row : row + 1, :length], LENGTHS[row : row + 1])
+            for row, length in enumerate(LENGTHS)
+        ]
+        torch.testing.assert_close(whole, torch.cat(alone), rtol=0, atol=2e-6)
+
+
+def test_its_own_dropout_counts_where_none_is_told(copy):
+    assert read_encoder(copy)[0].own_dropout is None
+    edit(copy / "config.json", attention_dropout=0.3)
+    assert read_encoder(copy)[0].own_dropout == DropoutRates(0.3, 0.3, own=True)
+    own, told, quiet = (
+        gradients(copy, dropout=share, seed=(1, 2))[0] for share in (None, 0.3, 0.0)
+    )
+    # It drops nothing but attention's probabilities, so that the two are the same here.
+    np.testing.assert_array_equal(own, told)
+    assert np.abs(own - quiet).max() > 1e-3
+
+
+def test_equal_models_have_equal_specs(folders, copy):
+    edit(copy / "config.json", transformers_version="4.51.0", architectures=["Other"])
+    changed, spec = read_encoder(copy)[0], read_encoder(folders("qwen3"))[0]
+    assert changed == spec
+
+
+def test_a_model_with_a_head_is_read_without_it(tmp_path):
+    import transformers
+
+    family = FAMILIES["qwen3"]
+    config = transformers.AutoConfig.for_model("qwen3", **family.config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    spec, weights = read_encoder(write_plain(tmp_path / "head", family, model))
+    assert spec.kind == "hf"
+    words = model.get_input_embeddings().weight.detach().numpy()
+    np.testing.assert_array_equal(weights[WORDS], words)
+    assert len(weights) == len(list(model.model.parameters()))
+
+
+def test_two_dense_layers_follow_a_decoder(tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    folder = write_sentence_folder(tmp_path / "model", FAMILIES["gemma3_text"], dense=True)
+    expected = library.SentenceTransformer(str(folder), device="cpu").encode(["one two", "ten"])
+    found = load_embedder(folder)(["one two", "ten"])
+    assert found.shape == (2, 12)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "other"}, "unknown to transformers [0-9.]+, "),
+        (
+            {"model_type": "other", "auto_map": {"AutoModel": "modeling.Other"}},
+            "unknown to transformers .* but by code in its folder, which is never run",
+        ),
+        ({"model_type": "t5"}, "an encoder with a decoder"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
+        ({"num_hidden_layers": 3}, "has a config.json that is refused: .*num_hidden_layers"),
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            "the weight layers.2.* is missing",
+        ),
+        ({"intermediate_size": 48}, "cannot be read by transformers"),
+    ],
+)
+def test_other_models_are_refused(copy, changes, named):
+    # It would leave a trace if it were run.
+    (copy / "modeling.py").write_text("raise SystemExit('ran')\n")
+    edit(copy / "config.json", **changes)
+    with pytest.raises(InputError, match=rf"^encoder\.start: .*{named}") as caught:
+        read_encoder(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_a_known_type_is_not_run_either(copy):
+    (copy / "modeling.py").write_text("raise SystemExit('ran')\n")
+    edit(copy / "config.json", auto_map={"AutoModel": "modeling.Other"})
+    assert read_encoder(copy)[0].kind == "hf"
+
+
+def test_pickled_weights_are_read_and_that_is_said(folders, copy, caplog):
+    weights = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    torch.save(weights, copy / "pytorch_model.bin")
+    _, found = read_encoder(copy)
+    assert "has no safetensors: it is read by torch.load(weights_only=True)" in caplog.text
+    _, expected = read_encoder(folders("qwen3"))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_bfloat16_is_widened(copy):
+    weights = load_file(copy / "model.safetensors")
+    halves = {name: value.bfloat16() for name, value in weights.items()}
+    save_file(halves, copy / "model.safetensors", metadata={"format": "pt"})
+    edit(copy / "config.json", dtype="bfloat16")
+    _, found = read_encoder(copy)
+    np.testing.assert_array_equal(found[WORDS], halves["embed_tokens.weight"].float().numpy())
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "bigdl"])
+def test_frameworks_without_a_form_refuse_it(folders, framework):
+    config = parse(
+        {"encoder": {"start": str(folders("qwen3"))}, "training": {"framework": framework}}
+    )
+    with pytest.raises(InputError, match=r"^training\.framework: architecture hf has no form in"):
+        check_start(config)
+
+
+def test_the_settings_pool_a_plain_checkpoint_and_never_start_at_random(folders):
+    encoder = {"start": str(folders("qwen3")), "pooling": "lasttoken"}
+    spec, _ = start_encoder(parse({"encoder": encoder}), 20)
+    assert (spec.pooling, spec.max_length) == ("lasttoken", 32)
+    with pytest.raises(InputError, match=r"^encoder\.kind: `hf` starts from a checkpoint only"):
+        parse({"encoder": {"start": "random", "kind": "hf"}})

@@ -1,0 +1,110 @@
+"""A training as a whole: parts of an encoder, and which of its states becomes the model."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from corpus_factory import small_config
+
+from pipelines import workflow
+from pipelines.errors import InputError
+from pipelines.files import storage
+from pipelines.models.adaptation import DOWN, UP
+from pipelines.models.folder import read_encoder
+from pipelines.models.weights import load_weights
+from pipelines.runs.best import ask_to_end, is_to_end
+from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint
+from pipelines.runs.evaluations import read_evaluations
+from pipelines.settings import Config
+from pipelines.settings.encoder import LoraSettings
+
+PAIRS = {
+    "sentence1": ["a cat sleeps", "the market fell", "it rains", "he sings", "open the file"],
+    "sentence2": ["the cat is asleep", "stocks lost", "sunny weather", "he is silent", "close it"],
+    "score": [5.0, 4.0, 1.0, 0.5, 0.0],
+}
+
+
+def changed(config: Config, section: str, **values) -> Config:
+    one = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: one})
+
+
+@pytest.fixture
+def config(prepared, tmp_path) -> Config:
+    """LoRA, the best by a file of pairs, and a moving average, in a run of twelve steps."""
+    pq.write_table(pa.table(PAIRS), tmp_path / "sts.parquet")
+    config = small_config(
+        prepared,
+        engine="local",
+        framework="torch",
+        workers=1,
+        max_steps=12,
+        checkpoint_every=6,
+        keep_best="sts.spearman",
+        ema=0.9,
+    )
+    config = changed(
+        config,
+        "evaluation",
+        retrieval=False,
+        geometry=False,
+        similarity=(str(tmp_path / "sts.parquet"),),
+        every_checkpoints=1,
+    )
+    config = changed(config, "encoder", lora=LoraSettings(rank=2, alpha=16.0, export="adapter"))
+    return changed(config, "run", folder=str(tmp_path / "run"))
+
+
+def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_path, caplog):
+    caplog.set_level("INFO")
+    workflow.train(config)
+    run = tmp_path / "run"
+    assert "numbers are trained, and" in caplog.text
+    # The last checkpoint is measured too, and the best is the model.
+    measured = {line["step"]: line["spearman"] for line in read_evaluations(run)}
+    assert sorted(measured) == [6, 12]
+    best = max(measured, key=lambda step: (measured[step], -step))
+    told = storage.read_json(run / "metrics.json")["model"]
+    expected = {"best_by": "sts.spearman", "value": measured[best], "ema": 0.9}
+    assert told == {"step": best, **expected}
+    state = load_checkpoint(run, best)
+    model = read_encoder(run / "model")[1]
+    for name, value in state.encoder_weights.items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6, err_msg=name)
+    card = (run / "model" / "README.md").read_text()
+    assert f"weights after step {best} (decay 0.9), the best by sts.spearman (" in card
+    # What is trained alone is kept with its moments; the rest is there once.
+    assert all(name.endswith((DOWN, UP)) for name in state.weights)
+    kinds = {name.partition("/")[0] for name in state.moments}
+    assert kinds == {"m", "v", "ema"}
+    start = read_encoder(run / "start")[1]
+    for name, value in load_weights(run / "checkpoints" / "frozen" / "model.safetensors").items():
+        np.testing.assert_array_equal(value, start[name], err_msg=name)
+    adapter = json.loads((run / "adapter" / "adapter_config.json").read_text())
+    assert (adapter["r"], adapter["base_model_name_or_path"]) == (2, str(run / "start"))
+    assert state.averages.keys() == {
+        name.removeprefix("base_model.model.")
+        for name in load_weights(run / "adapter" / "adapter_model.safetensors")
+    }
+
+    # It has ended early, unless the patience is greater.
+    found = json.loads((run / "best" / "best.json").read_text())
+    storage.write_json(run / "best" / "best.json", found | {"step": 3, "value": 1000.0})
+    ask_to_end(run)
+    more = changed(config, "training", resume=True, max_steps=15, patience=2)
+    workflow.train(more)
+    assert "the run has ended early, since 2 evaluations brought no gain" in caplog.text
+    assert checkpoint_steps(run)[-1] == 12
+    workflow.train(changed(more, "training", patience=4))
+    assert checkpoint_steps(run)[-1] == 15
+    assert not is_to_end(run)
+    assert storage.read_json(run / "metrics.json")["model"]["value"] == 1000.0
+
+
+def test_a_metric_that_is_not_measured_is_refused_before_the_run_begins(prepared, config, tmp_path):
+    with pytest.raises(InputError, match=r"^training\.keep_best: `sts\.ndcg@10` is not measured"):
+        workflow.train(changed(config, "training", keep_best="sts.ndcg@10"))
+    assert not (tmp_path / "run").exists()
