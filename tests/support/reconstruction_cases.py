@@ -16,6 +16,7 @@ from pipelines.models.weights import Weights, weight_shapes
 from pipelines.pretraining.noise import generator
 from pipelines.pretraining.torch_view import View
 from pipelines.settings.objective import objective
+from pipelines.tokens.special_ids import SpecialIds
 
 SPEC = BertSpec(
     vocabulary=VOCABULARY,
@@ -57,10 +58,12 @@ def weights_of(name: str, spec: BertSpec = SPEC) -> tuple[Weights, Weights]:
     return lively(weight_shapes(spec), 1), lively(dict(own.shapes(spec)), 2)
 
 
-def noised(name: str, side: Side, number: int = 3, **keys: Any) -> dict[str, np.ndarray]:
+def noised(
+    name: str, side: Side, ids: SpecialIds = IDS, number: int = 3, **keys: Any
+) -> dict[str, np.ndarray]:
     """What an objective makes of texts."""
     own = LOSSES.load(name).reconstruction
-    return dict(own.noise(side, IDS, objective(name, **keys), generator(17, 0, number)))
+    return dict(own.noise(side, ids, objective(name, **keys), generator(17, 0, number)))
 
 
 def loss_and_gradients(
