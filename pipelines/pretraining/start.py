@@ -9,20 +9,43 @@ from pipelines.files.locations import Location
 from pipelines.losses import LOSSES
 from pipelines.losses.loss import Reconstruction
 from pipelines.models.adaptation import OBJECTIVE
-from pipelines.models.architecture import architecture_of
+from pipelines.models.architecture import Architecture, architecture_of
 from pipelines.models.checkpoint_files import read_checkpoint
+from pipelines.models.folder import read_encoder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights, fresh_arrays
 from pipelines.pretraining.head import HEAD, stored_head
 from pipelines.settings import Config
 from pipelines.tokens.special_ids import SpecialIds
-from pipelines.tokens.start import start_folder
+from pipelines.tokens.start import start_architecture, start_folder
 from pipelines.tokens.vocabulary import read_special_ids
 
 logger = logging.getLogger(__name__)
 
 _STREAM = 1
 """Beside the run's seed, so that the numbers are not those of a random encoder."""
+
+
+def check_objective(config: Config, tokenizer: Location | None) -> None:
+    """Looks at the start for what the objective needs, before anything is prepared.
+
+    Args:
+        config: The configuration.
+        tokenizer: The folder of the tokenizer that there will be; None if one is to be trained,
+            which has a mask token.
+
+    Raises:
+        InputError: The objective cannot train this encoder, or needs a mask token.
+    """
+    own = LOSSES.load(config.objective.name).reconstruction
+    if own is None:
+        return
+    _check_architecture(config, own, start_architecture(config))
+    folder = start_folder(config)
+    if folder is not None:
+        own.check_spec(read_encoder(folder)[0])
+    if tokenizer is not None:
+        special_ids(config, tokenizer)
 
 
 def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
@@ -39,12 +62,7 @@ def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
     own = LOSSES.load(name).reconstruction
     if own is None:
         return {}
-    if own.form not in architecture_of(spec).forms:
-        raise InputError(
-            "objective.name",
-            f"`{name}` cannot train architecture {spec.kind}",
-            "another loss, or a start of the BERT family",
-        )
+    _check_architecture(config, own, architecture_of(spec))
     own.check_spec(spec)
     fresh = fresh_weights(own, spec, config.training.seed)
     head = _head_of_start(config, own, spec)
@@ -61,6 +79,16 @@ def fresh_weights(own: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
     """
     arrays = fresh_arrays(dict(own.shapes(spec)), seed, _STREAM)
     return {f"{OBJECTIVE}{name}": value for name, value in arrays.items()}
+
+
+def _check_architecture(config: Config, own: Reconstruction, architecture: Architecture) -> None:
+    """Makes sure that an architecture has the form that an objective needs."""
+    if own.form not in architecture.forms:
+        raise InputError(
+            "objective.name",
+            f"`{config.objective.name}` cannot train architecture {architecture.spec.kind}",
+            "another loss, or a start of the BERT family",
+        )
 
 
 def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> Weights:

@@ -7,14 +7,25 @@ import numpy as np
 import pytest
 import torch
 from steppers import assert_close
-from tiny_checkpoints import FAMILIES, random_model, write_plain, write_tokenizer
+from tiny_checkpoints import (
+    FAMILIES,
+    random_model,
+    write_plain,
+    write_sentence_folder,
+    write_tokenizer,
+)
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from pipelines.errors import InputError
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import of_objective
 from pipelines.models.folder import read_encoder
-from pipelines.pretraining.start import fresh_weights, objective_weights, special_ids
+from pipelines.pretraining.start import (
+    check_objective,
+    fresh_weights,
+    objective_weights,
+    special_ids,
+)
 from pipelines.settings.load import load
 from pipelines.tokens.vocabulary import read_special_ids, save_wordpieces
 
@@ -81,8 +92,6 @@ def test_a_start_without_a_head_has_a_fresh_one(tmp_path, caplog):
 
 
 def test_dense_layers_are_not_left_untrained(tmp_path):
-    from tiny_checkpoints import write_sentence_folder
-
     folder = write_sentence_folder(tmp_path / "start", FAMILIES["bert"], dense=True)
     spec, _ = read_encoder(folder)
     told = r"^objective\.name: `mlm` does not train the dense layers behind the pooling of the st"
@@ -116,6 +125,24 @@ def test_what_is_special_is_read_from_the_tokenizer(tmp_path):
     save_wordpieces(tmp_path / "usual", pieces, 32, lowercase=True)
     assert read_special_ids(tmp_path / "usual").mask == 4
     assert read_special_ids(tmp_path / "usual").special == (0, 1, 2, 3, 4)
+
+
+def test_what_can_be_known_is_refused_before_anything_is_prepared(tmp_path):
+    random = load(None, [*GIVEN, "objective.name=mlm", "encoder.start=random"])
+    check_objective(random, None)
+    static = random.encoder.model_copy(update={"kind": "static"})
+    told = r"^objective\.name: `mlm` cannot train architecture static, another loss, or a start of"
+    with pytest.raises(InputError, match=told):
+        check_objective(random.model_copy(update={"encoder": static}), None)
+    folder = write_plain(tmp_path / "start", FAMILIES["electra"])
+    with pytest.raises(InputError, match=r"^objective\.name: `retromae` puts an embedding in the"):
+        check_objective(config_for(folder, "retromae"), folder)
+    with pytest.raises(
+        InputError, match=r"^tokens\.vocabulary: the tokenizer in .* has no mask tok"
+    ):
+        check_objective(config_for(folder), folder)
+    check_objective(config_for(folder, "tsdae"), folder)
+    check_objective(load(None, []), folder)
 
 
 @pytest.mark.parametrize("name", ["mlm", "retromae"])
