@@ -56,6 +56,7 @@ _DECIDED = {
         "pairs": "pairCols",
         "pair_columns": "pairCols",
         "triplet_columns": "pairCols",
+        "sources": "pairCols",
     },
     "prepared": {"folder": "workFolder"},
     "run": {"folder": "workFolder"},

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from pipelines.lanes.stage import prepare_lanes
 from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
 from pipelines.progress import activity
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 from pipelines.settings.stages import for_stage
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.stage_resources import stage_settings
@@ -138,10 +139,18 @@ def _fingerprint(before: Sequence[str | None], inputs: Any) -> str | None:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+_NOT_OF_THE_CORPUS: Mapping[str, Any] = {
+    "prompts": True,
+    "sources": {"__all__": {"prompts", "weight", "objective"}},
+}
+"""Settings of the section that decide what is made of the corpus later."""
+
+
 def _corpus_inputs(config: Config) -> Any:
-    files = input_fingerprint(config.corpus, config.storage)
+    told = [input_fingerprint(one.corpus, config.storage) for one in by_source(config)]
+    files = None if None in told else told if config.corpus.sources else told[0]
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
-    settings = config.corpus.model_dump(mode="json")
+    settings = config.corpus.model_dump(mode="json", exclude=_NOT_OF_THE_CORPUS)
     deleted = deleted_keys(PreparedFolder.of(config), config.corpus.key_column)
     return None if files is None else [PAIR_COLUMNS, settings, redactor, deleted, files]
 
@@ -156,7 +165,8 @@ def _token_inputs(config: Config) -> Any:
     vocabulary = config.tokens.vocabulary
     bucket = None if config.tokens.max_length else config.lanes.bucket
     settings = [config.tokens.model_dump(mode="json"), reading_limit(config), bucket]
-    settings.append(training_prompts(config))
+    prompts = [training_prompts(one) for one in by_source(config)]
+    settings.append(prompts if config.corpus.sources else prompts[0])
     if vocabulary == "train":
         return [settings, config.encoder.start == "random"]
     source = named_tokenizer(config)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.engines.base import Engine, check_fit
-from pipelines.errors import InputError
 from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
-from pipelines.evaluation.sets import check_sets, metric_named
+from pipelines.evaluation.early_end import choosing_metric, has_ended_early
+from pipelines.evaluation.sets import check_sets
 from pipelines.evaluation.snapshot import Snapshot, read_snapshots
 from pipelines.files import locks, storage
 from pipelines.files.folders import check_room
@@ -27,8 +26,6 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
-from pipelines.losses import LOSSES
-from pipelines.losses.labels import check_labels
 from pipelines.models.adaptation import split, without_objective
 from pipelines.models.adapter import check_names, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
@@ -37,7 +34,7 @@ from pipelines.models.folder import start_encoder, write_encoder
 from pipelines.models.weights import Weights
 from pipelines.pretraining.start import objective_weights, special_ids
 from pipelines.progress import activity
-from pipelines.runs.best import Metric, go_on_to_the_end, is_to_end, measured_since, read_best
+from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -47,7 +44,6 @@ from pipelines.runs.checkpoint import (
     save_frozen,
 )
 from pipelines.runs.choice import choose, told_choice
-from pipelines.runs.evaluations import read_evaluations
 from pipelines.runs.history import go_on, last_step_of
 from pipelines.runs.metrics_log import MetricsLog
 from pipelines.runs.opening import (
@@ -66,6 +62,7 @@ from pipelines.runs.run_metrics import (
 )
 from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
@@ -73,6 +70,7 @@ from pipelines.tokens.stage import check_tokens
 from pipelines.tracking import check_trackers
 from pipelines.tracking.names import evaluation_values, training_values
 from pipelines.tracking.run_tracking import RunTracking
+from pipelines.training_plan import check_labels
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,47 +88,6 @@ def check_settings(chosen: Engine, config: Config) -> None:
     check_trackers(config.tracking)
 
 
-def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
-    """The order of the steps; refuses what the lanes do not allow."""
-    training = config.training
-    if training.mode == "sync" and training.processes > manifest.lanes:
-        raise InputError(
-            "training.workers",
-            f"{training.workers} workers cannot share {manifest.lanes} lanes",
-            f"at most {manifest.lanes}, or a larger corpus",
-        )
-    if manifest.lanes % training.granules_per_step:
-        fitting = [n for n in range(1, manifest.lanes + 1) if manifest.lanes % n == 0]
-        raise InputError(
-            "training.granules_per_step",
-            f"{training.granules_per_step} does not divide the {manifest.lanes} lanes",
-            f"one of {', '.join(map(str, fitting))}",
-        )
-    needs = LOSSES.load(config.objective.name).needs
-    if needs not in ("singles", "teacher") and not manifest.paired:
-        raise InputError("objective.name", "the lanes hold single texts", "set it to simcse")
-    if needs == "triplets" and not manifest.negatives:
-        raise InputError(
-            "objective.name",
-            "the lanes hold no hard negatives",
-            "set corpus.pairs to triplets and prepare again",
-        )
-    there = {"scores": manifest.scored, "candidate_scores": manifest.candidates_scored}
-    columns = {"scores": "corpus.score_column", "candidate_scores": "corpus.score_columns"}
-    if not there.get(needs, True):
-        raise InputError(
-            "objective.name", "the lanes hold no scores", f"set {columns[needs]} and prepare again"
-        )
-    if config.objective.uses_teacher:
-        check_lanes_of_teacher(config, manifest.teacher)
-    return BatchPlan(
-        lanes=manifest.lanes,
-        rows=manifest.rows,
-        granules_per_step=training.granules_per_step,
-        seed=training.seed,
-    )
-
-
 def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManifest) -> Checkpoint:
     """What a run begins with, once all has been looked at that can be before Spark starts."""
     folder, has_run = check_run_folder(config)
@@ -138,7 +95,8 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         spec, weights = start_encoder(config, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
         held = manifest.teacher if config.objective.uses_teacher else None
-        config.objective.check_width(spec.embedding_width, None if held is None else held.width)
+        for objective in {one.objective: None for one in by_source(config)}:
+            objective.check_width(spec.embedding_width, None if held is None else held.width)
         check_tokens(prepared.tokens.path, config)
         check_labels(config, prepared.tokens.examples)
         trained, frozen = split(config.encoder, weights, config.training.seed)
@@ -146,7 +104,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         special_ids(config, prepared.tokens.tokenizer)
     if config.evaluation.every_checkpoints:
         check_sets(config)
-        _metric(config)
+        choosing_metric(config)
     if not has_run:
         needed = _bytes_of_start(weights, trained, frozen.weights)
         check_room("run.folder", folder, needed, "the first checkpoints and models")
@@ -159,12 +117,6 @@ def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
     """Logs how much of the encoder is trained."""
     numbers, others = (sum(one.size for one in part.values()) for part in (trained, frozen))
     logger.info("%s numbers are trained, and %s are not", f"{numbers:,}", f"{others:,}")
-
-
-def _metric(config: Config) -> Metric | None:
-    """By which the best checkpoint is kept, if it is to be."""
-    asked = config.training.keep_best
-    return metric_named(config, "training.keep_best", asked) if asked else None
 
 
 def _bytes_of_start(weights: Weights, trained: Weights, frozen: Mapping[str, np.ndarray]) -> int:
@@ -217,7 +169,7 @@ def open_run(
     first_step = newest_checkpoint(folder)
     steps = plan.steps_per_epoch * config.training.epochs
     last_step = min(steps, config.training.max_steps or steps)
-    if has_ended := _has_ended(config, folder):
+    if has_ended := has_ended_early(config, folder):
         last_step = first_step
     run = TrainingRun(
         config=config,
@@ -233,25 +185,6 @@ def open_run(
     if not has_ended:
         tell_if_finished(run)
     return with_axes(run, start.spec.embedding_width)
-
-
-def _has_ended(config: Config, folder: Location) -> bool:
-    """Whether a run has ended early, and does so by the settings of now; it goes on otherwise."""
-    if not is_to_end(folder):
-        return False
-    metric, patience = _metric(config), config.training.patience
-    best = None if metric is None else read_best(folder, str(metric))
-    if metric is not None and best is not None and patience is not None:
-        since = measured_since(read_evaluations(folder), metric, best)
-        if since >= patience:
-            logger.info(
-                "the run has ended early, since %d evaluations brought no gain; raise"
-                " training.patience to have it go on",
-                since,
-            )
-            return True
-    go_on_to_the_end(folder)
-    return False
 
 
 def _write_start(
@@ -331,7 +264,9 @@ def _train(
         tracking.log(step, evaluation_values("evaluation", figures))
 
     tokenizer = PreparedFolder.of(run.config).tokens.tokenizer
-    measuring = CheckpointEvaluation(snapshots, run, tokenizer, on_figures, _metric(run.config))
+    measuring = CheckpointEvaluation(
+        snapshots, run, tokenizer, on_figures, choosing_metric(run.config)
+    )
     with measuring, MetricsLog(run) as log:
         return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
 

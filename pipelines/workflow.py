@@ -30,6 +30,7 @@ from pipelines.runs.opening import check_run_folder, identity_digest
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 from pipelines.settings.stages import for_stage
 from pipelines.spark.errors import executor_failures, file_failures
 from pipelines.spark.jobs import await_archives
@@ -42,7 +43,6 @@ from pipelines.spark.stage_resources import (
 )
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_job import (
-    batch_plan,
     check_settings,
     checked_start,
     checkpoint_snapshots,
@@ -51,6 +51,7 @@ from pipelines.training_job import (
     train_steps,
     write_model,
 )
+from pipelines.training_plan import batch_plan
 
 if TYPE_CHECKING:
     from pipelines.deletion import Deletion
@@ -239,7 +240,8 @@ def _run(config: Config) -> dict[str, Metrics]:
     tokenizer = check_tokenizer(config)
     check_start(config)
     check_objective(config, tokenizer)
-    input_fingerprint(config.corpus, config.storage)
+    for alone in by_source(config):
+        input_fingerprint(alone.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
     session = session_for(chosen, config, "prepare") or spark_session(

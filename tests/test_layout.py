@@ -40,7 +40,7 @@ mining
 report
 promotion
 tracking
-preparation training_job evaluation_job
+preparation training_plan training_job evaluation_job
 deletion
 workflow
 ml ml_params notebook

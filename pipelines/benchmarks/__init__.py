@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, str] = {
     "growth": "pipelines.benchmarks.growth",
     "increment": "pipelines.benchmarks.increment",
     "mine": "pipelines.benchmarks.mine",
+    "objectives": "pipelines.benchmarks.objectives",
     "quality": "pipelines.benchmarks.quality",
     "startup": "pipelines.benchmarks.startup",
     "tokenise": "pipelines.benchmarks.tokenise",

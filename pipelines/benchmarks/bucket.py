@@ -143,7 +143,7 @@ class Steps:
             granules = [reader.granule(address) for address in addresses]
             if step.index == 0:
                 began, cpu_began = time.perf_counter(), time.process_time()
-            self.make(StepWork(step.index, step.epoch, granules))
+            self.make(StepWork.of(step, granules))
         return Taken(
             start_seconds=began - opening,
             seconds=time.perf_counter() - began,

@@ -47,14 +47,14 @@ class Measured:
     Attributes:
         documents: That were searched.
         anchors: Of the part.
-        anchors_per_second: Of one thread.
+        anchors_per_cpu_second: That were searched.
         megabytes: Resident memory of the process at its highest.
         own_megabytes: Of that, what it did not have before it began.
     """
 
     documents: int
     anchors: int
-    anchors_per_second: float
+    anchors_per_cpu_second: float
     megabytes: float
     own_megabytes: float
 
@@ -105,10 +105,10 @@ def measured(settings: MiningSettings, documents: int, dimensions: int = DIMENSI
 
 
 def _make(work: Work) -> tuple[float, float, float]:
-    """Seconds of a part, and megabytes of this process at its highest before and after."""
-    before, began = _peak(), time.monotonic()
+    """CPU seconds of a part, and megabytes of this process at its highest before and after."""
+    before, began = _peak(), time.process_time()
     list(make_parts([part_name(0)], work=work))
-    return time.monotonic() - began, before, _peak()
+    return time.process_time() - began, before, _peak()
 
 
 def _peak() -> float:
@@ -175,10 +175,11 @@ def _write_pairs(folder: Path, positives: np.ndarray) -> None:
 
 def _print(parts: list[Measured]) -> None:
     table = Table()
-    for title in ("documents", "anchors", "anchors/s", "MB", "MB of its own"):
+    for title in ("documents", "anchors", "anchors a CPU-second", "MB", "MB of its own"):
         table.add_column(title, justify="right")
     for part in parts:
         sizes = (f"{part.megabytes:,.0f}", f"{part.own_megabytes:,.0f}")
-        counts = (f"{part.documents:,}", f"{part.anchors:,}", f"{part.anchors_per_second:,.0f}")
+        rate = f"{part.anchors_per_cpu_second:,.0f}"
+        counts = (f"{part.documents:,}", f"{part.anchors:,}", rate)
         table.add_row(*counts, *sizes)
     Console().print(table)

@@ -24,7 +24,8 @@ from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
-from pipelines.training_job import batch_plan, session_for
+from pipelines.training_job import session_for
+from pipelines.training_plan import batch_plan
 
 WORKERS = 2
 

@@ -143,7 +143,7 @@ def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
     """The pairs that are asked: `evaluation_pairs`, those of before and then the first by hash.
 
     Returns:
-        `anchor` and `positive`, and their hashes as `query_id` and `document_id`.
+        `anchor` and `positive`, their hashes as `query_id` and `document_id`, and `unit`.
     """
     chosen = (
         judged.where("reason is null")
@@ -151,21 +151,23 @@ def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
         .limit(settings.evaluation_pairs)
     )
     query, document = F.xxhash64("anchor"), F.xxhash64("positive")
-    return chosen.select(*_ASKED, query.alias("query_id"), document.alias("document_id"))
+    return chosen.select(*_ASKED, query.alias("query_id"), document.alias("document_id"), "unit")
 
 
 def write_evaluation(chosen: pa.Table, folder: Location) -> int:
     """Writes `queries.parquet` and `documents.parquet`, each text once and sorted by its number.
 
     Args:
-        chosen: Of :func:`choose_held_out`.
+        chosen: Of :func:`choose_held_out`; of several sources, `source` is in the queries too.
         folder: Of the corpus.
 
     Returns:
         How many documents there are.
     """
-    queries = chosen.select(["query_id", "anchor", "document_id"])
-    queries = queries.rename_columns(["query_id", "text", "document_id"]).sort_by("query_id")
+    source = [name for name in ("source",) if name in chosen.column_names]
+    queries = chosen.select(["query_id", "anchor", "document_id", *source])
+    queries = queries.rename_columns(["query_id", "text", "document_id", *source])
+    queries = queries.sort_by("query_id")
     # Two texts of one number, which is a hash, would be one document.
     grouped = chosen.group_by("document_id", use_threads=False).aggregate([("positive", "min")])
     documents = pa.table(
@@ -197,3 +199,14 @@ def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings)
         pairs = pairs.withColumn("_key", text_key(text))
         pairs = pairs.join(keys, "_key", "left_anti").drop("_key")
     return pairs
+
+
+def without_units(pairs: DataFrame, chosen: DataFrame) -> DataFrame:
+    """The training pairs of no group, document or package of which another source asks a pair.
+
+    Args:
+        pairs: With `unit`.
+        chosen: The pairs that are asked, of all sources.
+    """
+    units = F.broadcast(chosen.select("unit").where("unit is not null").distinct())
+    return pairs.join(units, "unit", "left_anti")

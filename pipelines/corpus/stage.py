@@ -1,4 +1,8 @@
-"""The corpus stage: from `corpus.inputs` to pairs, an evaluation set and a funnel."""
+"""The corpus stage: from `corpus.inputs` to pairs, an evaluation set and a funnel.
+
+Where the corpus has several sources, each goes through the same steps by itself; what is held out
+of one is left out of the training of all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,80 +15,41 @@ from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
-from pipelines.corpus.cleaning import prose
 from pipelines.corpus.cleaning.languages import check_languages
 from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
 from pipelines.corpus.dedup import marks as overlaps
-from pipelines.corpus.funnel import (
-    FILES,
-    LINES,
-    PAIRS,
-    PARAGRAPHS,
-    ROWS,
-    SENTENCES,
-    FunnelLine,
-    check_adds_up,
-    level_lines,
-    losses,
+from pipelines.corpus.funnel import ROWS, FunnelLine, check_adds_up, losses
+from pipelines.corpus.funnel_lines import (
+    added_up,
+    check_some_left,
+    is_dropped,
+    lines_before_pairs,
+    lines_of_pairs,
 )
-from pipelines.corpus.kept_units.cutting import cut_inputs
+from pipelines.corpus.kept_units.cutting import below_one_another, cut_inputs, units_folders
 from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
 from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.sources import texts_of
-from pipelines.corpus.statistics import Counts, count_reasons, dropped, example_texts
-from pipelines.corpus.units import text_level
-from pipelines.errors import InputError, PipelineError
+from pipelines.corpus.splitting import PAIR_COLUMNS, JudgedPairs, judge_pairs, write_split
+from pipelines.corpus.statistics import count_reasons, example_texts
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
 from pipelines.settings import Config, CorpusSettings, StorageSettings
-from pipelines.spark.frames import (
-    Scratch,
-    rows_by_partition,
-    shuffle_partitions,
-    write_parquet,
-)
+from pipelines.settings.sources import by_source
+from pipelines.spark.frames import Scratch, shuffle_partitions
+
+__all__ = ["PAIR_COLUMNS", "CorpusSummary", "prepare_corpus"]
 
 logger = logging.getLogger(__name__)
 
-PAIR_COLUMNS = ("id", "group", "anchor", "positive", "negatives", "score", "candidate_scores")
-
-TRAINING = "pairs for training"
-HELD_OUT = "held out for evaluation"
-_GIVES_PAIRS = "that give pairs"
-_LEVELS: Mapping[str, tuple[str, str]] = {
-    FILES: ("source files found", "source files with docstrings"),
-    ROWS: ("rows read", "rows that hold texts"),
-    PARAGRAPHS: ("paragraphs found", "paragraphs of prose"),
-    LINES: ("lines found", ""),
-    SENTENCES: ("sentences found", ""),
-}
-"""Levels before the pairs, in their order: what came in, and what is kept."""
 # Rows of the quarantine that the report shows.
 _PLACES = 10
 _BYTES_PER_PARTITION = 64 * 2**20
-_REMEDIES: Mapping[str, str] = {
-    "too short": "lower corpus.min_characters",
-    "too long": "raise corpus.max_characters",
-    "too many symbols": "raise corpus.max_symbols",
-    "repeats itself": "raise corpus.max_repeated",
-    "other language": "see corpus.languages",
-    pair_forms.ALONE: "set corpus.group_column to a column whose values repeat",
-    overlaps.EXCLUDED: "see corpus.exclude",
-    overlaps.NEARLY_EXCLUDED: "see corpus.exclude and corpus.near_duplicates",
-    overlaps.NEAR_DUPLICATE: "see corpus.near_duplicates",
-    pair_forms.OUT_OF_RANGE: "set corpus.score_range",
-    prose.NOTHING_AFTER: "set corpus.pairs to single, or name longer texts",
-    **dict.fromkeys(
-        (held_out.LEAK, held_out.SAME_GROUP, held_out.SAME_QUERY, held_out.BEYOND),
-        "set corpus.evaluation_share=0",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -129,6 +94,8 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     - `funnel.json`: see :mod:`pipelines.corpus.funnel`;
     - `statistics.json`: examples of what was dropped, languages, bytes.
 
+    Of several sources, pairs have `source` (int; its number) and queries `source` (its name).
+
     The content depends on the inputs and the settings alone, not on the partitions.
 
     Raises:
@@ -136,56 +103,64 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
             pair is left.
     """
     started = time.monotonic()
-    settings = config.corpus
     next_part("reading texts")
-    pair_forms.check_settings(settings)
-    check_languages(settings.languages)
-    if settings.redact is not None:
-        check_redactor(settings.redact)
-    excluded = _excluded_texts(session, settings, config.storage)
-    folder = PreparedFolder.of(config).corpus.path
+    alone = by_source(config)
+    for one in alone:
+        pair_forms.check_settings(one.corpus)
+        check_languages(one.corpus.languages)
+    if config.corpus.redact is not None:
+        check_redactor(config.corpus.redact)
+    excluded = _excluded_texts(session, config.corpus, config.storage)
+    prepared = PreparedFolder.of(config)
+    folder = prepared.corpus.path
+    names = [source.name for source in config.corpus.sources]
     with new_folder(folder) as aside, Scratch(aside / "scratch") as scratch:
-        cut = cut_inputs(session, config, scratch)
-        units = cut.frame
-        read = _checked(units, cut.totals.to_pylist(), settings)
-        write_quarantine(units, aside, empty=not read.quarantined)
-        with shuffle_partitions(session, read.bytes // _BYTES_PER_PARTITION):
-            next_part("looking for duplicates")
-            rows = _judged_rows(scratch, units, excluded, settings)
-            next_part("making pairs")
-            pairs = scratch.keep(pair_forms.make_pairs(rows, settings))
-            next_part("holding out pairs for evaluation")
-            earlier = (
-                held_out.earlier_choices(session, CorpusFolder(folder))
-                if config.prepared.reuse
-                else None
-            )
-            pairs = held_out.mark_earlier(pairs, earlier)
-            split = _write_split(scratch, pairs, aside, settings)
+        places = units_folders(prepared.units, names)
+        texts = [
+            _read_texts(session, one, scratch, place)
+            for one, place in zip(alone, places, strict=True)
+        ]
+        unread = any(one.quarantined for one in texts)
+        write_quarantine(below_one_another([one.frame for one in texts]), aside, empty=not unread)
+        most_bytes = max(one.bytes for one in texts)
+        with shuffle_partitions(session, most_bytes // _BYTES_PER_PARTITION):
+            judged = [_judged(session, one, excluded, config, scratch) for one in texts]
+            split = write_split(session, judged, names, aside)
             next_part("counting")
-            counts = count_reasons(rows, split.pairs, split.judged)
-            lines = _lines_before_pairs(counts, read, settings) + _lines_of_pairs(counts, split)
-            check_adds_up(lines)
-            _check_some_left(lines)
-            shown = settings.report_examples if any(map(_is_dropped, lines)) else 0
-            examples = example_texts(rows, pairs, shown) if shown else {}
+            of_sources = [
+                _lines(read, own, written, some_asked=split.asked > 0)
+                for read, own, written in zip(texts, judged, split.written, strict=True)
+            ]
+            for name, lines in zip(names or [""], of_sources, strict=True):
+                check_adds_up(lines)
+                check_some_left(lines, f" of source {name}" if name else "")
+            lines = added_up(of_sources)
+            shown = config.corpus.report_examples if any(map(is_dropped, lines)) else 0
+            examples = _examples(judged, shown) if shown else {}
         write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
         statistics = {
-            "bytes": read.bytes,
-            "languages": read.languages,
+            "bytes": sum(one.bytes for one in texts),
+            "languages": _languages(texts),
             "examples": examples,
             "quarantine": first_places(aside, _PLACES),
-            "tables": cut.tables,
+            "tables": tuple(table for one in texts for table in one.tables),
         }
+        if names:
+            statistics["sources"] = {
+                name: [line.as_json() for line in own]
+                for name, own in zip(names, of_sources, strict=True)
+            }
         write_json(CorpusFolder(aside).statistics, statistics)
     for line in losses(lines):
         logger.info("corpus: %s", line)
+    for name, written in zip(names, split.written, strict=False):
+        logger.info("corpus: %d pairs for training of source %s", written, name)
     return CorpusSummary(
         folder,
-        split.written,
+        sum(split.written),
         split.asked,
         split.documents,
-        sum(read.quarantined.values()),
+        sum(sum(one.quarantined.values()) for one in texts),
         tuple(lines),
         time.monotonic() - started,
     )
@@ -205,23 +180,41 @@ def _excluded_texts(
 
 
 @dataclass(frozen=True)
-class _Read:
-    """What was read.
+class _Texts:
+    """What was read of a source.
 
     Attributes:
+        settings: Of the corpus, as if the source were alone.
+        frame: Its texts.
+        tables: Its inputs, where they are tables that have versions.
         quarantined: Rows that could not be read, by reason.
         languages: Texts of those whose language was looked at, by language, the most first.
-        bytes: Of the inputs, unpacked.
+        bytes: Of its inputs, unpacked.
     """
 
+    settings: CorpusSettings
+    frame: DataFrame
+    tables: tuple[str, ...]
     quarantined: Mapping[str, int]
     languages: Mapping[str, int]
     bytes: int
 
 
-def _checked(
-    units: DataFrame, totals: Sequence[Mapping[str, Any]], settings: CorpusSettings
-) -> _Read:
+def _read_texts(session: SparkSession, config: Config, scratch: Scratch, place: Location) -> _Texts:
+    """Reads a source.
+
+    Args:
+        session: Reads it.
+        config: As if the source were alone.
+        scratch: For what is kept of this preparation alone.
+        place: The folder of the source's units.
+
+    Raises:
+        InputError: Too much could not be read, or an input is wrong.
+    """
+    settings = config.corpus
+    cut = cut_inputs(session, config, scratch, place)
+    totals: Sequence[Mapping[str, Any]] = cut.totals.to_pylist()
     lost = [total for total in totals if total["quarantined"]]
     reasons: Counter[str] = Counter()
     languages: Counter[str] = Counter()
@@ -238,11 +231,61 @@ def _checked(
         sum(row[measure] or 0 for row in totals if row["level"] == ROWS),
         sum(row[measure] for row in lost),
         measure,
-        units,
+        cut.frame,
         settings.max_quarantined,
     )
-    by_number = sorted(languages.items(), key=lambda item: (-item[1], item[0]))
-    return _Read(reasons, dict(by_number), sum(row["bytes"] or 0 for row in totals))
+    read = sum(row["bytes"] or 0 for row in totals)
+    return _Texts(settings, cut.frame, cut.tables, reasons, _most_first(languages), read)
+
+
+def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _languages(texts: Iterable[_Texts]) -> dict[str, int]:
+    """Of all sources."""
+    total: Counter[str] = Counter()
+    for one in texts:
+        total.update(one.languages)
+    return _most_first(total)
+
+
+def _judged(
+    session: SparkSession,
+    texts: _Texts,
+    excluded: DataFrame | None,
+    config: Config,
+    scratch: Scratch,
+) -> JudgedPairs:
+    """The pairs of a source, with the reasons for which some are dropped or held out."""
+    next_part("looking for duplicates")
+    rows = _judged_rows(scratch, texts.frame, excluded, texts.settings)
+    next_part("making pairs")
+    pairs = scratch.keep(pair_forms.make_pairs(rows, texts.settings))
+    next_part("holding out pairs for evaluation")
+    corpus = PreparedFolder.of(config).corpus
+    earlier = held_out.earlier_choices(session, corpus) if config.prepared.reuse else None
+    return judge_pairs(scratch, rows, held_out.mark_earlier(pairs, earlier), texts.settings)
+
+
+def _lines(
+    texts: _Texts, judged: JudgedPairs, written: int, *, some_asked: bool
+) -> list[FunnelLine]:
+    """The funnel of a source."""
+    counts = count_reasons(judged.rows, judged.pairs, judged.judged)
+    before = lines_before_pairs(counts, texts.quarantined, texts.settings)
+    return before + lines_of_pairs(counts, judged.asked, written, some_asked=some_asked)
+
+
+def _examples(sources: Iterable[JudgedPairs], most: int) -> dict[str, dict[str, list[str]]]:
+    """A few texts of each level and reason, of the first sources that have some."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for source in sources:
+        for level, reasons in example_texts(source.rows, source.pairs, most).items():
+            for reason, texts in reasons.items():
+                known = found.setdefault(level, {}).setdefault(reason, [])
+                known += [text for text in texts if text not in known][: most - len(known)]
+    return found
 
 
 def _judged_rows(
@@ -258,103 +301,3 @@ def _judged_rows(
     rows = pair_forms.choose_members(rows, settings)
     # What follows from a row alone is computed again more cheaply than it is written and read.
     return rows if rows is hashed else scratch.keep(rows)
-
-
-def _lines_before_pairs(counts: Counts, read: _Read, settings: CorpusSettings) -> list[FunnelLine]:
-    lines: list[FunnelLine] = []
-    for level, (found, remaining) in _LEVELS.items():
-        quarantined = read.quarantined if level == ROWS else {}
-        reasons = counts.rows.get(level, {})
-        total = sum(reasons.values()) + sum(quarantined.values())
-        last = level == text_level(settings)
-        if total or level in (ROWS, text_level(settings)):
-            name = f"{level} {_GIVES_PAIRS}" if last else remaining
-            kept = {name: reasons.get(None, 0)}
-            lines += level_lines(level, (found, total), dropped(reasons), kept, quarantined)
-    return lines
-
-
-@dataclass(frozen=True)
-class _Split:
-    """What is for training and what for evaluation.
-
-    Attributes:
-        pairs: All pairs, with `held`.
-        judged: Those that are held out, with their reasons; None where none are held out.
-        asked: Pairs of the evaluation.
-        documents: Texts that it searches.
-        written: Pairs for training.
-    """
-
-    pairs: DataFrame
-    judged: DataFrame | None
-    asked: int
-    documents: int
-    written: int
-
-
-def _write_split(
-    scratch: Scratch, pairs: DataFrame, aside: Location, settings: CorpusSettings
-) -> _Split:
-    judged, asked, documents = None, 0, 0
-    if settings.evaluation_share and settings.pairs != "single":
-        pairs = held_out.mark_held_out(pairs, settings)
-        judged = scratch.keep(held_out.judge_held_out(pairs, settings))
-        chosen = scratch.keep_counted(held_out.choose_held_out(judged, settings))
-        asked = chosen.rows
-        documents = held_out.write_evaluation(chosen.to_arrow(), aside) if asked else 0
-    else:
-        pairs = pairs.withColumn("held", F.lit(False))
-    training = pairs.where("reason is null and not held")
-    if asked:
-        training = held_out.without_leaks(training, chosen.frame, settings)
-    path = CorpusFolder(aside).pairs
-    ordered = training.select(*PAIR_COLUMNS).sortWithinPartitions("id")
-    write_parquet(ordered, path)
-    return _Split(pairs, judged, asked, documents, sum(rows_by_partition(path).values()))
-
-
-def _lines_of_pairs(counts: Counts, split: _Split) -> list[FunnelLine]:
-    """The level of pairs.
-
-    Raises:
-        PipelineError: Fewer or more pairs lie in the files than were to be written.
-    """
-    reasons = dropped(counts.pairs) | dropped(counts.held_out)
-    others = {
-        held_out.BEYOND: counts.held_out.get(None, 0) - split.asked,
-        held_out.LEAK: counts.trainable - split.written,
-    }
-    if min(others.values()) < 0 or (others[held_out.LEAK] and not split.asked):
-        raise PipelineError(
-            f"{split.written} of {counts.trainable} pairs for training are in their files, and"
-            f" {split.asked} of {counts.held_out.get(None, 0)} that may be held out"
-        )
-    reasons |= {reason: rows for reason, rows in others.items() if rows}
-    kept = {TRAINING: split.written, HELD_OUT: split.asked}
-    return level_lines(PAIRS, ("pairs made", sum(counts.pairs.values())), reasons, kept)
-
-
-def _is_dropped(line: FunnelLine) -> bool:
-    return line.kind == "dropped"
-
-
-def _check_some_left(lines: Iterable[FunnelLine]) -> None:
-    lines = list(lines)
-    if any(line.name == TRAINING and line.rows for line in lines):
-        return
-    reasons = [line for line in lines if line.kind == "dropped" and line.level != FILES]
-    read = next(line.rows for line in lines if line.level == ROWS and line.kind == "in")
-    if not reasons:
-        held = any(line.name == HELD_OUT and line.rows for line in lines)
-        raise InputError(
-            "corpus.inputs",
-            f"no pair is left of {read} rows" + (": all are held out" if held else ""),
-            "set corpus.evaluation_share=0" if held else "name inputs that hold text",
-        )
-    most = max(reasons, key=lambda line: line.rows)
-    raise InputError(
-        "corpus.inputs",
-        f"no pair is left of {read} rows: most often `{most.name}` ({most.rows})",
-        _REMEDIES.get(most.name, "name other inputs"),
-    )

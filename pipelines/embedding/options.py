@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 from pipelines.errors import InputError
@@ -100,7 +101,7 @@ def embedding_options(
         )
     return EmbeddingOptions(
         model=folder,
-        model_sha256=model_digest(folder),
+        model_sha256=_sha256(local_folder(folder)),
         hidden=spec.embedding_width,
         normalise=spec.normalise,
         backend=choose_backend(backend, spec.kind),
@@ -118,9 +119,8 @@ def _check_known(key: str, name: str, known: tuple[str, ...]) -> None:
         raise InputError(key, f"there is no `{name}`", f"{', '.join(known[:-1])} or {known[-1]}")
 
 
-def model_digest(model: Location) -> str:
-    """SHA-256 of all files of a model's folder that decide an embedding."""
-    folder = local_folder(model)
+def _sha256(folder: Path) -> str:
+    """Digest of all files that decide an embedding."""
     digest = hashlib.sha256()
     for file in sorted(file for kind in _MODEL_FILES for file in folder.rglob(kind)):
         digest.update(f"{file.relative_to(folder)}\0".encode())

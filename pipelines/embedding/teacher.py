@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipelines.corpus.cleaning.rules import clean
-from pipelines.embedding.options import embedding_options, model_digest
+from pipelines.embedding.options import embedding_options
 from pipelines.embedding.store import VectorTable, open_table
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
@@ -90,10 +90,10 @@ def check_teacher(config: Config) -> str | None:
     told: list[object]
     if settings.model is not None:
         try:
-            embedding_options(_model(config), dimensions=settings.dimensions)
+            options = embedding_options(_model(config), dimensions=settings.dimensions)
         except InputError as error:
             raise _renamed(error) from None
-        told = [model_digest(_model(config)), settings.dimensions, reads_alike(config)]
+        told = [options.model_sha256, options.dimensions, reads_alike(config)]
     elif settings.vectors:
         told = [_table_digest(table) for table in _tables(config)]
     else:

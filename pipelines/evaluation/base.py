@@ -99,7 +99,7 @@ class Evaluation:
         figures: What it gives, in the order in which they are shown.
         sets: The files or folders to measure on that the settings name; none where it is off.
         short_name: What a set is called in ``metrics.json``, unless another has that name too. A
-            set of held-out pairs has the name of the evaluation.
+            set of held-out pairs has the name of the evaluation, and that of its source.
         check: Looks at a set as far as that can be done without Spark; raises InputError.
         read: Reads and checks a set; raises InputError.
         measure: Measures on the tables that `read` gives, by Spark.

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
+
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Tables
-from pipelines.files.locations import Location
+from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
 from pipelines.spark.frames import read_parquet
+from pipelines.tokens.examples import SOURCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,10 +25,49 @@ def held_out_sets(config: Config) -> Sequence[str]:
     return [str(corpus.path)] if corpus.queries.exists() and corpus.documents.exists() else []
 
 
-def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
-    """The tables `asked` and `documents`; see :func:`held_out_tables`."""
+def held_out_sources(config: Config) -> Sequence[str]:
+    """The sources of a corpus of several that have queries which are held out, by name."""
     corpus = PreparedFolder.of(config).corpus
-    return held_out_tables(session, corpus.queries, corpus.documents)
+    if not config.corpus.sources or not held_out_sets(config):
+        return []
+    with pq.ParquetFile(arrow_source(corpus.queries)) as file:
+        if SOURCE not in file.schema_arrow.names:
+            return []
+        held = {*file.read(columns=[SOURCE]).column(SOURCE).to_pylist()}
+    return [source.name for source in config.corpus.sources if source.name in held]
+
+
+def set_name(config: Config, evaluation: str, given: str) -> str:
+    """What held-out pairs are called in ``metrics.json``.
+
+    Args:
+        evaluation: Name of the evaluation.
+        given: The folder of the corpus, or one of its sources.
+    """
+    is_source = any(given == source.name for source in config.corpus.sources)
+    return f"{evaluation}.{given}" if is_source else evaluation
+
+
+def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
+    """The tables `asked` and `documents`; see :func:`held_out_tables`.
+
+    Args:
+        session: Reads them.
+        config: Names the folder of the preparation.
+        given: That of its corpus; or one of its sources, whose queries search its documents alone.
+    """
+    corpus = PreparedFolder.of(config).corpus
+    tables = held_out_tables(session, corpus.queries, corpus.documents)
+    if not config.corpus.sources:
+        return tables
+    # Two sources may ask for one document by one query.
+    together = {**tables, "asked": tables["asked"].distinct()}
+    if given not in held_out_sources(config):
+        return together
+    queries = read_parquet(session, corpus.queries)
+    own = queries.where(queries[SOURCE] == given).drop(SOURCE).dropna().distinct()
+    wanted = own.select("document_id").distinct()
+    return {"asked": own, "documents": tables["documents"].join(wanted, "document_id", "left_semi")}
 
 
 def held_out_tables(

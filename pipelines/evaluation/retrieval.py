@@ -25,7 +25,7 @@ from pipelines.evaluation.base import (
     Tables,
 )
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, spread, unit_length
-from pipelines.evaluation.held_out import held_out_sets, read_held_out
+from pipelines.evaluation.held_out import held_out_sets, held_out_sources, read_held_out
 from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
 from pipelines.spark.sharing import Shared, shared_value
@@ -370,7 +370,9 @@ EVALUATION = Evaluation(
     name="retrieval",
     part="retrieval",
     figures=FIGURES,
-    sets=lambda config: held_out_sets(config) if config.evaluation.retrieval else (),
+    sets=lambda config: (
+        [*held_out_sets(config), *held_out_sources(config)] if config.evaluation.retrieval else ()
+    ),
     read=read_held_out,
     measure=measure,
     snapshot=with_gains,

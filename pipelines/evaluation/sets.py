@@ -13,6 +13,7 @@ from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import WHOLE, Evaluation, Tables, nested_name
+from pipelines.evaluation.held_out import set_name
 from pipelines.runs.best import Metric
 from pipelines.settings import Config
 
@@ -56,7 +57,7 @@ def named_sets(config: Config) -> list[NamedSet]:
         for given in evaluation.sets(config)
     ]
     taken.update(one.name for one in sets if not one.evaluation.held_out)
-    named = [_named(one, one.name if taken[one.name] == 1 else one.given) for one in sets]
+    named = [_named(config, one, one.name if taken[one.name] == 1 else one.given) for one in sets]
     often = Counter(one.name for one in named)
     for name in often:
         if often[name] > 1:
@@ -64,9 +65,11 @@ def named_sets(config: Config) -> list[NamedSet]:
     return named
 
 
-def _named(one: NamedSet, name: str) -> NamedSet:
+def _named(config: Config, one: NamedSet, name: str) -> NamedSet:
     evaluation = one.evaluation
-    return NamedSet(evaluation.name if evaluation.held_out else name, one.given, evaluation)
+    if evaluation.held_out:
+        name = set_name(config, evaluation.name, one.given)
+    return NamedSet(name, one.given, evaluation)
 
 
 def names_at_widths(one: NamedSet, config: Config) -> list[str]:

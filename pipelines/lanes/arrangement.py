@@ -1,7 +1,7 @@
 """Where each example goes: its lane, row and slot, found by two distributed sorts of light keys.
 
-1. By (length bucket, hash): an example's position says in which segment it is, which settles
-   who moves up into a longer bucket.
+1. By (source, length bucket, hash): an example's position says in which segment it is, which
+   settles who moves up into a longer bucket. A row is of one source.
 2. By (segment, group, hash): the members of a group are neighbours, and neighbours are dealt
    to different rows, steps and granules of the segment, as far as there are so many.
 """
@@ -9,10 +9,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -23,10 +23,11 @@ from pipelines.lanes.plan import (
     bucket_table,
     count_same_group_in_step,
     deal,
-    plan_segments,
+    plan_sources,
 )
 from pipelines.settings import Config, LaneSettings
 from pipelines.spark.frames import Scratch
+from pipelines.tokens.examples import SOURCE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -42,7 +43,8 @@ class Arrangement:
     Attributes:
         lanes: Number of lanes.
         granule: Examples in a granule.
-        segments: The rows of each bucket; empty if there is not one whole row.
+        by_source: The rows of each bucket, for each source; of one that has not one whole row there
+            are none.
         left_over: Examples that are in no granule, by reason.
         same_group_in_step: Examples that share a step with another of their group.
         places: The columns of ``PLACED``.
@@ -50,10 +52,15 @@ class Arrangement:
 
     lanes: int
     granule: int
-    segments: tuple[Segment, ...]
+    by_source: tuple[tuple[Segment, ...], ...]
     left_over: dict[str, int]
     same_group_in_step: int
     places: DataFrame
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Of all sources."""
+        return tuple(segment for own in self.by_source for segment in own)
 
     @property
     def rows(self) -> int:
@@ -89,27 +96,33 @@ class Buckets:
 
 
 def example_keys(examples: DataFrame, buckets: Buckets, config: Config) -> DataFrame:
-    """One light row per example: id, group, bucket length and two hashes that order them."""
+    """One light row per example: id, group, source, bucket length, two hashes that order them."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     seed = F.lit(config.lanes.seed)
     edges = F.array(*map(F.lit, buckets.edges))
     place = F.ceil(F.col("length") / buckets.width) - 1
+    source = F.col(SOURCE) if SOURCE in examples.columns else F.lit(0)
     return examples.select(
         "id",
         "group",
+        source.alias("source"),
         edges[place.cast("int")].alias("bucket"),
         F.xxhash64(seed, "id").alias("id_order"),
         F.xxhash64(seed, "group").alias("group_order"),
     )
 
 
-def bucket_counts(tokens: TokensFolder, buckets: Buckets) -> Counter[int]:
-    """How many examples have each bucket length; read on the driver."""
-    counts: Counter[int] = Counter()
-    for length, number in storage.read_json(tokens.lengths)["lengths"]:
-        counts[buckets.edge(length)] += number
-    return counts
+def bucket_counts(tokens: TokensFolder, buckets: Buckets) -> tuple[Counter[int], ...]:
+    """How many examples of each source have each bucket length; read on the driver."""
+    told = storage.read_json(tokens.lengths)
+    by_source = []
+    for lengths in told.get("sources", [told["lengths"]]):
+        counts: Counter[int] = Counter()
+        for length, number in lengths:
+            counts[buckets.edge(length)] += number
+        by_source.append(counts)
+    return tuple(by_source)
 
 
 @dataclass(frozen=True)
@@ -121,7 +134,9 @@ class Shape:
     granules_per_step: int
 
 
-def arrange(keys: DataFrame, counts: Counter[int], shape: Shape, scratch: Scratch) -> Arrangement:
+def arrange(
+    keys: DataFrame, counts: Sequence[Counter[int]], shape: Shape, scratch: Scratch
+) -> Arrangement:
     """Gives every example that fits its lane, row and slot.
 
     A group with more members in a segment than the segment has granules cannot be placed
@@ -129,21 +144,22 @@ def arrange(keys: DataFrame, counts: Counter[int], shape: Shape, scratch: Scratc
 
     Args:
         keys: Of :func:`example_keys`.
-        counts: Their number by bucket.
+        counts: Of each source, their number by bucket.
         shape: Of the lanes.
         scratch: For what is computed in between.
     """
     lanes, granule, crowded = shape.lanes, shape.granule, 0
     while True:
-        segments = plan_segments(counts, lanes, granule)
+        by_source = plan_sources(counts, lanes, granule)
+        segments = tuple(segment for own in by_source for segment in own)
         placed = sum(segment.examples for segment in segments)
         reasons = {
-            "too few for a row": sum(counts.values()) - placed,
+            "too few for a row": sum(map(Counter.total, counts)) - placed,
             "more of one group than granules": crowded,
         }
         left_over = {reason: rows for reason, rows in reasons.items() if rows}
         if not segments:
-            return Arrangement(lanes, granule, (), left_over, 0, keys)
+            return Arrangement(lanes, granule, by_source, left_over, 0, keys)
         in_segment = _with_segment(keys, segments, scratch)
         large = scratch.keep_counted(_large_groups(in_segment, segments))
         surplus = None
@@ -153,25 +169,28 @@ def arrange(keys: DataFrame, counts: Counter[int], shape: Shape, scratch: Scratc
             steps_per_row = lanes // shape.granules_per_step
             shared = _same_group_in_step(large.frame, segments, steps_per_row) if large.rows else 0
             places = _places(in_segment, segments, lanes, shape.granules_per_step, scratch)
-            return Arrangement(lanes, granule, segments, left_over, shared, places)
+            return Arrangement(lanes, granule, by_source, left_over, shared, places)
         crowded += surplus.rows
-        taken = surplus.frame.groupBy("bucket").count().collect()
-        counts = counts - Counter({row["bucket"]: row["count"] for row in taken})
+        taken = surplus.frame.groupBy("source", "bucket").count().collect()
+        counts = [
+            of_source
+            - Counter({row["bucket"]: row["count"] for row in taken if row["source"] == source})
+            for source, of_source in enumerate(counts)
+        ]
         keys = scratch.keep(keys.join(surplus.frame.select("id"), "id", "left_anti"))
 
 
 def _with_segment(keys: DataFrame, segments: tuple[Segment, ...], scratch: Scratch) -> DataFrame:
-    """Adds the number of the segment, and drops what is behind the last one."""
+    """Adds the number of the segment, and drops what is behind the last one of a source."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    ordered = _with_position(keys, scratch, "bucket", "id_order", "id")
-    last = segments[-1]
-    placed = ordered.where(F.col("position") < last.first_example + last.examples)
-    number = F.lit(len(segments) - 1)
-    for index in range(len(segments) - 2, -1, -1):
-        end = segments[index].first_example + segments[index].examples
-        number = F.when(F.col("position") < end, F.lit(index)).otherwise(number)
-    return placed.withColumn("segment", number).drop("position")
+    ordered = _with_position(keys, scratch, "source", "bucket", "id_order", "id")
+    number: Any = F
+    for index, segment in enumerate(segments):
+        last = segment.first_example + segment.examples - 1
+        number = number.when(F.col("position").between(segment.first_example, last), index)
+    placed = ordered.withColumn("segment", number).drop("position")
+    return placed.where(F.col("segment").isNotNull())
 
 
 def _large_groups(frame: DataFrame, segments: tuple[Segment, ...]) -> DataFrame:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import LanesFolder
 from pipelines.lanes.binary import binary_values
 from pipelines.lanes.index import ANEW, INDEX_FILE
+from pipelines.lanes.mixture import SourceLanes
 from pipelines.lanes.plan import Segment, bucket_length
 from pipelines.lanes.teacher import TeacherVectors
 
@@ -82,6 +84,8 @@ class LaneManifest:
         candidates_scored: Whether their positive and each hard negative have one.
         teacher: The vectors that a teacher gave their texts, if there are any.
         checksums: Of the index of each lane, 16 hexadecimal digits.
+        sources: Where there are several, in the order of their rows; what is said of examples above
+            then holds for some of them.
     """
 
     lanes: int
@@ -103,6 +107,17 @@ class LaneManifest:
     candidates_scored: bool
     teacher: TeacherVectors | None
     checksums: tuple[str, ...]
+    sources: tuple[SourceLanes, ...] = ()
+
+    @property
+    def by_source(self) -> tuple[LaneManifest, ...]:
+        """The lanes as they would be if each source were alone; of one source, these."""
+        return tuple(replace(self, sources=(), **one.has) for one in self.sources) or (self,)
+
+    def source_of(self, row: int) -> int:
+        """The number of the source that a row is of."""
+        first_rows = [one.first_row for one in self.sources] or [0]
+        return bisect_right(first_rows, row) - 1
 
     @property
     def placed(self) -> int:
@@ -144,8 +159,10 @@ class LaneManifest:
         padding = 100 * (1 - self.tokens / self.slots)
         shared = self.same_group_in_step
         same_group = f", {shared} in a step with one of their group" if shared else ""
+        told = ", ".join(f"{one.rows} of {one.name}" for one in self.sources)
+        rows = f"{self.rows} granules ({told})" if told else f"{self.rows} granules"
         return (
-            f"{self.lanes} lanes of {self.rows} granules of {self.granule} examples, "
+            f"{self.lanes} lanes of {rows} of {self.granule} examples, "
             f"{sum(self.left_over.values())} left over{same_group}, {padding:.1f} % padding"
         )
 
@@ -154,7 +171,10 @@ class LaneManifest:
         storage.write_json(LanesFolder(folder).manifest, self._record() | {"digest": self.digest})
 
     def _record(self) -> dict[str, Any]:
-        return {"format": FORMAT} | asdict(self)
+        # One source is written as lanes were before there could be several.
+        unused = () if self.sources else ("sources",)
+        told = {name: value for name, value in asdict(self).items() if name not in unused}
+        return {"format": FORMAT} | told
 
     @classmethod
     def load(cls, folder: Location) -> LaneManifest:
@@ -182,7 +202,10 @@ class LaneManifest:
         checksums = tuple(values.pop("checksums"))
         teacher = values.pop("teacher")
         teacher = teacher and TeacherVectors(**teacher)
-        return cls(segments=segments, checksums=checksums, teacher=teacher, **values)
+        sources = tuple(SourceLanes(**source) for source in values.pop("sources", ()))
+        return cls(
+            segments=segments, checksums=checksums, teacher=teacher, sources=sources, **values
+        )
 
 
 def _digest(record: dict[str, Any]) -> str:

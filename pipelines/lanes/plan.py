@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from pipelines.lanes.mixture import EpochOrder, SourceShare, epoch_order
 
 EVEN_TOKENS = 512
 """Length up to which all buckets are of one width."""
@@ -67,6 +69,35 @@ def bucket_table(longest: int, bucket: int, growth: float) -> tuple[int, ...]:
         after = max(edge + bucket, grown)
         table += [after] * ((after - edge) // bucket)
     return tuple(table)
+
+
+def plan_sources(
+    counts: Sequence[Mapping[int, int]], lanes: int, granule: int
+) -> tuple[tuple[Segment, ...], ...]:
+    """Shares the examples of each source out over rows of its own, one source after the other.
+
+    Args:
+        counts: Of each source, examples per bucket length.
+
+    Returns:
+        The segments of each, with positions in the order by source and bucket.
+    """
+    planned: list[tuple[Segment, ...]] = []
+    first_row = first_example = 0
+    for of_source in counts:
+        own = plan_segments(of_source, lanes, granule)
+        moved = (
+            replace(
+                segment,
+                first_row=segment.first_row + first_row,
+                first_example=segment.first_example + first_example,
+            )
+            for segment in own
+        )
+        planned.append(tuple(moved))
+        first_row += sum(segment.rows for segment in own)
+        first_example += sum(of_source.values())
+    return tuple(planned)
 
 
 def plan_segments(counts: Mapping[int, int], lanes: int, granule: int) -> tuple[Segment, ...]:
@@ -152,11 +183,13 @@ def deal(
     no row, and so in no step of any other size.
 
     Args:
-        positions: int64 [examples], places in the order, from 0.
+        positions: int64 [examples], places in the order, from 0, of the examples that are dealt.
         segments: The segments, in their order.
         granules_per_step: Granules of a step, which are of adjacent lanes; divides ``lanes``.
     """
-    first_example = np.array([segment.first_example for segment in segments], np.int64)
+    # What a source could not fill its last row with is not dealt, so that others move up.
+    taken = np.cumsum([0, *(segment.examples for segment in segments)])
+    first_example = taken[:-1]
     segment = np.searchsorted(first_example, positions, side="right") - 1
     rows = np.array([segment.rows for segment in segments], np.int64)[segment]
     first_row = np.array([segment.first_row for segment in segments], np.int64)[segment]
@@ -222,30 +255,36 @@ class StepPlan:
 
     Attributes:
         index: Number of the step in the run, from 0.
-        epoch: Pass over the lanes, from 0.
+        epoch: So many steps as the lanes give, from 0.
         granules: All granules of the step, in the order of their lanes.
+        source: Number of the source that the granules are of.
+        visit: How often all granules of the source were read before; of one source, the epoch.
     """
 
     index: int
     epoch: int
     granules: tuple[GranuleAddress, ...]
+    source: int
+    visit: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """The order of all steps of a run; it follows from these four numbers alone.
+    """The order of all steps of a run; it follows from these numbers alone.
 
     Attributes:
         lanes: Number of lanes.
         rows: Granules in a lane.
         granules_per_step: Granules of one update; divides ``lanes``.
         seed: Permutes the steps of each epoch.
+        sources: The parts of several sources of examples; empty if there is one.
     """
 
     lanes: int
     rows: int
     granules_per_step: int
     seed: int
+    sources: tuple[SourceShare, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.lanes % self.granules_per_step == 0, "granules_per_step must divide lanes"
@@ -261,27 +300,35 @@ class BatchPlan:
         return self.rows * self.steps_per_row
 
     def step_order(self, epoch: int) -> np.ndarray:
-        """The permutation of an epoch's steps, [steps]; the same for all workers.
+        """The order of an epoch's steps, [steps]; the same for all workers.
 
         All steps of the epoch are mixed, and not rows alone: the steps of a row are of one
         length, and would otherwise follow one another.
         """
+        return self._order(epoch).steps
+
+    def _order(self, epoch: int) -> EpochOrder:
+        if self.sources:
+            return epoch_order(self.sources, self.seed, epoch)
         generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-        return generator.permutation(self.steps_per_epoch)
+        steps = generator.permutation(self.steps_per_epoch)
+        return EpochOrder(steps, np.zeros_like(steps), np.full_like(steps, epoch))
 
     def steps(self, first: int, last: int) -> Iterator[StepPlan]:
         """Yields the steps ``first`` to ``last - 1`` of the run, in order."""
-        order, order_epoch = self.step_order(0), 0
+        order, order_epoch = self._order(0), 0
         for index in range(first, last):
             epoch, within = divmod(index, self.steps_per_epoch)
             if epoch != order_epoch:
-                order, order_epoch = self.step_order(epoch), epoch
-            row, turn = divmod(int(order[within]), self.steps_per_row)
+                order, order_epoch = self._order(epoch), epoch
+            row, turn = divmod(int(order.steps[within]), self.steps_per_row)
             lanes = range(turn * self.granules_per_step, (turn + 1) * self.granules_per_step)
             yield StepPlan(
                 index=index,
                 epoch=epoch,
                 granules=tuple(GranuleAddress(lane=lane, row=row) for lane in lanes),
+                source=int(order.sources[within]),
+                visit=int(order.visits[within]),
             )
 
 
@@ -309,7 +356,8 @@ def noise_seed(seed: int, epoch: int, granule: int, site: int = 0) -> tuple[int,
 
     Args:
         seed: ``training.seed``.
-        epoch: The epoch, since noise is fresh in each.
+        epoch: How often the granules of its source were read before, since noise is fresh in each
+            pass over them.
         granule: ``row * lanes + lane``.
         site: Tells apart several uses within a granule.
     """

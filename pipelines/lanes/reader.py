@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -102,6 +103,19 @@ def check_unchanged(folder: Location, manifest: LaneManifest) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is decoded of the granules of a source.
+
+    Attributes:
+        sides: The sides that are wanted, None for all.
+        teacher: The vectors of a teacher in the lanes, if they are wanted.
+    """
+
+    sides: Collection[str] | None = None
+    teacher: TeacherVectors | None = None
+
+
 class LaneReader:
     """Reads granules; every one is compared with its checksum.
 
@@ -110,6 +124,7 @@ class LaneReader:
         manifest: What it holds.
         sides: The sides of a granule that are wanted, None for all; the others are not decoded.
         teacher: The vectors of a teacher in the lanes, if they are wanted.
+        by_source: In place of both, what is wanted of each of several sources.
         cache_bytes: What this machine may keep of lanes in object stores.
         fetching: How lanes in object stores are fetched.
     """
@@ -121,13 +136,13 @@ class LaneReader:
         sides: Collection[str] | None = None,
         teacher: TeacherVectors | None = None,
         *,
+        by_source: Sequence[Wanted] = (),
         cache_bytes: int = 0,
         fetching: Fetching | None = None,
     ) -> None:
         self._folder = folder
         self._manifest = manifest
-        self._sides = sides
-        self._teacher = teacher
+        self._wanted = by_source or (Wanted(sides, teacher),) * max(len(manifest.sources), 1)
         self._source: LaneSource = (
             MappedLanes(folder, manifest)
             if isinstance(folder, Path)
@@ -164,7 +179,8 @@ class LaneReader:
 
     def granule(self, address: GranuleAddress) -> Granule:
         """A granule as padded arrays; raises as :meth:`message`."""
-        return decode(self.batch(address), self.number(address), self._sides, self._teacher)
+        wanted = self._wanted[self._manifest.source_of(address.row)]
+        return decode(self.batch(address), self.number(address), wanted.sides, wanted.teacher)
 
     def number(self, address: GranuleAddress) -> int:
         """The number that names a granule in the corpus."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import partial, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +29,7 @@ from pipelines.lanes.arrangement import (
     example_keys,
 )
 from pipelines.lanes.files import LaneManifest, lane_schema
+from pipelines.lanes.mixture import SourceLanes
 from pipelines.lanes.plan import choose_lanes
 from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
 from pipelines.lanes.teacher import TeacherVectors
@@ -37,7 +39,7 @@ from pipelines.settings import Config
 from pipelines.spark.frames import Scratch, read_parquet
 from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.examples import OPTIONAL as OPTIONAL_COLUMNS
-from pipelines.tokens.examples import SCHEMA as EXAMPLE_SCHEMA
+from pipelines.tokens.examples import example_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PART_BYTES = 256 * 2**20
+FEWEST_ROWS_OF_SOURCE = 8
+"""That the smallest of several sources should have: what does not fill a row is left over."""
 _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
@@ -65,13 +69,8 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     examples = _examples(session, prepared.tokens)
     teacher = TeacherVectors.load(prepared.teacher) if config.teacher.is_asked else None
     tokens = storage.read_json(prepared.tokens.manifest)
-    count = int(tokens["examples"])
-    lanes = choose_lanes(
-        count,
-        config.lanes.granule,
-        most=config.lanes.count,
-        granules_per_step=config.training.granules_per_step,
-    )
+    sources: Sequence[Mapping[str, Any]] = tokens.get("sources", ())
+    lanes = _lanes(config, int(tokens["examples"]), [int(one["examples"]) for one in sources])
     if lanes < config.lanes.count:
         logger.info("%d lanes instead of %d: the corpus is small", lanes, config.lanes.count)
     # Steps of this size are refused later if it does not divide the lanes; any other may come.
@@ -85,12 +84,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
         counts = bucket_counts(prepared.tokens, buckets)
         shape = Shape(lanes, config.lanes.granule, granules_per_step)
         arrangement = arrange(example_keys(examples, buckets, config), counts, shape, scratch)
-        if not arrangement.segments:
-            raise InputError(
-                "lanes.granule",
-                f"{count} examples do not fill a row of {lanes} lanes x {config.lanes.granule}",
-                f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
-            )
+        first_rows = _first_rows(arrangement, sources or [tokens])
         next_part("writing granules")
         if teacher is not None:
             examples = examples.join(_vectors(session, prepared.teacher), "id")
@@ -101,6 +95,7 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
             granule=config.lanes.granule,
             rows_per_part=rows_per_part,
             vocabulary=int(tokens["vocabulary"]),
+            first_rows=first_rows,
         )
         written, checksums = _write(examples, arrangement, write, columns)
         manifest = _manifest(
@@ -116,6 +111,43 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     return manifest
 
 
+def _lanes(config: Config, examples: int, of_sources: Sequence[int]) -> int:
+    """The number of lanes: few enough that the smallest source has some rows, too."""
+    choose = partial(
+        choose_lanes,
+        granule=config.lanes.granule,
+        most=config.lanes.count,
+        granules_per_step=config.training.granules_per_step,
+    )
+    smallest = min(of_sources, default=examples)
+    return min(choose(examples), choose(smallest, rows=FEWEST_ROWS_OF_SOURCE))
+
+
+def _first_rows(arrangement: Arrangement, sources: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """The first row of each source.
+
+    Args:
+        arrangement: Of the examples.
+        sources: With `examples`, and `name` if there are several.
+
+    Raises:
+        InputError: One fills no row.
+    """
+    lanes, granule, first_rows, rows = arrangement.lanes, arrangement.granule, [], 0
+    for segments, source in zip(arrangement.by_source, sources, strict=True):
+        first_rows.append(rows)
+        rows += sum(segment.rows for segment in segments)
+        if rows == first_rows[-1]:
+            count = int(source["examples"])
+            of = f" of source {source['name']}" if "name" in source else ""
+            raise InputError(
+                "lanes.granule",
+                f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}",
+                f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
+            )
+    return tuple(first_rows)
+
+
 def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
     """The examples; their schema is known, so that Spark runs no job to find it.
 
@@ -125,10 +157,10 @@ def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     first = next(iter(data_files(tokens.examples)), None)
-    there = None if first is None else pq.read_schema(arrow_source(first)).names
-    if there is not None and not {*OPTIONAL_COLUMNS} <= {*there}:
+    there = [] if first is None else pq.read_schema(arrow_source(first)).names
+    if first is not None and not {*OPTIONAL_COLUMNS} <= {*there}:
         raise InputError("prepared.folder", f"{tokens.path} has another format", _AGAIN)
-    return read_parquet(session, tokens.examples, from_arrow_schema(EXAMPLE_SCHEMA))
+    return read_parquet(session, tokens.examples, from_arrow_schema(example_schema(there)))
 
 
 def _vectors(session: SparkSession, folder: TeacherFolder) -> DataFrame:
@@ -140,9 +172,9 @@ def _vectors(session: SparkSession, folder: TeacherFolder) -> DataFrame:
 
 def _manifest(
     arrangement: Arrangement,
-    written: Counter[str],
+    written: Sequence[Counter[str]],
     checksums: tuple[str, ...],
-    tokens: Mapping[str, int],
+    tokens: Mapping[str, Any],
     teacher: TeacherVectors | None,
     *,
     granules_per_step: int,
@@ -152,7 +184,7 @@ def _manifest(
 
     Args:
         arrangement: Of the examples.
-        written: What is ``COUNTED``, over all lanes.
+        written: What is ``COUNTED``, over all lanes, of each source.
         checksums: Of the index of each lane.
         tokens: What the tokens stage wrote.
         teacher: The vectors of the examples' texts, if they have some.
@@ -162,7 +194,12 @@ def _manifest(
     Raises:
         InputError: Only some of the examples have an optional column.
     """
-    present = _present(written, arrangement.granule)
+    names = [f" of source {one['name']}" for one in tokens.get("sources", ())] or [""]
+    present = [
+        _present(one, arrangement.granule, of) for one, of in zip(written, names, strict=True)
+    ]
+    some = {name: any(one[name] for one in present) for name in OPTIONAL}
+    total = reduce(add, written)
     return LaneManifest(
         lanes=arrangement.lanes,
         granule=arrangement.granule,
@@ -173,20 +210,52 @@ def _manifest(
         left_over=arrangement.left_over,
         granules_per_step=granules_per_step,
         same_group_in_step=arrangement.same_group_in_step,
-        tokens=written["tokens"],
-        slots=written["slots"],
+        tokens=total["tokens"],
+        slots=total["slots"],
         vocabulary=int(tokens["vocabulary"]),
         max_length=int(tokens["max_length"]),
-        paired=present["positive"],
+        paired=some["positive"],
         negatives=int(tokens["negatives"]),
-        scored=present["score"],
-        candidates_scored=present["candidate_scores"],
-        teacher=teacher if present["teacher"] else None,
+        scored=some["score"],
+        candidates_scored=some["candidate_scores"],
+        teacher=teacher if some["teacher"] else None,
         checksums=checksums,
+        sources=_sources(arrangement, written, present, tokens.get("sources", ())),
     )
 
 
-def _most_bytes(tokens: Mapping[str, int], teacher: TeacherVectors | None) -> int:
+def _sources(
+    arrangement: Arrangement,
+    written: Sequence[Counter[str]],
+    present: Sequence[Mapping[str, bool]],
+    tokens: Sequence[Mapping[str, Any]],
+) -> tuple[SourceLanes, ...]:
+    """What the manifest says of each source; nothing where there is one.
+
+    Args:
+        arrangement: Of the examples.
+        written: What is ``COUNTED`` of each.
+        present: Whether its examples have each optional column.
+        tokens: What the tokens stage says of each; empty where there is one.
+    """
+    named = zip(tokens, arrangement.by_source, written, present, strict=True) if tokens else ()
+    return tuple(
+        SourceLanes(
+            name=told["name"],
+            first_row=segments[0].first_row,
+            rows=sum(segment.rows for segment in segments),
+            examples=int(told["examples"]),
+            tokens=counts["tokens"],
+            paired=has["positive"],
+            negatives=int(told["negatives"]),
+            scored=has["score"],
+            candidates_scored=has["candidate_scores"],
+        )
+        for told, segments, counts, has in named
+    )
+
+
+def _most_bytes(tokens: Mapping[str, Any], teacher: TeacherVectors | None) -> int:
     """Upper bound of an example's size in a lane file.
 
     Args:
@@ -198,8 +267,12 @@ def _most_bytes(tokens: Mapping[str, int], teacher: TeacherVectors | None) -> in
     return texts * (4 * int(tokens["max_length"]) + vector + 16) + 64
 
 
-def _present(written: Counter[str], granule: int) -> dict[str, bool]:
+def _present(written: Counter[str], granule: int, of: str) -> dict[str, bool]:
     """Whether the examples have each optional column: all of them, or none.
+
+    Args:
+        written: What is ``COUNTED`` of them.
+        of: Whose they are, in words.
 
     Raises:
         InputError: Only some have it, and a granule could not be computed as one.
@@ -209,7 +282,7 @@ def _present(written: Counter[str], granule: int) -> dict[str, bool]:
         if 0 < written[name] < placed:
             raise InputError(
                 key,
-                f"only {written[name]} of {placed} examples have a value in `{name}`",
+                f"only {written[name]} of {placed} examples{of} have a value in `{name}`",
                 "give all of them one, or leave the others out of the corpus",
             )
     return {name: written[name] > 0 for name in OPTIONAL}
@@ -220,7 +293,7 @@ def _write(
     arrangement: Arrangement,
     write: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
     columns: Sequence[str],
-) -> tuple[Counter[str], tuple[str, ...]]:
+) -> tuple[list[Counter[str]], tuple[str, ...]]:
     """Shuffles the examples to their lanes, has them written, and checks what was written.
 
     Args:
@@ -230,7 +303,7 @@ def _write(
         columns: The optional columns that the lanes have.
 
     Returns:
-        What is ``COUNTED``, over all lanes; and the checksum of each lane's index.
+        What is ``COUNTED`` of each source, over all lanes; and the checksum of each lane's index.
     """
     written = (
         examples.join(arrangement.places, "id")
@@ -240,9 +313,14 @@ def _write(
         .mapInArrow(write, WRITTEN)
         .collect()
     )
-    short = [row["lane"] for row in written if row["granules"] != arrangement.rows]
-    if short or len(written) != arrangement.lanes:
+    lanes = range(arrangement.lanes)
+    granules = Counter(dict.fromkeys(lanes, 0))
+    counts = [Counter[str]() for _ in arrangement.by_source]
+    for row in written:
+        granules[row["lane"]] += row["granules"]
+        counts[row["source"]].update({name: row[name] for name in COUNTED})
+    short = [lane for lane, made in granules.items() if made != arrangement.rows]
+    if short or len(granules) != arrangement.lanes:
         raise PipelineError(f"lanes {short} were not written whole")
-    counts = Counter({name: sum(row[name] for row in written) for name in COUNTED})
     checksums = {row["lane"]: row["checksum"] for row in written}
-    return counts, tuple(checksums[lane] for lane in range(arrangement.lanes))
+    return counts, tuple(checksums[lane] for lane in lanes)

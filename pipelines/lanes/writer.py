@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,9 +30,10 @@ OPTIONAL = {
     "candidate_scores": "corpus.score_columns",
     "teacher": "teacher.model",
 }
-# Counted in every lane; a column's name counts the examples that have it.
+# Counted in every lane, for each source; a column's name counts the examples that have it.
 COUNTED = ("granules", "tokens", "slots", *OPTIONAL)
-WRITTEN = ", ".join(("lane int", "checksum string", *(f"{name} long" for name in COUNTED)))
+_KEYS = ("lane int", "source int", "checksum string")
+WRITTEN = ", ".join((*_KEYS, *(f"{name} long" for name in COUNTED)))
 
 
 def write_lanes(
@@ -42,6 +44,7 @@ def write_lanes(
     granule: int,
     rows_per_part: int,
     vocabulary: int,
+    first_rows: Sequence[int] = (0,),
 ) -> Iterator[pa.RecordBatch]:
     """Writes the lanes of one partition. Runs on an executor.
 
@@ -51,15 +54,17 @@ def write_lanes(
         columns: The optional columns that the lanes have.
         rows_per_part: Granules in a part file.
         vocabulary: Token ids are from 0 to one less than this.
+        first_rows: The first row of each source.
 
     Yields:
-        A row per lane with the checksum of its index and what is ``COUNTED``: its granules,
-        tokens, tokens with padding, and the examples that have each of the optional columns.
+        A row per lane and source with the checksum of the lane's index and what is ``COUNTED``:
+        granules, tokens, tokens with padding, and the examples that have each of the optional
+        columns.
 
     Raises:
         PipelineError: A text has ids that the vocabulary does not have.
     """
-    writer = _LaneWriter(folder, lane_schema(columns), rows_per_part, vocabulary)
+    writer = _LaneWriter(folder, lane_schema(columns), rows_per_part, vocabulary, first_rows)
     for rows in _regroup(batches, granule):
         yield from writer.add(rows)
     yield from writer.finish()
@@ -89,14 +94,21 @@ class _LaneWriter:
     """Writes granules to the part files of one lane after the other, and the lane's index."""
 
     def __init__(
-        self, folder: Location, schema: pa.Schema, rows_per_part: int, vocabulary: int
+        self,
+        folder: Location,
+        schema: pa.Schema,
+        rows_per_part: int,
+        vocabulary: int,
+        first_rows: Sequence[int],
     ) -> None:
         self._folder = folder
         self._schema = schema
         self._rows_per_part = rows_per_part
         self._vocabulary = vocabulary
+        self._first_rows = first_rows
         self._lane = -1
-        self._counts: Counter[str] = Counter()
+        # Of each source.
+        self._counts: list[Counter[str]] = []
         self._index: list[IndexEntry] = []
         self._file: tuple[pa.OSFile, pa.RecordBatchFileWriter] | None = None
         self._path = folder
@@ -107,8 +119,9 @@ class _LaneWriter:
         lane = rows.column("lane")[0].as_py()
         if lane != self._lane:
             yield from self.finish()
-            self._lane, self._counts, self._index = lane, Counter(), []
-        granules = self._counts["granules"]
+            self._lane, self._index = lane, []
+            self._counts = [Counter() for _ in self._first_rows]
+        granules = len(self._index)
         if granules % self._rows_per_part == 0:
             self._close_part()
             self._path = part_path(self._folder, lane, granules // self._rows_per_part)
@@ -121,19 +134,21 @@ class _LaneWriter:
         self._write(batch)
 
     def _count(self, batch: pa.RecordBatch) -> None:
+        counts = self._counts[bisect_right(self._first_rows, len(self._index)) - 1]
+        counts["granules"] += 1
         for name in OPTIONAL:
             if name in self._schema.names:
-                self._counts[name] += batch.num_rows - batch.column(name).null_count
+                counts[name] += batch.num_rows - batch.column(name).null_count
         for column in text_columns(batch).values():
             ids, lengths = ragged(column)
             self._check_range(ids)
-            self._counts["tokens"] += int(lengths.sum())
-            self._counts["slots"] += len(lengths) * padded_width(lengths)
+            counts["tokens"] += int(lengths.sum())
+            counts["slots"] += len(lengths) * padded_width(lengths)
 
     def _check_range(self, ids: np.ndarray) -> None:
         least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
         if least < 0 or most >= self._vocabulary:
-            granule = self._counts["granules"] % self._rows_per_part
+            granule = len(self._index) % self._rows_per_part
             raise PipelineError(
                 f"{self._path}: granule {granule} would have the token id "
                 f"{least if least < 0 else most}, and the vocabulary has "
@@ -149,17 +164,21 @@ class _LaneWriter:
         file.write_batch(batch)
         offset = sink.tell() - message.size
         self._index.append(IndexEntry(offset, message.size, checksum(message)))
-        self._counts["granules"] += 1
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Closes the lane, writes its index, and yields its summary."""
+        """Closes the lane, writes its index, and yields its summaries."""
         self._close_part()
         if self._lane >= 0:
             content, digest = encode_index(self._index)
             with storage.built_file(index_path(self._folder, self._lane)) as aside:
                 aside.write_bytes(content)
-            lane = {"lane": pa.array([self._lane], pa.int32()), "checksum": [digest]}
-            counts = {name: [self._counts[name]] for name in COUNTED}
+            sources = len(self._first_rows)
+            lane = {
+                "lane": pa.array([self._lane] * sources, pa.int32()),
+                "source": pa.array(range(sources), pa.int32()),
+                "checksum": [digest] * sources,
+            }
+            counts = {name: [one[name] for one in self._counts] for name in COUNTED}
             yield pa.RecordBatch.from_pydict(lane | counts)
 
     def _close_part(self) -> None:

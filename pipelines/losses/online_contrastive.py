@@ -3,8 +3,9 @@
 Hard are the pairs of label 1 that are further apart than the nearest of label 0, and those of
 label 0 that are nearer than the furthest of label 1.
 
-Source: the OnlineContrastiveLoss of sentence-transformers, after Hermans, Beyer and Leibe, "In
-Defense of the Triplet Loss for Person Re-Identification", 2017, arXiv:1703.07737.
+Source: the OnlineContrastiveLoss of sentence-transformers; hard triplets are picked alike by
+Hermans, Beyer and Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017,
+arXiv:1703.07737.
 """
 
 from __future__ import annotations

@@ -10,13 +10,15 @@ vectors is 0.1 of a cosine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pipelines.losses.candidates import Picks
 from pipelines.losses.loss import Loss
 from pipelines.settings.objective import ObjectiveSettings
+
+if TYPE_CHECKING:
+    from pipelines.losses.candidates import Picks
 
 
 class TripletSettings(ObjectiveSettings):

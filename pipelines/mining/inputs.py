@@ -113,7 +113,9 @@ def check_sources(config: Config) -> None:
 def _is_text(kind: pa.DataType) -> bool | None:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return None if pa.types.is_nested(kind) else bool(pa.types.is_string(kind))
+    if pa.types.is_nested(kind):
+        return None
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _check_prepared(config: Config) -> None:
@@ -197,6 +199,9 @@ def read_pairs(
 def _prepared_pairs(session: SparkSession, config: Config) -> DataFrame:
     folder = PreparedFolder.of(config).corpus.pairs
     frame = read_parquet(session, folder)
+    if "source" in frame.columns:
+        several = f"the pairs in {folder} are of several sources"
+        raise InputError(INPUTS, several, "name a table of pairs")
     if not frame.where("score is not null").isEmpty():
         problem = f"the pairs in {folder} have scores, so that not every text is a positive"
         raise InputError(INPUTS, problem, "name a table of pairs without scores")

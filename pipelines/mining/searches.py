@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from pipelines.embedding.store import VectorTable, read_blocks
-from pipelines.mining.selection import Selection
+from pipelines.evaluation.nearest import Neighbours
+from pipelines.mining.anchors import Anchors, is_in
+from pipelines.mining.selection import Selection, some_of
 from pipelines.search.index import build_index, check_installed, has_index, search_index
 
 if TYPE_CHECKING:
@@ -28,6 +31,12 @@ MORE_OF_INDEX = 2
 """Documents that an index is asked for, for each one that is wanted: filters drop some."""
 LEAST_OF_INDEX = 32
 """The same beside those of a pair that are few."""
+MOST_OF_INDEX = 2048
+"""The same of pairs for which filters have dropped too many."""
+_ASKED_AGAIN = 8
+"""Times as many documents are asked for again."""
+_FOUND_AT_ONCE = 2**20
+"""Documents of all pairs that an index is asked for at a time."""
 
 GetOn: TypeAlias = Callable[[], None]
 """Is called now and then, as a sign that the task gets on."""
@@ -70,12 +79,34 @@ def _compare_all(selection: Selection, table: VectorTable, get_on: GetOn) -> Non
 
 
 def _ask_index(selection: Selection, table: VectorTable, get_on: GetOn) -> None:
-    """Asks the index of the documents for those near each anchor. Runs on an executor."""
+    """Asks the index of the documents for those near each anchor. Runs on an executor.
+
+    Pairs for which filters drop nearly all that was found are asked for again, with more.
+    """
     anchors = selection.anchors
     own = int(np.bincount(anchors.numbers).max(initial=0))
     k = MORE_OF_INDEX * selection.k + LEAST_OF_INDEX + own
-    selection.add(search_index(table, anchors.vectors, k))
-    get_on()
+    rows, seen = np.arange(len(anchors)), np.empty(0, np.int64)
+    most = min(max(k, MOST_OF_INDEX), anchors.documents)
+    while len(rows):
+        keys, lowest = [], np.full(len(anchors), np.inf)
+        size = max(1, _FOUND_AT_ONCE // k)
+        for start in range(0, len(rows), size):
+            found = _found_by_index(anchors, rows[start : start + size], table, k)
+            keys.append(found.queries * anchors.documents + found.documents)
+            selection.add(some_of(found, ~is_in(keys[-1], seen)))
+            np.minimum.at(lowest, found.queries, found.scores)
+            get_on()
+        if k >= most:
+            return
+        k = min(_ASKED_AGAIN * k, most)
+        seen = np.union1d(seen, np.concatenate(keys))
+        rows = rows[selection.are_short()[rows] & (lowest[rows] >= selection.floor)]
+
+
+def _found_by_index(anchors: Anchors, rows: np.ndarray, table: VectorTable, k: int) -> Neighbours:
+    found = search_index(table, anchors.vectors[rows], k)
+    return Neighbours(rows[found.queries], found.documents, found.scores)
 
 
 def _build(session: SparkSession, table: VectorTable) -> None:
@@ -84,4 +115,6 @@ def _build(session: SparkSession, table: VectorTable) -> None:
 
 
 EXACT = Search(_compare_all)
-INDEX = Search(_ask_index, parts_of_file=16, check=check_installed, prepare=_build)
+INDEX = Search(
+    _ask_index, parts_of_file=16, check=partial(check_installed, "mining.search"), prepare=_build
+)

@@ -40,7 +40,7 @@ class Nearest:
 
     def add(self, found: Neighbours) -> None:
         """Adds documents; those that cannot be among the nearest are passed over."""
-        near = _some(found, found.scores >= self.bounds[found.queries])
+        near = some_of(found, found.scores >= self.bounds[found.queries])
         self._waiting.append(near)
         self._count += len(near.queries)
         if self._count >= min(WAITING, _WAITING_OF_ONE * self._k * len(self.bounds)):
@@ -65,16 +65,21 @@ class Selection:
         anchors: The pairs.
         settings: Which filters are on.
         k: Documents that are wanted of each pair.
+
+    Attributes:
+        anchors: The pairs.
+        k: Documents that are wanted of each pair.
+        floor: The least score that may be wanted.
     """
 
     def __init__(self, anchors: Anchors, settings: MiningSettings, k: int) -> None:
         self.anchors, self.k = anchors, k
         self._settings = settings
-        floor = -np.inf if settings.min_score is None else settings.min_score
+        self.floor = -np.inf if settings.min_score is None else settings.min_score
         loaded = {reason: FILTERS.load(reason) for reason in FILTERS}
         self._filters = {name: one for name, one in loaded.items() if one.is_on(settings)}
-        self._nearest = Nearest(len(anchors), k, floor)
-        self._dropped = {reason: Nearest(len(anchors), k, floor) for reason in self._filters}
+        self._nearest = Nearest(len(anchors), k, self.floor)
+        self._dropped = {reason: Nearest(len(anchors), k, self.floor) for reason in self._filters}
 
     def offer(self, first: int, documents: np.ndarray, scores: np.ndarray) -> None:
         """Adds a block of scores.
@@ -97,13 +102,19 @@ class Selection:
         for reason, one in self._filters.items():
             drops = one.drops(self.anchors, found, self._settings)
             if drops.any():
-                self._dropped[reason].add(_some(found, drops))
-                found = _some(found, ~drops)
+                self._dropped[reason].add(some_of(found, drops))
+                found = some_of(found, ~drops)
         self._nearest.add(found)
 
     def result(self) -> Neighbours:
         """The nearest documents of each pair that pass all filters, the best first."""
         return self._nearest.result()
+
+    def are_short(self) -> np.ndarray:
+        """Whether fewer documents than are wanted have been found for a pair, bool [pairs]."""
+        counts = np.bincount(self.result().queries, minlength=len(self.anchors))
+        short: np.ndarray = counts < self.k
+        return short
 
     def dropped(self) -> Mapping[str, int]:
         """By reason, documents that were nearer than the last one that is kept of their pair.
@@ -118,5 +129,6 @@ class Selection:
         }
 
 
-def _some(found: Neighbours, which: np.ndarray) -> Neighbours:
+def some_of(found: Neighbours, which: np.ndarray) -> Neighbours:
+    """Those of the neighbours that are marked."""
     return Neighbours(found.queries[which], found.documents[which], found.scores[which])

@@ -7,7 +7,7 @@ import logging
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.losses import LOSSES
-from pipelines.losses.loss import Reconstruction
+from pipelines.losses.loss import Loss, Reconstruction
 from pipelines.models.adaptation import OBJECTIVE
 from pipelines.models.architecture import Architecture, architecture_of
 from pipelines.models.checkpoint_files import read_checkpoint
@@ -16,6 +16,7 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights, fresh_arrays
 from pipelines.pretraining.head import HEAD, stored_head
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.start import start_architecture, start_folder
 from pipelines.tokens.vocabulary import read_special_ids
@@ -37,10 +38,11 @@ def check_objective(config: Config, tokenizer: Location | None) -> None:
     Raises:
         InputError: The objective cannot train this encoder, or needs a mask token.
     """
-    own = LOSSES.load(config.objective.name).reconstruction
+    loss = _loss(config)
+    own = loss.reconstruction
     if own is None:
         return
-    _check_architecture(config, own, start_architecture(config))
+    _check_architecture(loss.name, own, start_architecture(config))
     folder = start_folder(config)
     if folder is not None:
         own.check_spec(read_encoder(folder)[0])
@@ -58,11 +60,11 @@ def objective_weights(config: Config, spec: EncoderSpec) -> Weights:
     Raises:
         InputError: The objective cannot train this encoder.
     """
-    name = config.objective.name
-    own = LOSSES.load(name).reconstruction
+    loss = _loss(config)
+    own = loss.reconstruction
     if own is None:
         return {}
-    _check_architecture(config, own, architecture_of(spec))
+    _check_architecture(loss.name, own, architecture_of(spec))
     own.check_spec(spec)
     fresh = fresh_weights(own, spec, config.training.seed)
     head = _head_of_start(config, own, spec)
@@ -81,12 +83,17 @@ def fresh_weights(own: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
     return {f"{OBJECTIVE}{name}": value for name, value in arrays.items()}
 
 
-def _check_architecture(config: Config, own: Reconstruction, architecture: Architecture) -> None:
+def _loss(config: Config) -> Loss:
+    """What is minimised; of several sources all have the same, if it has weights of its own."""
+    return LOSSES.load(by_source(config)[0].objective.name)
+
+
+def _check_architecture(name: str, own: Reconstruction, architecture: Architecture) -> None:
     """Makes sure that an architecture has the form that an objective needs."""
     if own.form not in architecture.forms:
         raise InputError(
             "objective.name",
-            f"`{config.objective.name}` cannot train architecture {architecture.spec.kind}",
+            f"`{name}` cannot train architecture {architecture.spec.kind}",
             "another loss, or a start of the BERT family",
         )
 
@@ -114,15 +121,15 @@ def special_ids(config: Config, folder: Location) -> SpecialIds | None:
     Raises:
         InputError: It needs a mask token, and there is none.
     """
-    name = config.objective.name
-    own = LOSSES.load(name).reconstruction
+    loss = _loss(config)
+    own = loss.reconstruction
     if own is None:
         return None
     ids = read_special_ids(folder)
     if own.masks and ids.mask is None:
         raise InputError(
             "tokens.vocabulary",
-            f"the tokenizer in {folder} has no mask token, which `{name}` needs",
+            f"the tokenizer in {folder} has no mask token, which `{loss.name}` needs",
             "one that has, as BERT's, or objective.name: tsdae",
         )
     return ids

@@ -202,9 +202,11 @@ def _lanes(manifest: LaneManifest | None) -> dict[str, str]:
     if manifest is None:
         return {}
     padding = 1 - manifest.tokens / manifest.slots
+    sources = [f"{one.name} {one.rows:,}" for one in manifest.sources]
     left_over = [f"{rows:,} ({reason})" for reason, rows in manifest.left_over.items() if rows]
     return {
         "Lanes": f"{manifest.lanes:,} of {manifest.rows:,} granules of {manifest.granule}",
+        **({"Granules of a lane by source": ", ".join(sources)} if sources else {}),
         "Padding": f"{per_cent(padding)} of the slots",
         "Left over": ", ".join(left_over) or "no example",
         "In a step with one of their group": f"{manifest.same_group_in_step:,} examples",

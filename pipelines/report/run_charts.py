@@ -80,7 +80,7 @@ class TimeSpent:
 
 
 def training_charts(logged: Lines) -> list[Chart]:
-    """Loss, learning rate, rates, padding, and staleness where there was any."""
+    """Loss, that of each source, learning rate, rates, padding, and staleness if there was any."""
     if not logged:
         return []
     from pipelines.report.svg_charts import Curve, chart
@@ -121,6 +121,7 @@ def training_charts(logged: Lines) -> list[Chart]:
             narrow=loss("Loss, narrow", size=_NARROW),
         )
     ]
+    charts += _source_charts(logged)
     charts += [
         Chart(title, chart(title, steps, [Curve(column(key))], dots=few))
         for title, key in single.items()
@@ -130,6 +131,29 @@ def training_charts(logged: Lines) -> list[Chart]:
     if waste:
         title = "Padding and data wait"
         charts.append(Chart(title, chart(title, steps, waste, shares=True, dots=few)))
+    return charts
+
+
+def _source_charts(logged: Lines) -> list[Chart]:
+    """The loss of each source of several; on a scale of its own, since losses differ in kind."""
+    from pipelines.report.svg_charts import Curve, chart
+
+    names = sorted({name for line in logged for name in line.get("sources", {})})
+    charts = []
+    for name in names:
+        found = [line for line in logged if name in line.get("sources", {})]
+        groups = grouped(found, _MAX_POINTS)
+        told = [[line["sources"][name] for line in group] for group in groups]
+        losses = [
+            math.fsum(one["loss"] * one["steps"] for one in group)
+            / sum(one["steps"] for one in group)
+            for group in told
+        ]
+        steps = [math.fsum(line["step"] for line in group) / len(group) for group in groups]
+        title = f"Loss of {shown(name)}"
+        few = len(losses) < FEWEST_SMOOTHED
+        drawn = chart(title, steps, [Curve(losses)], from_zero=False, dots=few)
+        charts.append(Chart(title, drawn))
     return charts
 
 

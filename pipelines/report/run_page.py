@@ -19,9 +19,10 @@ from pipelines.report.series import is_number, read_lines
 from pipelines.runs.choice import told_choice
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import Restart
-from pipelines.settings import Config
+from pipelines.settings import Config, ObjectiveSettings
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
+from pipelines.settings.sources import SourceSettings
 from pipelines.tokens.lengths import told_cuts
 
 TEMPLATE = "page.html"
@@ -101,11 +102,12 @@ def _settings(config: Config) -> dict[str, str]:
     packaged = "all-MiniLM-L6-v2, as packaged" if encoder.start == "default" else encoder.start
     shape = ARCHITECTURES.load(encoder.kind).described_settings(encoder)
     examples = training.granules_per_step * config.lanes.granule
+    alone = {"Corpus": f"{corpus.format} of {inputs}", "Pairs": corpus.pairs}
+    sources = {f"Source {one.name}": _source(one, config) for one in corpus.sources}
     return {
-        "Corpus": f"{corpus.format} of {inputs}",
-        "Pairs": corpus.pairs,
+        **(sources or alone),
         "Start": f"random, {shape}" if encoder.start == "random" else packaged,
-        "Objective": _objective(config),
+        **({} if sources else {"Objective": _objective(config.objective)}),
         "Step": f"{examples} examples ({training.granules_per_step} granules of "
         f"{config.lanes.granule})",
         "Learning rate": f"{training.learning_rate:g}, {training.schedule}, "
@@ -115,9 +117,16 @@ def _settings(config: Config) -> dict[str, str]:
     }
 
 
-def _objective(config: Config) -> str:
-    """The loss, and its keys that are not at their defaults."""
-    objective = config.objective
+def _source(source: SourceSettings, config: Config) -> str:
+    """What a source of several is, and what it is trained for."""
+    inputs = ", ".join(source.inputs) or "installed packages"
+    weight = "" if source.weight is None else f"; weight {source.weight:g}"
+    objective = _objective(source.objective or config.objective)
+    return f"{source.pairs}, {source.format} of {inputs}{weight}; {objective}"
+
+
+def _objective(objective: ObjectiveSettings) -> str:
+    """A loss, and its keys that are not at their defaults."""
     keys = objective.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
     told = (
         f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
@@ -130,7 +139,15 @@ def _texts(tokens: Mapping[str, Any]) -> dict[str, str]:
     """What was read of the texts, and what stood before them."""
     if "max_length" not in tokens:
         return {}
-    prompts = [f"`{prompt}` ({side})" for side, prompt in tokens["prompts"].items()]
+    if sources := tokens.get("sources", ()):
+        told = {
+            f"{source['name']}, {side}": text
+            for source in sources
+            for side, text in source["prompts"].items()
+        }
+    else:
+        told = tokens["prompts"]
+    prompts = [f"`{prompt}` ({side})" for side, prompt in told.items()]
     return {"Read": told_cuts(tokens)} | ({"Prompts": ", ".join(prompts)} if prompts else {})
 
 

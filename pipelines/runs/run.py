@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pipelines.files.locations import Location
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
-from pipelines.lanes.reader import LaneReader
+from pipelines.lanes.reader import LaneReader, Wanted
 from pipelines.lanes.teacher import TeacherVectors
 from pipelines.losses import LOSSES
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 from pipelines.tokens.special_ids import SpecialIds
 
 
@@ -88,13 +89,28 @@ class TrainingRun:
     def lane_reader(self) -> LaneReader:
         """Reads the sides of granules that are embedded. Runs on an executor."""
         cache_bytes = int(self.config.prepared.cache_gigabytes * 1e9)
+        wanted = [Wanted(one.sides, one.teacher) for one in self.by_source]
         return LaneReader(
-            self.lanes_folder, self.manifest, self.sides, self.teacher, cache_bytes=cache_bytes
+            self.lanes_folder, self.manifest, by_source=wanted, cache_bytes=cache_bytes
         )
 
     @property
+    def by_source(self) -> tuple[TrainingRun, ...]:
+        """The run as it would be if each source were alone; of one source, itself.
+
+        Their objectives and sides are those of the source; the plan is that of all.
+        """
+        if not self.config.corpus.sources:
+            return (self,)
+        alone = zip(by_source(self.config), self.manifest.by_source, strict=True)
+        return tuple(replace(self, config=config, manifest=lanes) for config, lanes in alone)
+
+    @property
     def sides(self) -> tuple[str, ...]:
-        """The sides of a granule that are embedded, in the order in which the loss takes them."""
+        """The sides of a granule that are embedded, in the order in which the loss takes them.
+
+        Of several sources those of each are asked for; see :attr:`by_source`.
+        """
         return self.manifest.embedded(LOSSES.load(self.config.objective.name).sides)
 
     @property

@@ -42,6 +42,7 @@ class StepRecord:
             for others; None where they cannot be separated from arithmetic.
         step_seconds: Seconds from the end of the worker's step before to the end of this one.
         precision: In which the worker multiplied matrices.
+        source: Number of the source that the step is of.
     """
 
     step: int
@@ -60,6 +61,7 @@ class StepRecord:
     communication_seconds: float | None = None
     step_seconds: float = 0.0
     precision: str | None = None
+    source: int = 0
 
 
 @runtime_checkable
@@ -202,6 +204,7 @@ class StepMetrics:
             "step": self._next,
             "epoch": records[-1].epoch,
             "loss": sum(self._losses[-steps:]) / steps,
+            **self._of_sources(self._losses[-steps:]),
             "learning_rate": records[-1].learning_rate,
             **_gradient_norm(records),
             "examples_per_second": steps * self._run.examples_per_step / seconds,
@@ -220,6 +223,22 @@ class StepMetrics:
         self._window_began = self._seconds
         self._window = []
         self._on_line(line)
+
+    def _of_sources(self, losses: Sequence[float]) -> dict[str, Any]:
+        """The loss of each source of several that had a step, with how many these were.
+
+        Args:
+            losses: Of the steps of the window.
+        """
+        found: dict[str, list[float]] = {}
+        names = [source.name for source in self._run.config.corpus.sources]
+        for records, loss in zip(self._window, losses, strict=True) if names else ():
+            found.setdefault(names[records[0].source], []).append(loss)
+        told = {
+            name: {"loss": sum(own) / len(own), "steps": len(own)}
+            for name, own in sorted(found.items())
+        }
+        return {"sources": told} if told else {}
 
     def _workers_of(self, records: Sequence[StepRecord]) -> list[dict[str, Any]]:
         """What each worker did, and where its seconds went; none if that was not measured."""

@@ -206,15 +206,18 @@ def _check_digest(copy: Path, *, digest: str | None) -> None:
         raise OSError(f"{copy.name} was not copied as it was written, build the index again")
 
 
-def check_installed() -> None:
+def check_installed(key: str = "--index") -> None:
     """Makes sure that the library of indexes is there.
+
+    Args:
+        key: What asks for an index.
 
     Raises:
         InputError: It is not.
     """
     if find_spec("usearch") is None:
         raise InputError(
-            "--index", "usearch is not installed", 'pip install "sentence-pipelines[search]"'
+            key, "usearch is not installed", 'pip install "sentence-pipelines[search]"'
         )
 
 

@@ -3,127 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, model_validator
 
-from pipelines.corpus.readers import FORMATS
 from pipelines.errors import InputError
-from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.list_columns import spelled_out
-from pipelines.settings.paths import InputPath, StoredPath
+from pipelines.settings.paths import StoredPath
+from pipelines.settings.sources import SourceForm, SourceSettings, check_sources, completed
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
 
 
-def _spelled_out(names: Any) -> Any:
-    is_text = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
-    return tuple(spelled_out(names)) if is_text and not isinstance(names, str) else names
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_spelled_out)]
-"""Names of columns, and of elements of columns of lists."""
-
-
-class CorpusSettings(Settings):
+class CorpusSettings(SourceForm):
     """Which texts are read, and how they become pairs."""
 
-    format: Annotated[str, choice_of(FORMATS)] = Field(
-        default="docstrings",
-        description=(
-            "What the inputs are. `docstrings`: the installed Python packages; `documents`: text, "
-            "Markdown and WikiExtractor files, told apart by name and first bytes; `table`, "
-            "`iceberg`: tables by name; `delta`: table folders."
-        ),
-    )
-    inputs: tuple[InputPath, ...] = Field(
-        default=(), description="Files, folders or globs; empty only with format `docstrings`."
-    )
-    pairs: Literal["summary", "adjacent", "title", "columns", "triplets", "group", "single"] = (
-        Field(
-            default="summary",
-            description=(
-                "`summary`: a text's first sentence with the paragraph after it; `adjacent`: two "
-                "sentences of a document that follow one another; `title`: a document's title with "
-                "its first paragraph; `columns`: the two `pair_columns`; `triplets`: the "
-                "`triplet_columns`; `group`: any two texts of one `group_column`; `single`: texts "
-                "alone."
-            ),
-        )
-    )
-    sentences: bool = Field(
-        default=False, description="Cut the texts of `pairs: single` into their sentences."
-    )
-    text_column: str = Field(default="text", description="Column that holds the text.")
-    pair_columns: tuple[str, str] = Field(
-        default=("sentence1", "sentence2"), description="The two columns of `pairs: columns`."
-    )
-    triplet_columns: Names = Field(
-        default=("anchor", "positive", "negative"),
-        description=(
-            "The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a "
-            "column of lists, `wrong[0:5]` are the first five texts."
-        ),
-    )
-    title_column: str = Field(
-        default="title",
-        description="Column of the titles of `pairs: title`, where there are columns.",
-    )
-    group_column: str | None = Field(
-        default=None,
-        description="Rows that share its value never meet in one granule; `pairs: group` needs it.",
-    )
-    key_column: str | None = Field(
-        default=None,
-        description=(
-            "Column that says whose a row is; `delete` removes rows by its values. With it, no "
-            "excerpt is kept of what could not be read, nor of what is cut out of a text."
-        ),
-    )
-    score_column: str | None = Field(
-        default=None,
-        description="Similarity of a pair, or its label, for [losses](losses.md) on them.",
-    )
-    score_columns: Names = Field(
-        default=(),
-        description=(
-            "Scores that a teacher gives the positive and each negative of `pairs: triplets`, in "
-            "the order of `triplet_columns`; as they are, of any range."
-        ),
-    )
-    score_range: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="Lowest and highest value in `score_column`."
-    )
-    pairs_per_group: int = Field(
-        default=10, ge=1, description="Most pairs that are made of one group."
-    )
-    csv_multiline: bool = Field(
-        default=True,
-        description=(
-            "Whether quoted fields of CSV files may hold line ends. If not, several tasks read a "
-            "large file, and a line in which a quote stays open goes to the quarantine."
-        ),
-    )
-    min_characters: int = Field(default=10, ge=1, description="Shorter texts are dropped.")
-    max_characters: int = Field(default=5000, ge=1, description="Longer texts are dropped.")
-    max_symbols: float = Field(
-        default=0.4,
-        ge=0,
-        le=1,
-        description="Largest share of characters that are neither letter, mark, digit nor space.",
-    )
-    max_repeated: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="Largest share of words in three-word sequences that the text repeats.",
-    )
-    languages: tuple[str, ...] = Field(
-        default=(),
-        description="Texts in other languages are dropped (ISO 639 codes); empty: all are kept.",
-    )
     near_duplicates: float | None = Field(
         default=None,
         ge=0,
@@ -183,57 +77,29 @@ class CorpusSettings(Settings):
     exclude_columns: tuple[str, ...] = Field(
         default=("sentence1", "sentence2"), description="Text columns of the `exclude` files."
     )
+    sources: tuple[SourceSettings, ...] = Field(
+        default=(),
+        description=(
+            "Several corpora that are trained on together, a batch from one of them: a list of "
+            "mappings with a `name`, the keys from `format` to `prompts` above that differ from "
+            "this section's, and `weight` and `objective`."
+        ),
+    )
 
-    @property
-    def hard_negatives(self) -> int:
-        """How many an example has."""
-        return len(self.triplet_columns) - 2 if self.pairs == "triplets" else 0
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_sources(cls, given: Any) -> Any:
+        return completed(given)
 
     def check_with(self, config: Config) -> None:
         """Refuses a corpus that names no texts, or kinds of pairs that lack what they need."""
-        if self.format != "docstrings" and not self.inputs:
-            raise InputError(
-                "corpus.inputs", "it is empty", f"name the {self.format} files to read"
-            )
-        for language in self.languages:
-            if re.fullmatch("[a-z]{2,3}", language) is None:
-                raise InputError(
-                    "corpus.languages",
-                    f"`{language}` is no ISO 639 code",
-                    "for example en, de or ko",
-                )
+        if self.sources:
+            check_sources(config)
+        else:
+            self.check_form()
         if self.redact is not None and re.fullmatch(r"[\w.]+:\w+", self.redact) is None:
             raise InputError(
                 "corpus.redact",
                 f"`{self.redact}` is no module with a function",
                 "name it as `module:function`",
-            )
-        if self.sentences and self.pairs != "single":
-            raise InputError(
-                "corpus.sentences", f"`{self.pairs}` does not ask for it", "leave it out, or single"
-            )
-        self._check_triplets()
-        if self.pairs == "group" and self.group_column is None:
-            raise InputError("corpus.group_column", "`pairs: group` needs it", "name the column")
-        if self.min_characters > self.max_characters:
-            raise InputError(
-                "corpus.min_characters",
-                f"{self.min_characters} is more than corpus.max_characters",
-                f"at most {self.max_characters}",
-            )
-
-    def _check_triplets(self) -> None:
-        """Refuses columns of triplets that are too few, or scores of other texts."""
-        if len(self.triplet_columns) < 3:
-            raise InputError(
-                "corpus.triplet_columns",
-                f"it names {len(self.triplet_columns)} columns",
-                "an anchor, a positive and at least one negative",
-            )
-        candidates = self.triplet_columns[1:] if self.pairs == "triplets" else ()
-        if self.score_columns and len(self.score_columns) != len(candidates):
-            raise InputError(
-                "corpus.score_columns",
-                f"it names {len(self.score_columns)} columns for {len(candidates)} candidates",
-                f"one for each of {', '.join(candidates)}" if candidates else "set pairs=triplets",
             )

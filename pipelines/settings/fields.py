@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, TypeGuard, get_origin
 
 import yaml
 
-from pipelines.settings import Config, ObjectiveSettings, Settings
+from pipelines.settings import Config, CorpusSettings, ObjectiveSettings, Settings
 from pipelines.settings.objective import settings_by_loss
+from pipelines.settings.sources import SourceForm, SourceSettings
 
 
 class SettingField(NamedTuple):
@@ -38,6 +39,8 @@ def fields() -> Iterator[SettingField]:
             yield SettingField(f"{section}.*", "text", "", model.__doc__ or "")
         if model is ObjectiveSettings:
             yield from _fields_of_losses(section)
+        if model is CorpusSettings:
+            yield from _fields_of_sources()
 
 
 def kinds(section: str, name: str) -> set[Any]:
@@ -78,18 +81,25 @@ def _fields_of_losses(section: str) -> Iterator[SettingField]:
         yield field._replace(description=f"{', '.join(names)}: {field.description}")
 
 
+def _fields_of_sources() -> Iterator[SettingField]:
+    """The keys that a source of the corpus has beside those of the section."""
+    for field in _fields_of("corpus.sources", SourceSettings):
+        if field.key.rpartition(".")[2] not in SourceForm.model_fields:
+            yield field
+
+
 def _fields_of(section: str, model: type[Settings]) -> Iterator[SettingField]:
     schema = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
         if _is_part(field.annotation):
             yield from _fields_of(f"{section}.{name}", field.annotation)
             continue
-        value = _plain(field.get_default(call_default_factory=True))
-        default = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)
+        value = None if field.is_required() else field.get_default(call_default_factory=True)
+        default = yaml.safe_dump(_plain(value), default_flow_style=True, allow_unicode=True)
         yield SettingField(
             f"{section}.{name}",
             _kind_in_words(schema[name]),
-            default.removesuffix("...\n").strip(),
+            "" if field.is_required() else default.removesuffix("...\n").strip(),
             field.description or "",
         )
 
@@ -104,6 +114,8 @@ def _plain(value: Any) -> Any:
 
 
 def _kind_in_words(schema: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        return "mapping"
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     if "anyOf" in schema:

@@ -50,7 +50,9 @@ class ObjectiveSettings(Settings):
     def check_with(self, config: Config) -> None:
         """Refuses a corpus, a framework or a training that the loss cannot work with."""
         self._check_dimensions(config)
-        LOSSES.load(self.name).check_with(config)
+        # Each of several sources is checked with its own objective.
+        if not config.corpus.sources:
+            LOSSES.load(self.name).check_with(config)
 
     @property
     def projects_teacher(self) -> bool:
@@ -145,7 +147,9 @@ def _is_of_others(name: str, key: str, value: Any) -> bool:
     owners = {loss: by_name[key] for loss, by_name in known if key in by_name}
     if name in owners or not owners:
         return False
-    if value not in [field.get_default(call_default_factory=True) for field in owners.values()]:
+    # A file has lists where defaults are tuples.
+    given = tuple(value) if isinstance(value, list) else value
+    if given not in [field.get_default(call_default_factory=True) for field in owners.values()]:
         raise InputError(
             f"objective.{key}",
             f"loss {name} has no such setting",

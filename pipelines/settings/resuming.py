@@ -96,10 +96,19 @@ FREE = (
 )
 """They have no effect on updates."""
 
+_OF_SOURCE = ("weight", "objective")
+"""What decides how a source of several is trained on; the rest decides what the lanes hold."""
+
 
 def fixed_settings(config: Config) -> Mapping[str, Any]:
     """What must not change when a run is resumed, by key, as in JSON."""
-    return _values(config, FIXED)
+    return {**_values(config, FIXED), **_of_sources(config)}
+
+
+def _of_sources(config: Config) -> dict[str, Any]:
+    """How each source of several is trained on."""
+    told = [one.model_dump(mode="json") for one in config.corpus.sources]
+    return {f"corpus.sources.{one['name']}.{key}": one[key] for one in told for key in _OF_SOURCE}
 
 
 def recorded_settings(config: Config) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +28,22 @@ SCHEMA = pa.schema(
 )
 """Of ``examples.parquet``; see :func:`pipelines.tokens.stage.prepare_tokens`."""
 
+SOURCE = "source"
+"""Of several sources, the number of the one that an example is of; not there where there is one."""
 OPTIONAL = ("positive", "negatives", "score", "candidate_scores")
 """Columns that all rows have values in, or none."""
 _CARRIED = ("id", "group", "score", "candidate_scores")
 CORPUS_COLUMNS = (*TEXT_COLUMNS, *_CARRIED)
-"""Of the corpus, that examples are made of."""
+"""Of the corpus, that examples are made of; beside them there may be :data:`SOURCE`."""
+
+
+def example_schema(columns: Collection[str]) -> pa.Schema:
+    """The schema of examples that are made of such columns: those of several sources name theirs.
+
+    Args:
+        columns: Of the corpus, or of examples.
+    """
+    return SCHEMA.append(pa.field(SOURCE, pa.int32())) if SOURCE in columns else SCHEMA
 
 
 @dataclass(frozen=True)
@@ -44,12 +55,20 @@ class TaskSums:
         texts: int64 [lengths]; how many texts of any side have each length; nulls are none.
         negatives: int64 [hard negatives]; how many rows have so many, from 0 on.
         columns: Names of the optional columns that some rows have values in.
+        source: Number of the source that the rows are of.
     """
 
     longest: np.ndarray
     texts: np.ndarray
     negatives: np.ndarray
     columns: frozenset[str] = frozenset()
+    source: int = 0
+
+    @classmethod
+    def none(cls, source: int = 0) -> TaskSums:
+        """Of no rows of a source."""
+        longest, texts, negatives = np.zeros((3, 1), np.int64)
+        return cls(longest, texts, negatives, source=source)
 
     def __add__(self, other: TaskSums) -> TaskSums:
         return TaskSums(
@@ -57,6 +76,7 @@ class TaskSums:
             _summed(self.texts, other.texts),
             _summed(self.negatives, other.negatives),
             self.columns | other.columns,
+            self.source,
         )
 
 
@@ -70,17 +90,18 @@ def tokenise_batch(
         encoders: By text column.
     """
     texts = {name: _Texts.of(batch.column(name)) for name in encoders}
+    schema = example_schema(batch.schema.names)
     encoded = {name: encoders[name].encode(one.values) for name, one in texts.items()}
     rows = _Rows.of([*texts.values()])
     whole = np.concatenate([side.whole for side in encoded.values()])
     lengths = np.concatenate([side.lengths for side in encoded.values()])
     columns = {
-        **{name: batch.column(name).cast(SCHEMA.field(name).type) for name in _CARRIED},
+        **{name: batch.column(name).cast(schema.field(name).type) for name in _carried(schema)},
         **rows.columns(lengths, lengths < whole),
         **{name: one.holding(encoded[name].ids) for name, one in texts.items()},
     }
     is_text = np.concatenate([side.ids.is_valid() for side in encoded.values()])
-    examples = pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+    examples = pa.RecordBatch.from_pydict(columns, schema=schema)
     sums = TaskSums(
         np.bincount(rows.most(whole)),
         np.bincount(whole[is_text]),
@@ -97,11 +118,26 @@ def shorten_batch(batch: pa.RecordBatch, max_length: int, behind: int) -> pa.Rec
     rows = _Rows.of([*texts.values()])
     before = np.concatenate([lengths for _, lengths in cut.values()])
     columns = {
-        **{name: batch.column(name) for name in _CARRIED},
+        **{name: batch.column(name) for name in _carried(batch.schema)},
         **rows.columns(np.minimum(before, max_length), before > max_length),
         **{name: one.holding(cut[name][0]) for name, one in texts.items()},
     }
-    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_pydict(columns, schema=batch.schema)
+
+
+def rows_by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each source in a batch of the corpus, with its number."""
+    if SOURCE not in batch.schema.names:
+        yield 0, batch
+        return
+    sources = batch.column(SOURCE).to_numpy()
+    for source in np.unique(sources).tolist():
+        yield source, batch.filter(pa.array(sources == source))
+
+
+def _carried(schema: pa.Schema) -> tuple[str, ...]:
+    """Columns of the corpus that examples have as they are."""
+    return (*_CARRIED, SOURCE) if SOURCE in schema.names else _CARRIED
 
 
 def _summed(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -152,13 +152,15 @@ def reads_alike(config: Config) -> bool:
 def training_prompts(config: Config) -> dict[str, str]:
     """What stands before the texts of each side in training; only sides that have a prompt.
 
-    The anchor is the query and the others are documents; the sides of single texts and
-    of scored pairs are alike, and read as any text is.
+    Unless the corpus says it, the anchor is the query and the others are documents; the sides of
+    single texts and of scored pairs are alike, and read as any text is.
 
     Raises:
         InputError: See :func:`configured_prompts`.
     """
     prompts = configured_prompts(config)
+    if config.corpus.prompts is not None:
+        return {side: prompt for side, prompt in config.corpus.prompts.items() if prompt}
     query, document = (None, None) if reads_alike(config) else prompts.sides
     names = {"anchor": query, "positive": document, "negatives": document}
     before = {side: prompts.before(name) for side, name in names.items()}

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import lru_cache, partial, reduce
 from operator import add
 from typing import TYPE_CHECKING
 
-import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
@@ -24,6 +23,7 @@ from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder, TokensFolder
 from pipelines.progress import next_part
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 from pipelines.spark.frames import Scratch
 from pipelines.spark.parquet_parts import (
     Part,
@@ -36,15 +36,17 @@ from pipelines.spark.parquet_parts import (
 from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
 from pipelines.tokens.examples import (
     CORPUS_COLUMNS,
-    OPTIONAL,
-    SCHEMA,
+    SOURCE,
     TaskSums,
+    example_schema,
+    rows_by_source,
     shorten_batch,
     tokenise_batch,
 )
-from pipelines.tokens.lengths import model_length, reading_limit, told_cuts, training_length
+from pipelines.tokens.lengths import model_length, reading_limit, training_length
 from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.special_tokens import special_ends
+from pipelines.tokens.summary import TokenSummary, lengths_json, summarise
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
 from pipelines.tokens.words import TEXT_COLUMNS, count_words
 
@@ -52,42 +54,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
-
-
-@dataclass(frozen=True)
-class TokenSummary:
-    """What the tokens stage wrote.
-
-    Attributes:
-        examples: Rows.
-        texts: Texts of all sides.
-        tokens: Token ids of all texts.
-        max_length: Tokens after which a text is cut.
-        cut: Texts that were longer.
-        dropped: Tokens that they had more.
-        vocabulary: Rows of a word embedding for these ids.
-        negatives: Hard negatives of each example.
-        columns: Names of the optional columns that examples have.
-        prompts: What stands before the texts of a side, by its name.
-    """
-
-    examples: int
-    texts: int
-    tokens: int
-    max_length: int
-    cut: int
-    dropped: int
-    vocabulary: int
-    negatives: int
-    columns: tuple[str, ...]
-    prompts: Mapping[str, str]
-
-    def __str__(self) -> str:
-        prompts = "".join(f", `{text}` before {side}" for side, text in self.prompts.items())
-        return (
-            f"{self.examples} examples of {self.tokens} tokens{prompts},"
-            f" {told_cuts(asdict(self))}, vocabulary of {self.vocabulary}"
-        )
 
 
 def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
@@ -103,6 +69,9 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     - `tokenizer/` is the tokenizer;
     - `lengths.json` says how many examples have each length, `manifest.json` is the summary.
 
+    Where the corpus has several sources, `examples.parquet` has `source` (int32; its number), and
+    `lengths.json` the lengths of each.
+
     A text has the prompt of its side before it. It is cut after ``tokens.max_length`` ids, or,
     where that is not set, after as many as :func:`~pipelines.tokens.lengths.training_length` says.
 
@@ -113,7 +82,7 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
             have the same number of hard negatives.
     """
     prepared = PreparedFolder.of(config)
-    parts, prompts = _corpus_parts(prepared), training_prompts(config)
+    parts, prompts = _corpus_parts(prepared, config), _prompts(config)
     limit = reading_limit(config)
     with storage.new_folder(prepared.tokens.path) as folder:
         tokenizer_folder = TokensFolder(folder).tokenizer
@@ -125,18 +94,19 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
             count = partial(count_words, session, parts, scratch, lowercase=config.tokens.lowercase)
             write_tokenizer(made, config, count, limit)
         next_part("token ids")
-        sums = _write_examples(session, parts, folder, prompts, limit)
-        negatives = _hard_negatives(sums.negatives)
+        of_sources = _write_examples(session, parts, folder, prompts, limit)
+        sums = reduce(add, of_sources)
         max_length = limit
         if config.tokens.max_length is None:
             max_length = training_length(sums.longest, limit, config.lanes.bucket)
             _shorten_examples(session, folder, sums, max_length)
         vocabulary = vocabulary_size(tokenizer_folder)
-        summary = _summary(sums, max_length, vocabulary, negatives, prompts)
-        lengths = _clipped(sums.longest, max_length)
-        found = [[length, int(lengths[length])] for length in np.flatnonzero(lengths).tolist()]
-        storage.write_json(TokensFolder(folder).lengths, {"lengths": found})
-        storage.write_json(TokensFolder(folder).manifest, asdict(summary))
+        names = [source.name for source in config.corpus.sources]
+        summary = summarise(of_sources, names, prompts, max_length, vocabulary)
+        storage.write_json(
+            TokensFolder(folder).lengths, lengths_json(of_sources, names, max_length)
+        )
+        storage.write_json(TokensFolder(folder).manifest, summary.as_json())
     return summary
 
 
@@ -152,7 +122,7 @@ def check_tokens(folder: Location, config: Config) -> None:
             written by an earlier release.
     """
     manifest = storage.read_json(TokensFolder(folder).manifest)
-    length, prompts = model_length(config), training_prompts(config)
+    length, prompts = model_length(config), _prompts(config)
     if not {"max_length", "columns"} <= manifest.keys():
         raise InputError("prepared.folder", f"{folder} has another format", _AGAIN)
     if manifest["max_length"] > length:
@@ -161,15 +131,29 @@ def check_tokens(folder: Location, config: Config) -> None:
             f"its texts have up to {manifest['max_length']} tokens, and the model reads {length}",
             _AGAIN,
         )
-    if manifest["prompts"] != prompts:
+    known = manifest.get("sources", [])
+    names = [source.name for source in config.corpus.sources]
+    if [one["name"] for one in known] != names:
+        there = ", ".join(one["name"] for one in known) or "none"
+        asked = ", ".join(names) or "none"
         raise InputError(
-            "prepared.folder",
-            f"it was prepared with the prompts {manifest['prompts']}, and not {prompts}",
-            _AGAIN,
+            "prepared.folder", f"it was prepared with the sources {there}, and not {asked}", _AGAIN
         )
+    for one, expected in zip(known or [manifest], prompts, strict=True):
+        if one["prompts"] != expected:
+            raise InputError(
+                "prepared.folder",
+                f"it was prepared with the prompts {one['prompts']}, and not {expected}",
+                _AGAIN,
+            )
 
 
-def _corpus_parts(prepared: PreparedFolder) -> list[Part]:
+def _prompts(config: Config) -> list[dict[str, str]]:
+    """Of each source what stands before the texts of a side; of one source, a list of one."""
+    return [training_prompts(one) for one in by_source(config)]
+
+
+def _corpus_parts(prepared: PreparedFolder, config: Config) -> list[Part]:
     source = prepared.corpus.pairs
     if not source.is_dir():
         raise InputError("prepared.folder", f"there is no corpus in {prepared.path}", _AGAIN)
@@ -181,62 +165,27 @@ def _corpus_parts(prepared: PreparedFolder) -> list[Part]:
             "run `sentence-pipelines prepare` with other corpus settings",
         )
     names = pq.read_schema(arrow_source(parts[0].path)).names
-    if not {*CORPUS_COLUMNS} <= {*names}:
+    if not {*CORPUS_COLUMNS} <= {*names} or (SOURCE in names) != bool(config.corpus.sources):
         raise InputError("prepared.folder", f"{source} has another format", _AGAIN)
     return parts
-
-
-def _hard_negatives(counts: np.ndarray) -> int:
-    """How many hard negatives each example has.
-
-    Args:
-        counts: Rows by how many they have.
-
-    Raises:
-        InputError: Some have more than others, and a granule could not be computed as one.
-    """
-    found = np.flatnonzero(counts)
-    if len(found) > 1:
-        rows = counts.sum()
-        raise InputError(
-            "corpus.triplet_columns",
-            f"{rows - counts[-1]} of {rows} examples have fewer than {found[-1]} hard negatives",
-            "give all of them as many, or leave the others out of the corpus",
-        )
-    return int(found[0])
-
-
-def _summary(
-    sums: TaskSums, max_length: int, vocabulary: int, negatives: int, prompts: Mapping[str, str]
-) -> TokenSummary:
-    lengths = np.arange(len(sums.texts))
-    kept = int(sums.texts @ np.minimum(lengths, max_length))
-    return TokenSummary(
-        examples=int(sums.longest.sum()),
-        texts=int(sums.texts.sum()),
-        tokens=kept,
-        max_length=max_length,
-        cut=int(sums.texts[lengths > max_length].sum()),
-        dropped=int(sums.texts @ lengths) - kept,
-        vocabulary=vocabulary,
-        negatives=negatives,
-        columns=tuple(name for name in OPTIONAL if name in sums.columns),
-        prompts=prompts,
-    )
 
 
 def _write_examples(
     session: SparkSession,
     parts: Sequence[Part],
     folder: Location,
-    prompts: Mapping[str, str],
+    prompts: Sequence[Mapping[str, str]],
     max_length: int,
-) -> TaskSums:
-    """Has the parts tokenised; returns the sums of all tasks."""
+) -> list[TaskSums]:
+    """Has the parts tokenised; returns the sums of all tasks for each source."""
     TokensFolder(folder).examples.mkdir()
     work = partial(tokenise_parts, folder=folder, prompts=prompts, max_length=max_length)
     with _attempts(folder):
-        return reduce(add, collect_from_parts(session, parts, work))
+        found = collect_from_parts(session, parts, work)
+    return [
+        reduce(add, (one for one in found if one.source == source))
+        for source, _ in enumerate(prompts)
+    ]
 
 
 def _shorten_examples(
@@ -259,7 +208,11 @@ def _attempts(folder: Location) -> Iterator[None]:
 
 
 def tokenise_parts(
-    parts: Iterator[Part], *, folder: Location, prompts: Mapping[str, str], max_length: int
+    parts: Iterator[Part],
+    *,
+    folder: Location,
+    prompts: Sequence[Mapping[str, str]],
+    max_length: int,
 ) -> Iterator[TaskSums]:
     """Writes a file of token ids for each part. Runs on an executor.
 
@@ -269,23 +222,27 @@ def tokenise_parts(
     Args:
         parts: Of the corpus.
         folder: Has the folders `tokenizer`, `attempts` and `examples.parquet`.
-        prompts: What stands before the texts of a side.
+        prompts: What stands before the texts of a side, for each source.
         max_length: Ids to keep of a text.
 
     Yields:
-        The sums of all parts, once.
+        The sums of all parts, once for each source.
     """
     encoder = _open_encoder(TokensFolder(folder).tokenizer, max_length)
-    encoders = {name: PromptedEncoder(encoder, prompts.get(name, "")) for name in TEXT_COLUMNS}
-    sums = TaskSums(*np.zeros((3, 1), np.int64))
+    encoders = [
+        {name: PromptedEncoder(encoder, before.get(name, "")) for name in TEXT_COLUMNS}
+        for before in prompts
+    ]
+    sums = [TaskSums.none(source) for source, _ in enumerate(prompts)]
     for part in parts:
         target = TokensFolder(folder).examples / f"{part.name}.parquet"
-        with _writer(target, folder) as writer:
-            for batch in read_part(part, CORPUS_COLUMNS):
-                rows, some = tokenise_batch(batch, encoders)
-                writer.write_batch(rows)
-                sums += some
-    yield sums
+        with _writer(target, folder, _schema(part)) as writer:
+            for batch in read_part(part, (*CORPUS_COLUMNS, SOURCE)):
+                for source, own in rows_by_source(batch):
+                    rows, some = tokenise_batch(own, encoders[source])
+                    writer.write_batch(rows)
+                    sums[source] += some
+    yield from sums
 
 
 def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -> Iterator[int]:
@@ -306,20 +263,26 @@ def shorten_parts(parts: Iterator[Part], *, folder: Location, max_length: int) -
         lengths = read_table(part.path, ["length"]).column("length").to_numpy()
         if lengths.max(initial=0) <= max_length:
             continue
-        with _writer(part.path, folder) as writer:
-            for batch in read_part(part, SCHEMA.names):
+        schema = _schema(part)
+        with _writer(part.path, folder, schema) as writer:
+            for batch in read_part(part, schema.names):
                 writer.write_batch(shorten_batch(batch, max_length, ends.behind))
         written += 1
     yield written
 
 
+def _schema(part: Part) -> pa.Schema:
+    """Of the examples that a file holds, or that are made of it."""
+    return example_schema(pq.read_schema(arrow_source(part.path)).names)
+
+
 @contextmanager
-def _writer(target: Location, folder: Location) -> Iterator[pq.ParquetWriter]:
+def _writer(target: Location, folder: Location, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Writes a file aside, in the folder `attempts`. Runs on an executor."""
     with (
         storage.built_file(target, aside_in=folder / "attempts") as attempt,
         pq.ParquetWriter(
-            attempt, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
+            attempt, schema, compression="zstd", use_dictionary=False, write_statistics=False
         ) as writer,
     ):
         yield writer
@@ -331,10 +294,3 @@ def _open_encoder(tokenizer_folder: Location, max_length: int) -> TextEncoder:
     # One task has one core; the library would start a thread for every core of the machine.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return open_encoder(load_tokenizer(tokenizer_folder), max_length)
-
-
-def _clipped(counts: np.ndarray, most: int) -> np.ndarray:
-    """Counts by length, of which what is longer counts as the longest."""
-    clipped = counts[: most + 1].copy()
-    clipped[-1] += counts[most + 1 :].sum()
-    return clipped

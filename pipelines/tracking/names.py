@@ -27,8 +27,11 @@ def parameters(config: Config) -> dict[str, str]:
 
 
 def training_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a metrics line, under ``training/``; a worker's under its rank."""
-    no_figures = ("step", "workers", "precision")
+    """The figures of a metrics line, under ``training/``.
+
+    Those of a worker are under its rank, those of a source of several under its name.
+    """
+    no_figures = ("step", "workers", "precision", "sources")
     shared = {name: value for name, value in line.items() if name not in no_figures}
     values = {f"training/{name}": float(value) for name, value in shared.items()}
     for worker in line.get("workers", ()):
@@ -36,6 +39,8 @@ def training_values(line: Mapping[str, Any]) -> dict[str, float]:
         values |= {
             f"{place}/{name}": float(value) for name, value in worker.items() if name != "rank"
         }
+    for name, source in line.get("sources", {}).items():
+        values |= {f"training/source_{name}/{key}": float(source[key]) for key in source}
     return values
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipelines.lanes.files import Granule
+from pipelines.lanes.plan import StepPlan
 from pipelines.runs.run import WorkerTask
 
 
@@ -17,11 +18,25 @@ class StepWork:
         index: Number of the step.
         epoch: Its epoch.
         granules: The granules that this worker computes.
+        source: Number of the source that they are of.
+        visit: How often the granules of the source were read before; None where that is the epoch.
     """
 
     index: int
     epoch: int
     granules: list[Granule]
+    source: int = 0
+    visit: int | None = None
+
+    @classmethod
+    def of(cls, step: StepPlan, granules: list[Granule]) -> StepWork:
+        """The work of a planned step."""
+        return cls(step.index, step.epoch, granules, step.source, step.visit)
+
+    @property
+    def noise_epoch(self) -> int:
+        """What noise follows from beside the granule, so that it is fresh on each visit."""
+        return self.epoch if self.visit is None else self.visit
 
 
 def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
@@ -32,7 +47,7 @@ def lane_feed(task: WorkerTask) -> Iterator[StepWork]:
     reader = task.run.lane_reader()
     steps = reader.ahead(task.steps())
     return (
-        StepWork(step.index, step.epoch, [reader.granule(address) for address in addresses])
+        StepWork.of(step, [reader.granule(address) for address in addresses])
         for step, addresses in steps
     )
 
@@ -49,7 +64,7 @@ def memory_feed(task: WorkerTask) -> Iterator[StepWork]:
     one_by_one = reader.ahead((address, (address,)) for address in in_order)
     kept = {address: reader.granule(address) for address, _ in one_by_one}
     for step, addresses in task.steps():
-        yield StepWork(step.index, step.epoch, [kept[address] for address in addresses])
+        yield StepWork.of(step, [kept[address] for address in addresses])
 
 
 Feed = Callable[[WorkerTask], Iterator[StepWork]]

@@ -216,6 +216,7 @@ class StepTimer:
                 communication_seconds=self._communication_seconds,
                 step_seconds=now - self._ended,
                 precision=self._precision,
+                source=work.source,
             )
         )
         self._ended, self._compute_seconds, self._communication_seconds = now, 0.0, 0.0

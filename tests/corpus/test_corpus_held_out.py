@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import check_adds_up
 from pipelines.corpus.held_out import packages_to_hold_out, without_leaks
+from pipelines.settings import CorpusSettings
 
 SHARE = {
     "format": "parquet",
@@ -89,20 +90,22 @@ def test_the_content_depends_on_no_partition(spark, held_out, tmp_path):
 
 
 def test_what_is_asked_or_ranked_leaks_on_every_side_and_nothing_else(spark):
-    columns = "anchor string, positive string, negative string, reason string, held boolean"
+    columns = "anchor string, positive string, negatives array<string>, reason string, held boolean"
     rows = [
-        ("Asked one.", "Found one.", "Pushed away.", None, True),
-        ("Trained one.", "Other one.", "found ONE", None, False),
-        ("Trained two.", "Other two.", "Asked one.", None, False),
-        ("Trained three.", "pushed away", "Another.", None, False),
-        ("Trained four.", "Other four.", "Pushed away!", None, False),
-        ("Trained five.", "Other five.", "Yet another.", None, False),
-        ("Trained six.", "Other six.", None, None, False),
-        ("Asked one", "Other seven.", None, None, False),
-        ("Trained eight.", "Found one!", "Another.", None, False),
+        ("Asked one.", "Found one.", ["Harmless.", "Pushed away."], True),
+        ("Trained one.", "Other one.", ["Harmless.", "found ONE"], False),
+        ("Trained two.", "Other two.", ["Harmless.", "Asked one."], False),
+        ("Trained three.", "pushed away", ["Harmless.", "Another."], False),
+        ("Trained four.", "Other four.", ["Harmless.", "Pushed away!"], False),
+        ("Trained five.", "Other five.", ["Harmless.", "Yet another."], False),
+        ("Trained six.", "Other six.", None, False),
+        ("Asked one", "Other seven.", None, False),
+        ("Trained eight.", "Found one!", ["Harmless.", "Another."], False),
     ]
-    pairs = spark.createDataFrame(rows, columns)
-    left = without_leaks(pairs.where("not held"), pairs.where("held")).collect()
+    lists = [(*texts, None, held) for *texts, held in rows]
+    pairs = spark.createDataFrame(lists, columns)
+    triplets = CorpusSettings(pairs="triplets", triplet_columns=("a", "p", "one", "other"))
+    left = without_leaks(pairs.where("not held"), pairs.where("held"), triplets).collect()
     # The negative of a held-out triplet is neither asked nor ranked.
     assert {row["anchor"] for row in left} == {
         "Trained three.",

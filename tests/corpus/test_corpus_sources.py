@@ -25,7 +25,8 @@ def shape(frame):
     return [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
 
 
-SHAPE = [(field.name, "bigint" if field.type == pa.int64() else "string") for field in ROW_SCHEMA]
+KINDS = {pa.int64(): "bigint", pa.string(): "string", pa.list_(pa.string()): "array<string>"}
+SHAPE = [(field.name, KINDS[field.type]) for field in ROW_SCHEMA]
 
 
 def test_a_folder_of_documents_of_all_kinds(spark, tmp_path):

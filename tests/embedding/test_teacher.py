@@ -25,10 +25,10 @@ from pipelines.tokens.stage import prepare_tokens
 EXAMPLES = 40
 
 
-def write_corpus(folder: Path, lines: list[str], negatives: int, token: str = "first") -> None:
-    """Pairs of lines, each with others for hard negatives; every text is there several times."""
+def write_corpus(folder: Path, texts: list[str], negatives: int, token: str = "first") -> None:
+    """Pairs of texts, each with others for hard negatives; every text is there several times."""
     numbers = range(EXAMPLES)
-    lists = [[lines[(n + 2 + place) % EXAMPLES] for place in range(negatives)] for n in numbers]
+    lists = [[texts[(n + 2 + place) % EXAMPLES] for place in range(negatives)] for n in numbers]
     schema = {
         "id": pa.int64(),
         "group": pa.int64(),
@@ -41,8 +41,8 @@ def write_corpus(folder: Path, lines: list[str], negatives: int, token: str = "f
     columns = {
         "id": [7 * n for n in numbers],
         "group": [*numbers],
-        "anchor": lines[:EXAMPLES],
-        "positive": [lines[(n + 1) % EXAMPLES] for n in numbers],
+        "anchor": texts[:EXAMPLES],
+        "positive": [texts[(n + 1) % EXAMPLES] for n in numbers],
         "negatives": lists if negatives else [None] * EXAMPLES,
         "score": [None] * EXAMPLES,
         "candidate_scores": [None] * EXAMPLES,
@@ -80,6 +80,12 @@ def asking_model(small_model, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def texts(lines) -> list[str]:
+    """Lines as the corpus stage would have them."""
+    return [line for line in lines if "  " not in line]
+
+
 def texts_by_id(folder: Path) -> dict[int, list[str]]:
     rows = pq.read_table(folder / "corpus" / "pairs.parquet").to_pylist()
     return {row["id"]: [row["anchor"], row["positive"], *(row["negatives"] or [])] for row in rows}
@@ -90,11 +96,11 @@ def told(caplog) -> list[str]:
 
 
 def test_lanes_hold_the_vectors_of_every_side(
-    spark, settings, asking_model, lines, tmp_path, caplog
+    spark, settings, asking_model, texts, tmp_path, caplog
 ):
     caplog.set_level(logging.INFO, "pipelines")
     folder, config = tmp_path / "prepared", settings(model=str(asking_model))
-    write_corpus(folder, lines, negatives=2)
+    write_corpus(folder, texts, negatives=2)
     prepare_tokens(spark, config)
     summary = prepare_teacher(spark, config)
     # Each as a query and as a document.
@@ -110,21 +116,18 @@ def test_lanes_hold_the_vectors_of_every_side(
     for address, batch in reader:
         granule = reader.granule(address)
         assert [*granule.teacher] == [*manifest.sides] == [*granule.sides]
-        texts = [wanted[number] for number in batch.column("id").to_pylist()]
+        rows = [wanted[number] for number in batch.column("id").to_pylist()]
         for place, (name, vectors) in enumerate(granule.teacher.items()):
             embed = embedder.queries if place == 0 else embedder.documents
-            expected = unit_length(embed([some[place] for some in texts]))
+            expected = unit_length(embed([row[place] for row in rows]))
             # Of other precision, and of batches of other sizes.
             np.testing.assert_allclose(vectors, expected, atol=0.02, err_msg=name)
             assert (vectors * expected).sum(axis=1).min() > 0.999
         assert without.granule(address).teacher == {}
 
-    # What has been embedded is taken as it is; of a corpus that has grown, the new texts are not.
+    # Of a corpus that has changed, the new texts alone are embedded.
     caplog.clear()
-    prepare_teacher(spark, config)
-    assert all("nothing to embed" in line for line in told(caplog)) and len(told(caplog)) == 2
-    caplog.clear()
-    write_corpus(folder, [*lines[:30], *lines[50:60]], negatives=2, token="second")
+    write_corpus(folder, [*texts[:30], *texts[50:60]], negatives=2, token="second")
     assert prepare_teacher(spark, config).texts == 2 * EXAMPLES
     assert [line.split()[1:3] for line in told(caplog) if "sentences/s" in line] == [
         ["10", "rows"]
@@ -139,12 +142,12 @@ def test_lanes_hold_the_vectors_of_every_side(
     check_lanes_of_teacher(settings(model=str(tmp_path / "gone")), manifest.teacher)
 
 
-def test_vectors_may_come_from_tables(spark, settings, small_model, lines, tmp_path):
+def test_vectors_may_come_from_tables(spark, settings, small_model, texts, tmp_path):
     folder = tmp_path / "prepared"
-    write_corpus(folder, lines, negatives=0)
+    write_corpus(folder, texts, negatives=0)
     # Found though they were not cleaned as those of the corpus are.
-    texts = [f"  {line}\t" for line in lines[: EXAMPLES - 2]]
-    for name, some in (("a", texts[:20]), ("b", texts[20:])):
+    given = [f"  {text}\t" for text in texts[: EXAMPLES - 2]]
+    for name, some in (("a", given[:20]), ("b", given[20:])):
         pq.write_table(pa.table({"text": some}), tmp_path / f"{name}.parquet")
         embedding = {
             "model": str(small_model),

@@ -21,7 +21,7 @@ from pipelines.models.folder import start_encoder
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
 from pipelines.training.steppers import STEPPERS
-from pipelines.training_job import batch_plan
+from pipelines.training_plan import batch_plan
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -43,7 +43,9 @@ def triplets(spark, prepared, tmp_path_factory) -> Path:
     table = pa.Table.from_pandas(pairs, SCHEMA, preserve_index=False)
     pq.write_table(table, examples / "part-0.parquet")
     manifest = folder / "tokens" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"negatives": 2}))
+    told = json.loads(manifest.read_text())
+    changed = {"negatives": 2, "columns": [*told["columns"], "negatives"]}
+    manifest.write_text(json.dumps(told | changed))
     prepare_lanes(spark, small_config(folder))
     return folder
 

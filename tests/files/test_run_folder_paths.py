@@ -10,7 +10,8 @@ def test_all_that_a_run_writes_is_deleted_with_it() -> None:
     properties = [name for name, one in vars(RunFolder).items() if isinstance(one, property)]
     paths = {name: getattr(folder, name) for name in properties if name != "is_run"}
     deleted = {*paths.pop("contents"), *paths.pop("marks")}
-    # Checkpoints go one by one, and the plan stays until the next run replaces it.
-    assert set(paths.values()) - deleted == {folder.checkpoints, folder.plan}
+    # Checkpoints go one by one, what they have in common behind them, and the plan stays until the
+    # next run replaces it.
+    assert set(paths.values()) - deleted == {folder.checkpoints, folder.frozen, folder.plan}
     assert deleted < set(paths.values())
     assert {path.parent for path in deleted} == {folder.path}

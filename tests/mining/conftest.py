@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from embedding_fixtures import lines, small_model
 
+from pipelines import workflow
+from pipelines.mining.figures import MiningSummary
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 
@@ -32,23 +35,30 @@ def pair_file(lines, tmp_path_factory) -> Path:
     return path
 
 
+def configured(**settings) -> Config:
+    """A job in files of some 50 rows."""
+    known = {
+        "anchor_column": "q",
+        "positive_column": "a",
+        "group_column": "topic",
+        "key_column": "id",
+        "part_rows": 50,
+        "negatives": 2,
+    }
+    return parse({"mining": known | settings, "embedding": {"precision": "fp32"}})
+
+
 @pytest.fixture
-def job(small_model, pair_file, tmp_path):
-    """Makes the configuration of a job in files of some 50 rows."""
+def job(small_model, pair_file, tmp_path) -> Callable[..., Config]:
+    """Makes the configuration of a job."""
+    places = {"model": small_model, "output": tmp_path / "mined"}
+    known = {name: str(path) for name, path in places.items()} | {"inputs": [str(pair_file)]}
+    return lambda **settings: configured(**known | settings)
 
-    def configured(embedding=None, **settings) -> Config:
-        known = {
-            "model": str(small_model),
-            "inputs": [str(pair_file)],
-            "anchor_column": "q",
-            "positive_column": "a",
-            "group_column": "topic",
-            "key_column": "id",
-            "output": str(tmp_path / "mined"),
-            "part_rows": 50,
-            "negatives": 2,
-        }
-        precise = {"precision": "fp32", **(embedding or {})}
-        return parse({"mining": known | settings, "embedding": precise})
 
-    return configured
+@pytest.fixture(scope="session")
+def mined(spark, small_model, pair_file, tmp_path_factory) -> MiningSummary:
+    """What such a job has made."""
+    folder = tmp_path_factory.mktemp("of-all") / "mined"
+    inputs = [str(pair_file)]
+    return workflow.mine(configured(model=str(small_model), inputs=inputs, output=str(folder)))

@@ -53,8 +53,7 @@ def test_prepared_pairs_become_triplets(spark, prepared, small_model, tmp_path) 
     assert {(one["anchor"], one["positive"], one["negative"]) for one in examples} <= mined
 
 
-def test_pairs_and_negatives_lie_in_a_store(spark, job, pair_file, s3_bucket, tmp_path) -> None:
-    local = workflow.mine(job())
+def test_pairs_and_negatives_lie_in_a_store(mined, job, pair_file, s3_bucket, tmp_path) -> None:
     put_file(pair_file, s3_bucket.root / "lake" / "pairs.parquet")
     places = {
         "inputs": [f"{s3_bucket.address}/lake"],
@@ -66,7 +65,7 @@ def test_pairs_and_negatives_lie_in_a_store(spark, job, pair_file, s3_bucket, tm
     folder = current(location(config.mining.output, stores))
     assert summary.folder == str(folder)
     files = {file.name: file.read_bytes() for file in folder.glob("part-*.parquet")}
-    assert files == bytes_of(local.folder)
+    assert files == bytes_of(mined.folder)
     names = {path.name for path in folder.iterdir()} - set(files)
     assert names == {"_manifest.json", "_mining.json"}
     assert workflow.mine(config).searched == 0

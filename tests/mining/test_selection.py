@@ -13,8 +13,9 @@ from pipelines.embedding.vectors import vector_array
 from pipelines.evaluation.nearest import Neighbours
 from pipelines.mining import searches, selection
 from pipelines.mining.filters import score_limits
-from pipelines.mining.searches import EXACT
+from pipelines.mining.searches import EXACT, INDEX
 from pipelines.mining.selection import Nearest, Selection
+from pipelines.search import index
 from pipelines.settings import MiningSettings
 
 SETTINGS = {
@@ -124,3 +125,53 @@ def test_groups_are_compared_some_at_a_time(monkeypatch):
         monkeypatch.setattr(anchors, "_LOOKED_UP", most)
         assert arrays.are_of_group(rows, documents).tolist() == wanted
     assert 0 < sum(wanted) < len(wanted)
+
+
+@pytest.fixture(scope="module")
+def indexed(table) -> VectorTable:
+    """With an index that is built in this process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(index, "collect_from_tasks", lambda session, tasks, work: [*work(tasks)])
+        INDEX.prepare(None, table)
+    return table
+
+
+@pytest.mark.parametrize("given", SETTINGS.values(), ids=SETTINGS)
+def test_an_index_finds_most_of_what_brute_force_finds(case, indexed, given, monkeypatch):
+    settings, k = MiningSettings(**given), 8
+    # Several blocks of pairs.
+    monkeypatch.setattr(searches, "_FOUND_AT_ONCE", 900)
+    found = Selection(case.arrays(), settings, k)
+    INDEX.find(found, indexed, lambda: None)
+    result = found.result()
+    assert len(set(zip(result.queries, result.documents, strict=True))) == len(result.queries)
+    hits = wanted = 0
+    for row in range(len(case.pairs)):
+        left = [document for _, document in case.left(row, settings)[0]]
+        mine = result.documents[result.queries == row].tolist()
+        assert set(mine) <= set(left)
+        hits += len(mine)
+        wanted += len(left[:k])
+    assert hits > 0.97 * wanted
+
+
+def test_an_index_is_asked_again_for_pairs_that_filters_leave_with_little(case, indexed):
+    settings = MiningSettings(relative_margin=0.9)
+    found = Selection(case.arrays(), settings, 5)
+    asked = []
+    with pytest.MonkeyPatch.context() as patched:
+
+        def search(table, vectors, k):
+            asked.append((len(vectors), k))
+            return index.search_index(table, vectors, k)
+
+        patched.setattr(searches, "search_index", search)
+        INDEX.find(found, indexed, lambda: None)
+    # 5 times 2 and 32 documents, and the most positives of an anchor.
+    assert asked[0][0] == len(case.pairs)
+    assert 42 < asked[0][1] < 50
+    assert 0 < asked[1][0] <= asked[0][0]
+    assert asked[1][1] == 8 * asked[0][1]
+    assert asked[-1][1] == len(case.documents)
+    short = {row for row in range(len(case.pairs)) if len(case.left(row, settings)[0]) < 5}
+    assert {*np.flatnonzero(found.are_short()).tolist()} == short

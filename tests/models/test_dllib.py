@@ -1,6 +1,7 @@
 """The encoder in BigDL's dllib against the one in PyTorch."""
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder
 from pipelines.models.frameworks.torch import forward as torch_forward
 from pipelines.models.inference.embedder import embed_token_ids
+from pipelines.models.spec import Dense, Pooling
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.tokens.start import default_start
@@ -43,10 +45,22 @@ def bigdl(spark):
     return bigdl
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_it_embeds_as_pytorch_does(spark, bigdl, pooling, normalise):
-    spec = dataclasses.replace(SPEC, pooling=pooling, normalise=normalise)
+WITH_DENSE = {"dense": (Dense(width=20), Dense(width=12, bias=False, activation="identity"))}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"pooling": pooling, "normalise": False} for pooling in get_args(Pooling)),
+        {"normalise": True},
+        {"type_vocabulary": 0},
+        {"embedding_size": 24},
+        WITH_DENSE,
+    ],
+    ids=str,
+)
+def test_it_embeds_as_pytorch_does(spark, bigdl, changes):
+    spec = dataclasses.replace(SPEC, **changes)
     weights = rough_weights(spec)
     graph = bigdl.encoder_graph(spark.sparkContext, spec)
     bigdl.set_weights(graph, bigdl.flattened(graph, weights))

@@ -1,8 +1,10 @@
 """Training with weights of an objective's own: what it must not depend on, and what is kept."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from steppers import SPEC, STATIC, assert_close, granule, stepper, work
+from steppers import IDS, SPEC, STATIC, assert_close, granule, stepper, work
 
 from pipelines.errors import InputError
 from pipelines.losses import LOSSES
@@ -11,7 +13,10 @@ from pipelines.models.weights import WORDS, check_weights
 from pipelines.pretraining.start import fresh_weights, objective_weights
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint, save_frozen
 from pipelines.settings.load import load, parse
+from pipelines.settings.sources import by_source
+from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import StepWork
+from pipelines.training.steppers.torch import TorchStepper
 
 NAMES = [name for name in LOSSES if LOSSES.load(name).reconstruction]
 UNCLIPPED = {"clip_norm": 0.0}
@@ -181,3 +186,35 @@ def test_ratios_are_shares():
     for key in ("encoder_mask_ratio", "decoder_mask_ratio"):
         with pytest.raises(InputError, match=rf"^objective\.{key}: `1`.*less than 1"):
             load(None, ["objective.name=retromae", *SINGLES, f"objective.{key}=1"])
+
+
+def sources(*objectives):
+    """Settings of single texts of several sources, each with its objective."""
+    shared = {"format": "csv", "inputs": ["a.csv"], "pairs": "single"}
+    each = [
+        {"name": f"s{number}", **shared, "objective": one} for number, one in enumerate(objectives)
+    ]
+    training = {"framework": "torch", "engine": "torch", "dropout": 0.1}
+    return {"corpus": {**shared, "sources": each}, "training": training}
+
+
+def test_several_sources_have_one_objective_if_it_has_weights_of_its_own():
+    config = parse(sources({"name": "mlm"}, {"name": "mlm"}))
+    assert of_objective(objective_weights(config, SPEC)).keys() >= {"head.dense.weight"}
+    told = r"^corpus\.sources\.objective: `mlm` has weights of its own, which every step must train"
+    for other in ({"name": "simcse"}, {"name": "mlm", "mask_ratio": 0.3}):
+        with pytest.raises(InputError, match=told):
+            parse(sources({"name": "mlm"}, other))
+
+
+def test_a_step_of_any_source_trains_them():
+    settings = sources({"name": "tsdae"}, {"name": "tsdae"})
+    settings["training"] |= {"precision": "fp32"}
+    config, alone = parse(settings), made("tsdae", {"dropout": 0.1})
+    each = [SimpleNamespace(config=one, sides=("anchor",)) for one in by_source(config)]
+    run = SimpleNamespace(config=config, by_source=each, special_ids=IDS)
+    mixed = TorchStepper(SimpleNamespace(run=run), alone.checkpoint(0), SingleProcess())
+    for source in range(2):
+        work = StepWork(source, 0, [granule(source)], source=source)
+        expected = alone.step(StepWork(source, 0, [granule(source)]), 1e-2)
+        assert mixed.step(work, 1e-2) == pytest.approx(expected, rel=1e-6)

@@ -335,3 +335,22 @@ def test_a_gradient_norm_that_not_all_lines_have_is_no_curve():
     title = "Gradient norm, before clipping"
     assert title in [chart.title for chart in training_charts(with_norms)]
     assert title not in [chart.title for chart in training_charts([*with_norms, *lines])]
+
+
+def test_each_source_has_a_curve_of_its_loss():
+    lines = [
+        {
+            "step": step,
+            "loss": 1.0,
+            "learning_rate": 0.1,
+            "examples_per_second": 1.0,
+            "sources": {"often": {"loss": 2.0, "steps": 3}}
+            | ({"seldom": {"loss": 0.5, "steps": 1}} if step % 2 else {}),
+        }
+        for step in range(8)
+    ]
+    titles = [chart.title for chart in training_charts(lines)]
+    assert [title for title in titles if title.startswith("Loss of ")] == [
+        "Loss of often",
+        "Loss of seldom",
+    ]

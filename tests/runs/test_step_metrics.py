@@ -1,6 +1,7 @@
 """Lines and figures from what the workers report, in whatever order it comes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,8 @@ from planned_runs import make_run
 from pipelines.errors import PipelineError
 from pipelines.runs.run import Restart
 from pipelines.runs.step_metrics import StepMetrics, StepRecord
+from pipelines.settings import CorpusSettings
+from pipelines.settings.load import parse
 
 
 def record(step: int, loss: float = 1.0, granules: int = 2, **values) -> StepRecord:
@@ -61,6 +64,26 @@ def test_a_line_has_the_mean_of_the_gradient_norms_that_are_known():
         step_metrics.add(record(step, gradient_norm=norm))
     assert lines[0]["gradient_norm"] == 2.5
     assert "gradient_norm" not in lines[1]
+
+
+def test_a_line_tells_the_loss_of_each_source_apart():
+    pairs = {"format": "csv", "inputs": ["a.csv"], "pairs": "columns"}
+    corpus = {"sources": [pairs | {"name": name} for name in ("small", "large", "unused")]}
+    run = make_run(4, log_every=4)
+    run = replace(run, config=run.config.model_copy(update={"corpus": parse_corpus(corpus)}))
+    lines = []
+    step_metrics = StepMetrics(run, 2, lines.append)
+    for step, (source, loss) in enumerate([(1, 2.0), (0, 8.0), (1, 4.0), (1, 6.0)]):
+        step_metrics.add(record(step, loss=loss, source=source))
+    assert lines[0]["loss"] == 5.0
+    assert lines[0]["sources"] == {
+        "large": {"loss": 4.0, "steps": 3},
+        "small": {"loss": 8.0, "steps": 1},
+    }
+
+
+def parse_corpus(corpus: dict) -> CorpusSettings:
+    return parse({"corpus": corpus}).corpus
 
 
 class Listener:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 STEPS, MIDDLE, GRANULES = 8, 5, 4
+LORA = {"lora": {"rank": 2, "alpha": 8.0}, "freeze": {"embeddings": True}}
 TRAINING = {"weight_decay": 0.1, "clip_norm": 0.5, "workers": 2, "granules_per_step": GRANULES}
 
 
@@ -25,7 +26,7 @@ def train_pair(folder: Path, ways: list) -> list[dict]:
     Args:
         folder: Is filled.
         ways: Key of the stepper, settings of the objective and of training, of each; and "static"
-            for another encoder than a transformer.
+            for another encoder than a transformer, or "lora" for one with LoRA.
 
     Returns:
         Losses and the last checkpoint, and the losses after the middle, resumed.
@@ -52,6 +53,15 @@ def curve(each, steps, first, last, rate=3e-3):
         each.step(work(i, *(granule(GRANULES * i + one) for one in range(first, last))), rate)
         for i in steps
     ]
+
+
+def frozen_of(encoder, spec):
+    """What is not trained."""
+    from pipelines.models.adaptation import split
+    from pipelines.models.weights import random_weights
+    from pipelines.settings.load import parse
+
+    return split(parse({"encoder": encoder}).encoder, random_weights(spec, 3), 17)[1]
 
 
 def main() -> None:
@@ -81,17 +91,19 @@ def train(rank, collectives, folder, key, objective, training, encoder="bert") -
     """Trains, and goes on once more from a checkpoint in between."""
     from steppers import SPEC, STATIC, stepper
 
-    from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
+    from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint, save_frozen
 
     half = GRANULES // 2
     part = (half * rank, half * rank + half)
     training = TRAINING | training
     make = {"objective": objective, "training": training, "collectives": collectives, "key": key}
     make["spec"] = STATIC if encoder == "static" else SPEC
+    make["encoder"] = LORA if encoder == "lora" else {}
     whole = stepper("torch", **make)
     losses = curve(whole, range(MIDDLE), *part)
     middle = whole.checkpoint(MIDDLE)
     if rank == 0:
+        save_frozen(folder, frozen_of(make["encoder"], make["spec"]))
         save_checkpoint(folder, middle, keep=1)
     losses += curve(whole, range(MIDDLE, STEPS), *part)
     last = whole.checkpoint(STEPS)

@@ -13,7 +13,7 @@ from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint, save_frozen
 from pipelines.runs.run import TrainingRun
 from pipelines.settings.load import parse
-from pipelines.training_job import batch_plan
+from pipelines.training_plan import batch_plan
 
 SPEC = BertSpec(vocabulary=VOCABULARY, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 TRAINING = {

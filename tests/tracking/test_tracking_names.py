@@ -51,3 +51,12 @@ def test_figures_have_names_that_every_tracker_takes():
         "training/worker_0/arithmetic": 2.0,
         "training/worker_1/arithmetic": 3.0,
     }
+
+
+def test_the_figures_of_sources_are_under_their_names():
+    line = {"step": 4, "loss": 2.0, "sources": {"pairs": {"loss": 3.0, "steps": 1}}}
+    assert training_values(line) == {
+        "training/loss": 2.0,
+        "training/source_pairs/loss": 3.0,
+        "training/source_pairs/steps": 1.0,
+    }

@@ -59,6 +59,7 @@ class Slow:
     """Computes nothing, and notes which steps had been applied when it began."""
 
     precision = "fp32"
+    gradient_norm = None
 
     def __init__(self, shared, rank):
         self.shared, self.rank = shared, rank

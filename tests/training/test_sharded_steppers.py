@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_pair
+from rank_pair import GRANULES, LORA, MIDDLE, STEPS, TRAINING, curve, train_pair
 from steppers import SPEC, STATIC, stepper
 
 pytestmark = pytest.mark.slow
@@ -13,6 +13,7 @@ PARTS = {"tokens_per_micro_batch": 16}
 
 WAYS = [
     ("torch", {}, {}),
+    ("torch", {"negatives": "step"}, {"ema": 0.9}, "lora"),
     ("torch-fsdp", {}, {}),
     ("torch-fsdp", {"negatives": "step"}, HARD),
     ("deepspeed", {}, {"sharding": "optimizer"}),
@@ -32,6 +33,9 @@ WAYS = [
 ]
 
 
+KINDS = {"": (SPEC, {}), "static": (STATIC, {}), "lora": (SPEC, LORA)}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What two workers make, in each way: both are started once."""
@@ -41,7 +45,8 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("number", range(len(WAYS)), ids=lambda number: str(WAYS[number]))
 def test_parts_make_the_updates_of_the_whole(found, number):
     (_, objective, training, *kind), result = WAYS[number], found[number]
-    alone = stepper("torch", objective, TRAINING | training, spec=STATIC if kind else SPEC)
+    spec, encoder = KINDS[kind[0] if kind else ""]
+    alone = stepper("torch", objective, TRAINING | training, spec=spec, encoder=encoder)
     expected = curve(alone, range(STEPS), 0, GRANULES)
     exact = "precision" not in training
     np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)

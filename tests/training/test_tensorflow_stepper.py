@@ -20,7 +20,7 @@ def test_the_update_is_pytorchs_adamw():
     generator = np.random.default_rng(1)
     for index, rate in enumerate([1e-2, 5e-3, 2e-3]):
         gradients = [generator.normal(size=v.shape).astype(np.float32) for v in weights.values()]
-        scalars = [1.0, rate, 0.9 ** (index + 1), 0.999 ** (index + 1)]
+        scalars = [1.0, rate, 0.9 ** (index + 1), 0.999 ** (index + 1), 1.0]
         loss, *rest_of_them = [tf.constant(value, tf.float32) for value in scalars]
         ours._update([tf.constant(value) for value in gradients], loss, *rest_of_them)
         for group in theirs.param_groups:

@@ -74,6 +74,8 @@ _SETTINGS_OF_THE_WHOLE = {
     "evaluation_pairs",
     "exclude",
     "exclude_columns",
+    "prompts",
+    "sources",
 }
 """Settings of the corpus that change nothing of what is made of one file."""
 
@@ -93,7 +95,29 @@ class Units:
     tables: tuple[str, ...] = ()
 
 
-def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units:
+SOURCES = "sources"
+"""Folder of the units of several sources, a folder each."""
+
+
+def units_folders(units: Location, names: Sequence[str]) -> list[Location]:
+    """Where the units of each source are kept; of a corpus that is one, where there are no names.
+
+    What is kept of other sources, that a corpus had before, is removed.
+
+    Args:
+        units: The folder of all units.
+        names: Of the sources.
+    """
+    used = [units / SOURCES / name for name in names] or [units]
+    there = [*units.glob("*")] if units.is_dir() else []
+    sources = [*(units / SOURCES).glob("*")] if (units / SOURCES).is_dir() else []
+    others = [place for place in there if place.name.isdigit()] if names else []
+    for place in (*others, *(place for place in sources if place not in used)):
+        storage.remove_folder(place)
+    return used
+
+
+def cut_inputs(session: SparkSession, config: Config, scratch: Scratch, folder: Location) -> Units:
     """The units of `corpus.inputs`: of files that were read before, as they were kept.
 
     Args:
@@ -101,11 +125,11 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch) -> Units
         config: The settings.
         scratch: For the units of what is read as a whole each time: tables, and formats that
             Spark reads.
+        folder: Where units are kept.
 
     Raises:
         InputError: See :func:`pipelines.corpus.readers.sources.read_rows`.
     """
-    folder = PreparedFolder.of(config).units
     settings = config.corpus
     deleted = deleted_keys(PreparedFolder.of(config), settings.key_column)
     if FORMATS.load(settings.format).read is None and config.prepared.keep_units:
@@ -213,7 +237,7 @@ class _KeptUnits:
     def _written_again(self, live: Sequence[Claim], number: int, key: str) -> Generation:
         sources = {name: one for claim in live for name, one in claim.live.items()}
         with storage.new_folder(self.folder / str(number)) as aside:
-            rows = _below_one_another([self._live_rows(claim) for claim in live])
+            rows = below_one_another([self._live_rows(claim) for claim in live])
             write_parquet(rows, aside / "rows")
             totals = pa.concat_tables(claim.generation.totals_of(claim.ids) for claim in live)
             write_generation(aside, key, sources, totals)
@@ -233,10 +257,11 @@ class _KeptUnits:
     def _of(self, generations: Sequence[Generation]) -> Units:
         totals = pa.concat_tables(generation.totals for generation in generations)
         merged = _TOTALS_OF_ALL.merged(totals.drop_columns(["source"]))
-        return Units(_below_one_another(list(map(self._rows, generations))), merged)
+        return Units(below_one_another(list(map(self._rows, generations))), merged)
 
 
-def _below_one_another(frames: Sequence[DataFrame]) -> DataFrame:
+def below_one_another(frames: Sequence[DataFrame]) -> DataFrame:
+    """The rows of frames with the same columns."""
     return reduce(type(frames[0]).unionByName, frames)
 
 

@@ -16,6 +16,7 @@ from pipelines.losses.loss import spans_steps
 from pipelines.runs.checkpoint import load_checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
+from pipelines.settings.sources import by_source
 
 _NEEDS = (
     "As many task slots at once as workers (cores of the executors / `spark.task.cpus`), and"
@@ -56,7 +57,11 @@ class ElephasEngine(SparkJobEngine):
     @override
     def check_settings(self, config: Config) -> None:
         training = config.training
-        if training.mode == "sync" and training.workers > 1 and spans_steps(config.objective):
+        if (
+            training.mode == "sync"
+            and training.workers > 1
+            and any(spans_steps(one.objective) for one in by_source(config))
+        ):
             raise EngineUnavailable(
                 "objective.negatives",
                 "the workers of engine elephas do not meet inside a step, so it cannot be `step`",

@@ -75,6 +75,7 @@ def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
         PipelineError: The other end failed, or something else than the next step arrived.
     """
     run = task.run
+    wanted = [(one.sides, one.teacher) for one in run.by_source]
     partition = _take(queue, 1)[0][2]
     for step, addresses in replace(task, rank=partition).steps():
         items = _take(queue, len(addresses))
@@ -85,12 +86,11 @@ def spark_feed(task: WorkerTask, queue: Any) -> Iterator[StepWork]:
             decode(
                 pa.ipc.read_record_batch(pa.py_buffer(message), run.manifest.schema),
                 number,
-                run.sides,
-                run.teacher,
+                *wanted[step.source],
             )
             for _, _, number, message in items
         ]
-        yield StepWork(step.index, step.epoch, granules)
+        yield StepWork.of(step, granules)
 
 
 def _take(queue: Any, count: int) -> Sequence[Message]:

@@ -94,13 +94,13 @@ def batches(sides: Sequence[Texts], parts: Sequence[int]) -> list[Batch]:
     ]
 
 
-def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]], sides: int) -> list[list[Any]]:
+def by_side(some: Sequence[Batch], values: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """What there is for each text group of some batches, in the order of each side.
 
     Args:
         values: Of each batch, for each of its texts.
-        sides: How many sides there are.
     """
+    sides = 1 + max(texts.side for batch in some for texts in batch)
     found: list[list[Any]] = [[] for _ in range(sides)]
     for batch, of_batch in zip(some, values, strict=True):
         for texts, value in zip(batch, of_batch, strict=True):
@@ -115,7 +115,7 @@ def per_batch(some: Sequence[Batch], values: Sequence[Any]) -> list[list[Any]]:
         values: Of each side, rows in the order of its texts.
     """
     sizes = [[len(texts.lengths) for texts in batch] for batch in some]
-    of_sides = by_side(some, sizes, len(values))
+    of_sides = by_side(some, sizes)
     parts = [iter(value.split(of_side)) for value, of_side in zip(values, of_sides, strict=True)]
     return [[next(parts[texts.side]) for texts in batch] for batch in some]
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from pipelines.losses.targets import granule_targets
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import dropout_masks
 from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, encoder_module
@@ -29,7 +28,8 @@ from pipelines.training.steppers.micro_batches import (
     parts_needed,
     per_batch,
 )
-from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
+from pipelines.training.steppers.objectives import Objective
+from pipelines.training.steppers.step_negatives import pulls_on_embeddings
 from pipelines.training.steppers.torch import (
     TorchRun,
     gradients_of_loss,
@@ -65,10 +65,13 @@ class ShardedStepper(TorchRun, ABC):
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
+        objective = self._objectives[work.source]
         if self._rewriting is not None:
             loss = self._rewritten(work, self._rewriting)
+        elif objective.across_granules:
+            loss = self._across(work, objective)
         else:
-            loss = self._across(work) if self._across_granules else self._within(work)
+            loss = self._within(work, objective)
         self._update(learning_rate)
         (mean,) = self._collectives.all_reduce_mean([loss])
         return float(mean)
@@ -123,19 +126,19 @@ class ShardedStepper(TorchRun, ABC):
     def _update(self, learning_rate: float) -> None:
         """Makes an update from the gradients, and forgets them."""
 
-    def _within(self, work: StepWork) -> torch.Tensor:
+    def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with each granule's own negatives; see ``TorchStepper``."""
         losses, count = [], len(work.granules)
         for number, (granule, some) in enumerate(
-            zip(work.granules, self._batches(work), strict=True), 1
+            zip(work.granules, self._batches(work, objective), strict=True), 1
         ):
-            targets = granule_targets(self._objective, granule, self._sides)
+            targets = objective.targets(granule)
             if len(some) == 1:
-                loss = self._loss(self._embed_batch(some[0]), on_device(targets, self._device))
+                loss = objective.loss(self._embed_batch(some[0]), on_device(targets, self._device))
                 self._backward(loss, count, last=number == count)
             else:
                 own = self._embedded(some)
-                loss, pulls = gradients_of_loss(self._loss, own, targets, 1.0)
+                loss, pulls = gradients_of_loss(objective.loss, own, targets, 1.0)
                 self._pull(some, pulls, count, last=number == count)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
@@ -149,7 +152,7 @@ class ShardedStepper(TorchRun, ABC):
         parts = [
             part
             for granule in work.granules
-            for part in rewriting.parts(granule, work.epoch, max(needed))
+            for part in rewriting.parts(granule, work.noise_epoch, max(needed))
         ]
         total = torch.zeros((), device=self._device)
         for number, part in enumerate(parts, 1):
@@ -158,22 +161,16 @@ class ShardedStepper(TorchRun, ABC):
             total += loss.detach()
         return total / count
 
-    def _across(self, work: StepWork) -> torch.Tensor:
+    def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with the negatives of the whole step; see ``TorchStepper``.
 
         Every batch is embedded twice, the last one too, so that each graph is pulled through
         right after it was made: the libraries then gather the units in the same order each time.
         """
-        candidates = gathered_candidates(
-            work.granules,
-            self._sides,
-            self._collectives,
-            anchors=self._objective.compares_anchors,
-            teacher=self._objective.uses_teacher,
-        )
-        some = [batch for of_granule in self._batches(work) for batch in of_granule]
+        candidates = objective.candidates(work.granules, self._collectives)
+        some = [batch for of_granule in self._batches(work, objective) for batch in of_granule]
         own = self._embedded(some)
-        gradients_of = partial(gradients_of_loss, self._loss)
+        gradients_of = partial(gradients_of_loss, objective.loss)
         loss, pulls = pulls_on_embeddings(
             own, candidates, self._collectives, gradients_of, torch.cat
         )
@@ -186,7 +183,7 @@ class ShardedStepper(TorchRun, ABC):
         """The embeddings of each side, without a graph."""
         with torch.no_grad():
             parts = [self._embed_batch(batch) for batch in some]
-        return [torch.cat(side) for side in by_side(some, parts, len(self._sides))]
+        return [torch.cat(side) for side in by_side(some, parts)]
 
     def _pull(
         self, some: Sequence[Micro], pulls: Sequence[torch.Tensor], granules: int, *, last: bool
@@ -203,13 +200,14 @@ class ShardedStepper(TorchRun, ABC):
             pulled = sum((side * pull).sum() for side, pull in zip(embeddings, own, strict=True))
             self._backward(pulled, granules, last=last and number == len(some))
 
-    def _batches(self, work: StepWork) -> list[list[Micro]]:
+    def _batches(self, work: StepWork, objective: Objective) -> list[list[Micro]]:
         """The batches of each granule, as many on every worker, which embed in step.
 
         The numbers follow from all granules of the step, so not from how many workers there are.
         """
         most, seed = self._training.tokens_per_micro_batch, self._training.seed
-        granules = [granule_texts(one, self._sides, seed, work.epoch) for one in work.granules]
+        sides, epoch = objective.sides, work.noise_epoch
+        granules = [granule_texts(one, sides, seed, epoch) for one in work.granules]
         parts = np.array([[parts_needed(side, most) for side in sides] for sides in granules])
         if most is not None:
             parts = np.asarray(self._collectives.all_gather(parts))

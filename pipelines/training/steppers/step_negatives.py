@@ -14,7 +14,9 @@ compared with anchors), embeddings of d numbers and W workers, a worker
   C E/W of all its examples. The allocator of glibc may hold as much again, unless
   ``MALLOC_MMAP_THRESHOLD_`` is set in the environment,
 - receives C d numbers of candidates, sends as many of gradients, and gathers 8 bytes for each text
-  and each group.
+  and each group,
+- gathers (E + C) t numbers more where a teacher with vectors of t numbers tells false negatives,
+  holds them up to twice (joined, where there are hard negatives), and multiplies them too.
 
 Source: gradient caching, Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size
 under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983; similarities in parts after Cheng et

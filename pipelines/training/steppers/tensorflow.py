@@ -15,10 +15,7 @@ import numpy as np
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
 from pipelines.lean_tensorflow import tensorflow as tf
-from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
-from pipelines.losses.loss import configured_loss, spans_steps
-from pipelines.losses.targets import granule_targets
 from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.tensorflow import configure_threads, forward
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
@@ -31,7 +28,8 @@ from pipelines.training.devices import with_precision
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
-from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
+from pipelines.training.steppers.objectives import LossOf, Objective, objectives
+from pipelines.training.steppers.step_negatives import pulls_on_embeddings
 
 
 class _Texts(NamedTuple):
@@ -62,6 +60,20 @@ _OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.i
 _SCALAR = tf.TensorSpec([], tf.float32)
 
 
+class _Functions(NamedTuple):
+    """The graph functions of a source.
+
+    Attributes:
+        objective: What they are the gradients of.
+        gradients: Of the weights, on a granule.
+        embedding_gradients: See :data:`.step_negatives.GradientsOf`.
+    """
+
+    objective: Objective
+    gradients: Any
+    embedding_gradients: Any
+
+
 class TensorFlowStepper:
     """Makes optimiser updates; see :mod:`pipelines.training.steppers.base`.
 
@@ -84,10 +96,6 @@ class TensorFlowStepper:
         self._mean_seconds = 0.0
         self.gradient_norm: float | None = None
         self._on_gpu = on_gpu
-        self._objective = config.objective
-        self._loss = configured_loss(config.objective, "tensorflow")
-        self._sides = task.run.sides
-        self._across_granules = spans_steps(config.objective)
         self._weights = {
             name: tf.Variable(value, trainable=True, name=name)
             for name, value in checkpoint.weights.items()
@@ -105,32 +113,36 @@ class TensorFlowStepper:
             for kind in ("m", "v")
             for name, value in checkpoint.weights.items()
         }
-        vectors = [_VECTORS] * len(self._sides)
-        picks = Picks(_OWN, _EXCLUDED, vectors if config.objective.uses_teacher else [])
-        compared = {**_SCORES, "teacher": vectors}
         if self._training.ema is not None:
             self._moments |= {
                 f"{AVERAGE}/{name}": tf.Variable(value, trainable=False)
                 for name, value in checkpoint.averages.items()
             }
-        self._gradients = tf.function(
-            self._gradients_of_granule,
-            autograph=False,
-            input_signature=[
-                [_TEXTS] * len(self._sides),
-                compared.get(LOSSES.load(config.objective.name).needs, picks),
-            ],
-        )
+        self._compiled = tuple(map(self._functions, objectives(task.run, "tensorflow")))
         self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
-        self._embedding_gradients = tf.function(
-            self._gradients_of_embeddings,
-            autograph=False,
-            input_signature=[vectors, picks, _SCALAR],
-        )
         self._pull = tf.function(
             self._gradients_through, autograph=False, input_signature=[_TEXTS, _VECTORS]
         )
         self._update = tf.function(self._apply, autograph=False)
+
+    def _functions(self, objective: Objective) -> _Functions:
+        sides = len(objective.sides)
+        vectors = [_VECTORS] * sides
+        picks = Picks(_OWN, _EXCLUDED, vectors if objective.settings.uses_teacher else [])
+        compared = {**_SCORES, "teacher": vectors}
+        return _Functions(
+            objective,
+            tf.function(
+                partial(self._gradients_of_granule, objective.loss),
+                autograph=False,
+                input_signature=[[_TEXTS] * sides, compared.get(objective.needs, picks)],
+            ),
+            tf.function(
+                partial(self._gradients_of_embeddings, objective.loss),
+                autograph=False,
+                input_signature=[vectors, picks, _SCALAR],
+            ),
+        )
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
@@ -187,15 +199,17 @@ class TensorFlowStepper:
         )
 
     def _loss_and_gradients(self, work: StepWork) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        return self._across(work) if self._across_granules else self._within(work)
+        compiled = self._compiled[work.source]
+        make = self._across if compiled.objective.across_granules else self._within
+        return make(work, compiled)
 
-    def _within(self, work: StepWork) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _within(self, work: StepWork, compiled: _Functions) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Loss and gradients with each granule's own negatives, averaged over the granules."""
         losses, sums = [], None
         for granule in work.granules:
-            loss, gradients = self._gradients(
-                self._inputs(granule, work.epoch),
-                granule_targets(self._objective, granule, self._sides),
+            loss, gradients = compiled.gradients(
+                self._inputs(granule, compiled.objective, work.noise_epoch),
+                compiled.objective.targets(granule),
             )
             losses.append(loss)
             sums = gradients if sums is None else _add(sums, gradients)
@@ -205,21 +219,16 @@ class TensorFlowStepper:
             return losses[0], sums
         return tf.add_n(losses) / count, [gradient / count for gradient in sums]
 
-    def _across(self, work: StepWork) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _across(self, work: StepWork, compiled: _Functions) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Loss and gradients with the negatives of the whole step, one granule in memory.
 
         Two passes: embeddings without a tape; the loss's gradient on them, see
         :mod:`.step_negatives`; then each granule once more, pulling its part of that gradient
         through.
         """
-        candidates = gathered_candidates(
-            work.granules,
-            self._sides,
-            self._timed,
-            anchors=self._objective.compares_anchors,
-            teacher=self._objective.uses_teacher,
-        )
-        inputs = [self._inputs(granule, work.epoch) for granule in work.granules]
+        objective = compiled.objective
+        candidates = objective.candidates(work.granules, self._timed)
+        inputs = [self._inputs(one, objective, work.noise_epoch) for one in work.granules]
         loss, pulls = pulls_on_embeddings(
             [
                 tf.concat([self._embed(texts) for texts in side], 0)
@@ -227,7 +236,7 @@ class TensorFlowStepper:
             ],
             candidates,
             self._timed,
-            self._embedding_gradients,
+            compiled.embedding_gradients,
             partial(tf.concat, axis=0),
         )
         start, sums = 0, None
@@ -240,7 +249,7 @@ class TensorFlowStepper:
         assert sums is not None
         return loss, sums
 
-    def _inputs(self, granule: Granule, epoch: int) -> list[_Texts]:
+    def _inputs(self, granule: Granule, objective: Objective, epoch: int) -> list[_Texts]:
         """The sides of a granule that the objective embeds."""
         sides, seed = granule.sides, self._training.seed
         return [
@@ -249,7 +258,7 @@ class TensorFlowStepper:
                 sides[name].lengths,
                 np.array(noise_seed(seed, epoch, granule.number, site), np.int32),
             )
-            for site, name in enumerate(self._sides)
+            for site, name in enumerate(objective.sides)
         ]
 
     def _forward(self, texts: _Texts) -> tf.Tensor:
@@ -266,20 +275,20 @@ class TensorFlowStepper:
         return tf.math.l2_normalize(embeddings, axis=-1)
 
     def _gradients_of_granule(
-        self, sides: Sequence[_Texts], targets: Any
+        self, loss_of: LossOf, sides: Sequence[_Texts], targets: Any
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             embeddings = [self._forward(texts) for texts in sides]
-            loss = self._loss(embeddings, targets)
+            loss = loss_of(embeddings, targets)
         return loss, _dense(tape.gradient(loss, self._weights), self._weights)
 
     def _gradients_of_embeddings(
-        self, embeddings: Sequence[tf.Tensor], picks: Picks, share: tf.Tensor
+        self, loss_of: LossOf, embeddings: Sequence[tf.Tensor], picks: Picks, share: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """See :data:`.step_negatives.GradientsOf`."""
         with tf.GradientTape() as tape:
             tape.watch(embeddings)
-            loss = self._loss(embeddings, picks) * share
+            loss = loss_of(embeddings, picks) * share
         return loss, tape.gradient(loss, embeddings)
 
     def _gradients_through(self, texts: _Texts, pull: tf.Tensor) -> list[tf.Tensor]:

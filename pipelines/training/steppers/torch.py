@@ -14,8 +14,7 @@ from torch.optim.adamw import adamw
 
 from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Picks
-from pipelines.losses.loss import configured_loss, spans_steps
-from pipelines.losses.targets import Targets, granule_targets
+from pipelines.losses.targets import Targets
 from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import Encoder, configure_threads, embed, has_bf16, prepare
 from pipelines.models.frameworks.torch_batch import to_device
@@ -36,13 +35,14 @@ from pipelines.training.steppers.micro_batches import (
     parts_needed,
     per_batch,
 )
-from pipelines.training.steppers.step_negatives import gathered_candidates, pulls_on_embeddings
+from pipelines.training.steppers.objectives import Objective, objectives
+from pipelines.training.steppers.step_negatives import pulls_on_embeddings
 from pipelines.training.steppers.torch_reconstruction import Rewriting, rewriting
 from pipelines.training.steppers.torch_words import WordGradient
 
 
 class TorchRun:
-    """What all steppers of PyTorch hold of a run: its loss, and how it is computed here.
+    """What all steppers of PyTorch hold of a run: its losses, and how they are computed here.
 
     Args:
         checkpoint: The state to begin with.
@@ -53,10 +53,7 @@ class TorchRun:
         config = task.run.config
         self._spec = checkpoint.spec
         self._collectives = collectives
-        self._objective = config.objective
-        self._loss = configured_loss(config.objective, "torch")
-        self._sides = task.run.sides
-        self._across_granules = spans_steps(config.objective)
+        self._objectives = objectives(task.run, "torch")
         self._device = worker_device()
         bf16 = has_bf16(self._device)
         self._training = with_precision(config.training, collectives, has_bf16=bf16)
@@ -162,10 +159,13 @@ class TorchStepper(TorchRun):
             weight.grad = None
         if self._word_gradient is not None:
             self._word_gradient.begin()
+        objective = self._objectives[work.source]
         if self._rewriting is not None:
             loss = self._rewritten(work, self._rewriting)
+        elif objective.across_granules:
+            loss = self._across(work, objective)
         else:
-            loss = self._across(work) if self._across_granules else self._within(work)
+            loss = self._within(work, objective)
         return loss, {name: weight.grad for name, weight in self._weights.items()}
 
     def _means(
@@ -186,18 +186,18 @@ class TorchStepper(TorchRun):
             means[WORDS] = words.put(rows, means[WORDS])
         return means, mean_loss
 
-    def _within(self, work: StepWork) -> torch.Tensor:
+    def _within(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with each granule's own negatives, averaged over the granules."""
         losses = []
         for granule in work.granules:
-            targets = granule_targets(self._objective, granule, self._sides)
-            some = self._batches(granule, work.epoch)
+            targets = objective.targets(granule)
+            some = self._batches(granule, objective, work.noise_epoch)
             if len(some) == 1:
-                loss = self._loss(self._embed_batch(some[0]), on_device(targets, self._device))
+                loss = objective.loss(self._embed_batch(some[0]), on_device(targets, self._device))
                 (loss / len(work.granules)).backward()
                 losses.append(loss.detach())
             else:
-                losses.append(self._in_parts(some, targets, len(work.granules)))
+                losses.append(self._in_parts(some, objective, targets, len(work.granules)))
         return torch.stack(losses).mean()
 
     def _rewritten(self, work: StepWork, rewriting: Rewriting) -> torch.Tensor:
@@ -207,7 +207,7 @@ class TorchStepper(TorchRun):
         """
         total = torch.zeros((), device=self._device)
         of_granules = (
-            rewriting.parts(granule, work.epoch, rewriting.parts_needed(granule))
+            rewriting.parts(granule, work.noise_epoch, rewriting.parts_needed(granule))
             for granule in work.granules
         )
         for part in chain.from_iterable(of_granules):
@@ -217,29 +217,29 @@ class TorchStepper(TorchRun):
             total += loss.detach()
         return total
 
-    def _in_parts(self, some: Sequence[Batch], targets: Targets, granules: int) -> torch.Tensor:
+    def _in_parts(
+        self, some: Sequence[Batch], objective: Objective, targets: Targets, granules: int
+    ) -> torch.Tensor:
         """Adds the gradients of a granule, one batch of it in memory; returns its loss."""
         own, with_graph = self._embedded(some)
-        loss, pulls = gradients_of_loss(self._loss, own, targets, 1.0)
+        loss, pulls = gradients_of_loss(objective.loss, own, targets, 1.0)
         self._pull(some, [pull / granules for pull in pulls], with_graph)
         return loss
 
-    def _across(self, work: StepWork) -> torch.Tensor:
+    def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with the negatives of the whole step, one batch in memory.
 
         Embeddings without a graph; the loss's gradient on them, see :mod:`.step_negatives`; then
         each batch once more, pulling its part of that gradient through.
         """
-        candidates = gathered_candidates(
-            work.granules,
-            self._sides,
-            self._timed,
-            anchors=self._objective.compares_anchors,
-            teacher=self._objective.uses_teacher,
-        )
-        some = [one for part in work.granules for one in self._batches(part, work.epoch)]
+        candidates = objective.candidates(work.granules, self._timed)
+        some = [
+            one
+            for part in work.granules
+            for one in self._batches(part, objective, work.noise_epoch)
+        ]
         own, with_graph = self._embedded(some)
-        gradients_of = partial(gradients_of_loss, self._loss)
+        gradients_of = partial(gradients_of_loss, objective.loss)
         loss, pulls = pulls_on_embeddings(own, candidates, self._timed, gradients_of, torch.cat)
         self._pull(some, pulls, with_graph)
         return loss
@@ -254,7 +254,7 @@ class TorchStepper(TorchRun):
             parts = [self._embed_batch(batch) for batch in earlier]
         with_graph = self._embed_batch(last)
         parts.append([embeddings.detach() for embeddings in with_graph])
-        sides = by_side(some, parts, len(self._sides))
+        sides = by_side(some, parts)
         return [torch.cat(side) for side in sides], with_graph
 
     def _pull(
@@ -273,8 +273,8 @@ class TorchStepper(TorchRun):
         for batch, own in zip(some[:-1], earlier, strict=True):
             torch.autograd.backward(self._embed_batch(batch), own)
 
-    def _batches(self, granule: Granule, epoch: int) -> list[Batch]:
-        texts = granule_texts(granule, self._sides, self._training.seed, epoch)
+    def _batches(self, granule: Granule, objective: Objective, epoch: int) -> list[Batch]:
+        texts = granule_texts(granule, objective.sides, self._training.seed, epoch)
         most = self._training.tokens_per_micro_batch
         return batches(texts, [parts_needed(side, most) for side in texts])
 

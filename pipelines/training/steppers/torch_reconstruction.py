@@ -164,15 +164,17 @@ def rewriting(run: TrainingRun, spec: EncoderSpec, training: TrainingSettings) -
         spec: Of its encoder.
         training: Its settings, in which the precision is known.
     """
-    loss = LOSSES.load(run.config.objective.name)
+    # All sources have the same objective, if it has weights of its own.
+    alone = run.by_source[0] if run.config.corpus.sources else run
+    loss = LOSSES.load(alone.config.objective.name)
     if loss.reconstruction is None:
         return None
     assert run.special_ids is not None, "the driver has read them"
-    (side,) = run.sides
+    (side,) = alone.sides
     return Rewriting(
         loss_of=loss,
         own=loss.reconstruction,
-        settings=run.config.objective,
+        settings=alone.config.objective,
         training=training,
         spec=spec,
         ids=run.special_ids,

@@ -1,0 +1,315 @@
+"""What the texts of a corpus are, and the sources that a corpus of several is made of."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from pipelines.corpus.readers import FORMATS
+from pipelines.errors import InputError
+from pipelines.losses import LOSSES
+from pipelines.settings.base import Settings, choice_of
+from pipelines.settings.list_columns import spelled_out
+from pipelines.settings.objective import AnyObjective
+from pipelines.settings.paths import InputPath
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
+
+
+def _spelled_out(names: Any) -> Any:
+    is_text = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    return tuple(spelled_out(names)) if is_text and not isinstance(names, str) else names
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_spelled_out)]
+"""Names of columns, and of elements of columns of lists."""
+SIDES = ("anchor", "positive", "negatives")
+"""What may have a prompt of its own."""
+
+
+class SourceForm(Settings):
+    """Texts, and how they become examples: of a corpus, or of one of its sources."""
+
+    format: Annotated[str, choice_of(FORMATS)] = Field(
+        default="docstrings",
+        description=(
+            "What the inputs are. `docstrings`: the installed Python packages; `documents`: text, "
+            "Markdown and WikiExtractor files, told apart by name and first bytes; `table`, "
+            "`iceberg`: tables by name; `delta`: table folders."
+        ),
+    )
+    inputs: tuple[InputPath, ...] = Field(
+        default=(), description="Files, folders or globs; empty only with format `docstrings`."
+    )
+    pairs: Literal["summary", "adjacent", "title", "columns", "triplets", "group", "single"] = (
+        Field(
+            default="summary",
+            description=(
+                "`summary`: a text's first sentence with the paragraph after it; `adjacent`: two "
+                "sentences of a document that follow one another; `title`: a document's title with "
+                "its first paragraph; `columns`: the two `pair_columns`; `triplets`: the "
+                "`triplet_columns`; `group`: any two texts of one `group_column`; `single`: texts "
+                "alone."
+            ),
+        )
+    )
+    sentences: bool = Field(
+        default=False, description="Cut the texts of `pairs: single` into their sentences."
+    )
+    text_column: str = Field(default="text", description="Column that holds the text.")
+    pair_columns: tuple[str, str] = Field(
+        default=("sentence1", "sentence2"), description="The two columns of `pairs: columns`."
+    )
+    triplet_columns: Names = Field(
+        default=("anchor", "positive", "negative"),
+        description=(
+            "The columns of `pairs: triplets`: anchor, positive, one or more negatives. Of a "
+            "column of lists, `wrong[0:5]` are the first five texts."
+        ),
+    )
+    title_column: str = Field(
+        default="title",
+        description="Column of the titles of `pairs: title`, where there are columns.",
+    )
+    group_column: str | None = Field(
+        default=None,
+        description="Rows that share its value never meet in one granule; `pairs: group` needs it.",
+    )
+    key_column: str | None = Field(
+        default=None,
+        description=(
+            "Column that says whose a row is; `delete` removes rows by its values. With it, no "
+            "excerpt is kept of what could not be read, nor of what is cut out of a text."
+        ),
+    )
+    score_column: str | None = Field(
+        default=None,
+        description="Similarity of a pair, or its label, for [losses](losses.md) on them.",
+    )
+    score_columns: Names = Field(
+        default=(),
+        description=(
+            "Scores that a teacher gives the positive and each negative of `pairs: triplets`, in "
+            "the order of `triplet_columns`; as they are, of any range."
+        ),
+    )
+    score_range: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="Lowest and highest value in `score_column`."
+    )
+    pairs_per_group: int = Field(
+        default=10, ge=1, description="Most pairs that are made of one group."
+    )
+    csv_multiline: bool = Field(
+        default=True,
+        description=(
+            "Whether quoted fields of CSV files may hold line ends. If not, several tasks read a "
+            "large file, and a line in which a quote stays open goes to the quarantine."
+        ),
+    )
+    min_characters: int = Field(default=10, ge=1, description="Shorter texts are dropped.")
+    max_characters: int = Field(default=5000, ge=1, description="Longer texts are dropped.")
+    max_symbols: float = Field(
+        default=0.4,
+        ge=0,
+        le=1,
+        description="Largest share of characters that are neither letter, mark, digit nor space.",
+    )
+    max_repeated: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Largest share of words in three-word sequences that the text repeats.",
+    )
+    languages: tuple[str, ...] = Field(
+        default=(),
+        description="Texts in other languages are dropped (ISO 639 codes); empty: all are kept.",
+    )
+    prompts: Mapping[str, str] | None = Field(
+        default=None,
+        description=(
+            "Text before each side of an example in training, by `anchor`, `positive` and "
+            "`negatives`; unset: the model's own prompts. The model keeps its own."
+        ),
+    )
+
+    @property
+    def hard_negatives(self) -> int:
+        """How many an example has."""
+        return len(self.triplet_columns) - 2 if self.pairs == "triplets" else 0
+
+    def check_form(self) -> None:
+        """Refuses texts that are not named, or kinds of pairs that lack what they need.
+
+        Raises:
+            InputError: With the key in the section `corpus`.
+        """
+        if self.format != "docstrings" and not self.inputs:
+            raise InputError(
+                "corpus.inputs", "it is empty", f"name the {self.format} files to read"
+            )
+        for language in self.languages:
+            if re.fullmatch("[a-z]{2,3}", language) is None:
+                raise InputError(
+                    "corpus.languages",
+                    f"`{language}` is no ISO 639 code",
+                    "for example en, de or ko",
+                )
+        if self.sentences and self.pairs != "single":
+            raise InputError(
+                "corpus.sentences", f"`{self.pairs}` does not ask for it", "leave it out, or single"
+            )
+        self._check_triplets()
+        if self.pairs == "group" and self.group_column is None:
+            raise InputError("corpus.group_column", "`pairs: group` needs it", "name the column")
+        if self.min_characters > self.max_characters:
+            raise InputError(
+                "corpus.min_characters",
+                f"{self.min_characters} is more than corpus.max_characters",
+                f"at most {self.max_characters}",
+            )
+        for side in self.prompts or ():
+            if side not in SIDES:
+                raise InputError(
+                    "corpus.prompts", f"`{side}` is no side", f"one of {', '.join(SIDES)}"
+                )
+
+    def _check_triplets(self) -> None:
+        """Refuses columns of triplets that are too few, or scores of other texts."""
+        if len(self.triplet_columns) < 3:
+            raise InputError(
+                "corpus.triplet_columns",
+                f"it names {len(self.triplet_columns)} columns",
+                "an anchor, a positive and at least one negative",
+            )
+        candidates = self.triplet_columns[1:] if self.pairs == "triplets" else ()
+        if self.score_columns and len(self.score_columns) != len(candidates):
+            raise InputError(
+                "corpus.score_columns",
+                f"it names {len(self.score_columns)} columns for {len(candidates)} candidates",
+                f"one for each of {', '.join(candidates)}" if candidates else "set pairs=triplets",
+            )
+
+
+class SourceSettings(SourceForm):
+    """A source: the keys of `corpus` that are its own, and how it is trained on."""
+
+    name: str = Field(description="What tells the source from others: letters, digits, `_`, `-`.")
+    weight: float | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "Its share of the steps of an epoch, beside the weights of the others: a small source "
+            "is read several times, a large one over several epochs. Unset, for all sources: as "
+            "many steps as it has."
+        ),
+    )
+    objective: AnyObjective | None = Field(
+        default=None, description="Its own loss, with all keys of `objective`; unset: that section."
+    )
+
+
+def completed(corpus: Any) -> Any:
+    """The section as it was given, each source with the keys of the section that it leaves out.
+
+    So a source is whole wherever it is written down, and what is not a section is left as it is.
+    """
+    if not isinstance(corpus, Mapping) or not isinstance(corpus.get("sources"), (list, tuple)):
+        return corpus
+    shared = {key: value for key, value in corpus.items() if key in SourceForm.model_fields}
+    sources = [{**shared, **one} if isinstance(one, Mapping) else one for one in corpus["sources"]]
+    return {**corpus, "sources": sources}
+
+
+def by_source(config: Config) -> tuple[Config, ...]:
+    """The configuration as it would be if each source were the whole corpus; of one, itself."""
+    corpus = config.corpus
+    return tuple(
+        config.model_copy(
+            update={
+                "corpus": corpus.model_copy(
+                    update={
+                        **{key: getattr(source, key) for key in SourceForm.model_fields},
+                        "sources": (),
+                    }
+                ),
+                "objective": source.objective or config.objective,
+            }
+        )
+        for source in corpus.sources
+    ) or (config,)
+
+
+def check_sources(config: Config) -> None:
+    """Refuses sources that cannot be told apart, or trained on beside one another.
+
+    Raises:
+        InputError: Of a source: with the key of the section that it would have if it were alone.
+    """
+    sources = config.corpus.sources
+    for name in (source.name for source in sources):
+        if re.fullmatch(r"[\w-]{1,64}", name, re.ASCII) is None:
+            raise InputError(
+                "corpus.sources.name",
+                f"`{name}` is no name of a source",
+                "letters, digits, `_` and `-`",
+            )
+        if sum(source.name == name for source in sources) > 1:
+            raise InputError(
+                "corpus.sources.name", f"two sources are called {name}", "name each its own"
+            )
+    weighted = [source.weight is not None for source in sources]
+    if any(weighted) and not all(weighted):
+        alone = next(source.name for source in sources if source.weight is None)
+        lacking = f"source {alone} has none"
+        raise InputError("corpus.sources.weight", lacking, "give all of them one, or none")
+    if any(math.isinf(source.weight or 1) for source in sources):
+        raise InputError("corpus.sources.weight", "it is inf", "a number above 0")
+    if config.training.framework == "bigdl":
+        raise InputError(
+            "training.framework", "bigdl trains on one source alone", "one of tensorflow, torch"
+        )
+    if config.teacher.is_asked:
+        raise InputError(
+            "corpus.sources",
+            "the vectors of a teacher are of a corpus without sources",
+            "leave one of them out",
+        )
+    _check_own_weights(config)
+    for source, own in zip(sources, by_source(config), strict=True):
+        try:
+            _check_source(source, own, config)
+        except InputError as error:
+            problem = f"source {source.name}: {error.problem}"
+            raise InputError(error.key, problem, error.remedy) from None
+
+
+def _check_own_weights(config: Config) -> None:
+    """Refuses an objective with weights of its own beside another: not all steps would train them.
+
+    Raises:
+        InputError: With the key of the sources' objectives.
+    """
+    objectives = {one.objective: None for one in by_source(config)}
+    with_own = [one.name for one in objectives if LOSSES.load(one.name).reconstruction]
+    if with_own and len(objectives) > 1:
+        raise InputError(
+            "corpus.sources.objective",
+            f"`{with_own[0]}` has weights of its own, which every step must train",
+            "the same objective for all sources",
+        )
+
+
+def _check_source(source: SourceSettings, alone: Config, config: Config) -> None:
+    if source.key_column not in (None, config.corpus.key_column):
+        raise InputError(
+            "corpus.sources.key_column",
+            f"`{source.key_column}` is not corpus.key_column, which `delete` goes by",
+            "name the same column, or set it to null for this source",
+        )
+    alone.corpus.check_with(alone)
+    alone.objective.check_with(alone)

@@ -1,0 +1,199 @@
+"""What the tokens stage says of what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.tokens.examples import OPTIONAL, TaskSums
+from pipelines.tokens.lengths import told_cuts
+
+
+@dataclass(frozen=True)
+class SourceTokens:
+    """What the tokens stage wrote of one of several sources.
+
+    Attributes:
+        name: Of the source.
+        examples: Rows.
+        tokens: Token ids of all texts.
+        negatives: Hard negatives of each example.
+        prompts: What stands before the texts of a side, by its name.
+    """
+
+    name: str
+    examples: int
+    tokens: int
+    negatives: int
+    prompts: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.examples} examples of {self.tokens} tokens{_told(self.prompts)}"
+
+
+@dataclass(frozen=True)
+class TokenSummary:
+    """What the tokens stage wrote.
+
+    Attributes:
+        examples: Rows.
+        texts: Texts of all sides.
+        tokens: Token ids of all texts.
+        max_length: Tokens after which a text is cut.
+        cut: Texts that were longer.
+        dropped: Tokens that they had more.
+        vocabulary: Rows of a word embedding for these ids.
+        negatives: Hard negatives of each example.
+        columns: Names of the optional columns that examples have.
+        prompts: What stands before the texts of a side, by its name; of several sources, before all
+            of them.
+        sources: Where there are several, each of them; the most hard negatives then are above.
+    """
+
+    examples: int
+    texts: int
+    tokens: int
+    max_length: int
+    cut: int
+    dropped: int
+    vocabulary: int
+    negatives: int
+    columns: tuple[str, ...]
+    prompts: Mapping[str, str]
+    sources: tuple[SourceTokens, ...] = ()
+
+    def __str__(self) -> str:
+        told = "".join(f"; {source}" for source in self.sources)
+        return (
+            f"{self.examples} examples of {self.tokens} tokens{_told(self.prompts)},"
+            f" {told_cuts(asdict(self))}, vocabulary of {self.vocabulary}{told}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The form of `manifest.json`, which names sources where there are several."""
+        unused = () if self.sources else ("sources",)
+        return {name: value for name, value in asdict(self).items() if name not in unused}
+
+
+def _told(prompts: Mapping[str, str]) -> str:
+    return "".join(f", `{text}` before {side}" for side, text in prompts.items())
+
+
+def summarise(
+    sums: Sequence[TaskSums],
+    names: Sequence[str],
+    prompts: Sequence[Mapping[str, str]],
+    max_length: int,
+    vocabulary: int,
+) -> TokenSummary:
+    """The summary of what was counted.
+
+    Args:
+        sums: Of each source.
+        names: Of each source; empty where there is one without a name.
+        prompts: What stands before the texts of a side, for each source.
+        max_length: Tokens after which a text is cut.
+        vocabulary: Rows of a word embedding.
+
+    Raises:
+        InputError: A source has no example; or not all of one have as many hard negatives.
+    """
+    named = zip(names, sums, prompts, strict=True) if names else ()
+    sources = tuple(_source(name, one, before, max_length) for name, one, before in named)
+    total = reduce(add, sums)
+    negatives = [one.negatives for one in sources] or [_hard_negatives(total.negatives, "")]
+    first, *others = prompts
+    lengths, kept = np.arange(len(total.texts)), _kept_tokens(total, max_length)
+    return TokenSummary(
+        examples=int(total.longest.sum()),
+        texts=int(total.texts.sum()),
+        tokens=kept,
+        max_length=max_length,
+        cut=int(total.texts[lengths > max_length].sum()),
+        dropped=int(total.texts @ lengths) - kept,
+        vocabulary=vocabulary,
+        negatives=max(negatives),
+        columns=tuple(name for name in OPTIONAL if name in total.columns),
+        prompts={side: text for side, text in first.items() if _all_have(others, side, text)},
+        sources=sources,
+    )
+
+
+def _all_have(prompts: Sequence[Mapping[str, str]], side: str, text: str) -> bool:
+    return all(one.get(side) == text for one in prompts)
+
+
+def _source(name: str, sums: TaskSums, prompts: Mapping[str, str], max_length: int) -> SourceTokens:
+    examples = int(sums.longest.sum())
+    if not examples:
+        raise InputError(
+            "corpus.sources",
+            f"no example is left of source {name}",
+            "name other inputs for it, or leave it out",
+        )
+    return SourceTokens(
+        name=name,
+        examples=examples,
+        tokens=_kept_tokens(sums, max_length),
+        negatives=_hard_negatives(sums.negatives, f" of source {name}"),
+        prompts=prompts,
+    )
+
+
+def _kept_tokens(sums: TaskSums, max_length: int) -> int:
+    return int(sums.texts @ np.minimum(np.arange(len(sums.texts)), max_length))
+
+
+def _hard_negatives(counts: np.ndarray, of: str) -> int:
+    """How many hard negatives each example has.
+
+    Args:
+        counts: Rows by how many they have.
+        of: Whose examples they are, in words.
+
+    Raises:
+        InputError: Some have more than others, and a granule could not be computed as one.
+    """
+    found = np.flatnonzero(counts)
+    if len(found) > 1:
+        rows = counts.sum()
+        raise InputError(
+            "corpus.triplet_columns",
+            f"{rows - counts[-1]} of {rows} examples{of} have fewer than {found[-1]} hard"
+            " negatives",
+            "give all of them as many, or leave the others out of the corpus",
+        )
+    return int(found[0])
+
+
+def lengths_json(sums: Sequence[TaskSums], names: Sequence[str], max_length: int) -> dict[str, Any]:
+    """The form of `lengths.json`: how many examples have each length, after texts were cut.
+
+    Args:
+        sums: Of each source.
+        names: Of each source; empty where there is one without a name.
+        max_length: Tokens after which a text is cut.
+    """
+    told: dict[str, Any] = {"lengths": _lengths(reduce(add, sums), max_length)}
+    if names:
+        told["sources"] = [_lengths(one, max_length) for one in sums]
+    return told
+
+
+def _lengths(sums: TaskSums, max_length: int) -> list[list[int]]:
+    """How many examples have each length, after texts were cut."""
+    lengths = _clipped(sums.longest, max_length)
+    return [[length, int(lengths[length])] for length in np.flatnonzero(lengths).tolist()]
+
+
+def _clipped(counts: np.ndarray, most: int) -> np.ndarray:
+    """Counts by length, of which what is longer counts as the longest."""
+    clipped = counts[: most + 1].copy()
+    clipped[-1] += counts[most + 1 :].sum()
+    return clipped
