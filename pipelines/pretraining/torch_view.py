@@ -15,6 +15,9 @@ from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_mask
 from pipelines.models.weights import WORDS
 from pipelines.pretraining.torch_head import Wanted, prediction_loss
 
+_BESIDE = 1 << 20
+"""Beyond the places of dropout that an encoder has, which follow upon the same seeds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -56,7 +59,7 @@ class View:
         Args:
             part: Number of a part beside the encoder, which has masks of its own.
         """
-        seed = (*self.seed, *part)
+        seed = (*self.seed, *(_BESIDE + number for number in part))
         return dropout_masks(self.spec, self.dropout, seed, self.encoder.device)
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
