@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,7 +255,11 @@ def test_every_objective_learns_its_granule(stepper, name, sides, dropout):
 def test_every_side_has_noise_of_its_own(stepper):
     each = stepper({}, {"dropout": 0.1}, sides=TRIPLET)
     part = granule(3, TRIPLET)
-    sides = each._inputs(part, 1) if hasattr(each, "_inputs") else each._batches(part, 1)[0]
+    embedded = SimpleNamespace(sides=TRIPLET)
+    if hasattr(each, "_inputs"):
+        sides = each._inputs(part, embedded, 1)
+    else:
+        sides = each._batches(part, embedded, 1)[0]
     seeds = [tuple(texts.seed) for texts in sides]
     assert seeds == [noise_seed(17, 1, 3, site) for site in range(3)]
 
