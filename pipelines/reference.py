@@ -107,7 +107,7 @@ def losses_page() -> str:
     lines = [
         NOTICE + "# Losses\n",
         "One word, `objective.name`, says what is minimised; [objectives](objectives.md) says "
-        "which to take. All know the common keys of the section `objective`: "
+        "which to take. All that compare embeddings know the common keys of the section: "
         f"{_keys(sorted(common - {'name'}))}.\n",
         *_table(
             ("objective.name", "what is minimised", "what it needs", "its keys", "frameworks"),

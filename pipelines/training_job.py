@@ -26,12 +26,13 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
-from pipelines.models.adaptation import split
+from pipelines.models.adaptation import split, without_objective
 from pipelines.models.adapter import check_names, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import model_card
 from pipelines.models.folder import start_encoder, write_encoder
 from pipelines.models.weights import Weights
+from pipelines.pretraining.start import objective_weights, special_ids
 from pipelines.progress import activity
 from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import (
@@ -99,6 +100,8 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         check_tokens(prepared.tokens.path, config)
         check_labels(config, prepared.tokens.examples)
         trained, frozen = split(config.encoder, weights, config.training.seed)
+        trained |= objective_weights(config, spec)
+        special_ids(config, prepared.tokens.tokenizer)
     if config.evaluation.every_checkpoints:
         check_sets(config)
         choosing_metric(config)
@@ -177,6 +180,7 @@ def open_run(
         first_step=first_step,
         last_step=last_step,
         horizons=go_on(folder, config, first_step, last_step),
+        special_ids=special_ids(config, prepared.tokens.tokenizer),
     )
     if not has_ended:
         tell_if_finished(run)
@@ -198,7 +202,7 @@ def _write_start(
         with activity("training", "writing the start encoder"):
             _write(load_checkpoint(folder, 0), prepared, start_folder)
     if config.encoder.lora.rank and config.encoder.lora.export == "adapter":
-        check_names(start_folder, start.weights)
+        check_names(start_folder, without_objective(start.weights))
 
 
 def train_steps(
@@ -235,7 +239,8 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     dimensions = run.config.objective.dimensions
     _write(made, prepared, paths.model, dimensions, told_choice(figures))
     if lora.rank and lora.export == "adapter":
-        write_adapter(paths.adapter, made.averages, made.frozen.scale, paths.model, paths.start)
+        factors = without_objective(made.averages)
+        write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
     if step < (last_step_of(folder) or 0):
         figures["early_end"] = step
     update_run_metrics(folder, {"model": figures})

@@ -21,6 +21,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.reader import check_unchanged
 from pipelines.models.folder import check_start
+from pipelines.pretraining.start import check_objective
 from pipelines.progress import activity, job
 from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
@@ -236,8 +237,9 @@ def _run(config: Config) -> dict[str, Metrics]:
     check_settings(chosen, config)
     # Preparing may take hours.
     check_run_folder(config)
-    check_tokenizer(config)
+    tokenizer = check_tokenizer(config)
     check_start(config)
+    check_objective(config, tokenizer)
     for alone in by_source(config):
         input_fingerprint(alone.corpus, config.storage)
     check_sets(config)

@@ -29,6 +29,7 @@ lanes
 jvm
 losses
 models
+pretraining
 runs
 training
 engines

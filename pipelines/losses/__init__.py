@@ -32,6 +32,9 @@ LOSSES: Registry[Loss] = Registry(
         "listwise_kl": "pipelines.losses.listwise_kl:LOSS",
         "embedding_distillation": "pipelines.losses.embedding_distillation:LOSS",
         "similarity_distillation": "pipelines.losses.similarity_distillation:LOSS",
+        "mlm": "pipelines.pretraining.mlm:LOSS",
+        "tsdae": "pipelines.pretraining.tsdae:LOSS",
+        "retromae": "pipelines.pretraining.retromae:LOSS",
     },
     renamed={"twins": "simcse"},
 )

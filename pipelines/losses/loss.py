@@ -12,8 +12,11 @@ from pipelines.losses.operations import CUTS
 from pipelines.settings.objective import ObjectiveSettings
 
 if TYPE_CHECKING:
-    from pipelines.lanes.files import SideName
+    import numpy as np
+
+    from pipelines.lanes.files import Side, SideName
     from pipelines.settings import Config
+    from pipelines.tokens.special_ids import SpecialIds
 
 Form = Callable[[Any, Any, Any], Any]
 """A loss in a framework, which it imports when it is called.
@@ -22,6 +25,10 @@ The forms of TensorFlow and PyTorch take the embeddings of the sides as a list, 
 each, of length 1, in the order of the loss's ``sides``; what they are compared with, see
 :data:`pipelines.losses.targets.Targets`; and the loss's own settings. They return the mean loss of
 the texts of the first side, the anchors, which may be fewer than those that they pick from.
+
+Those of a loss with a :class:`Reconstruction` take a view of the encoder instead, see
+:class:`pipelines.pretraining.torch_view.View`; the arrays that :attr:`Reconstruction.noise` made of
+some texts; and the settings. They return a sum that is that of parts of the texts, added up.
 
 BigDL's takes the same sides as nodes of a graph, [granules, examples, width] each; the examples of
 a granule; and the settings. It returns a node, and the criterion of dllib that compares it with
@@ -37,7 +44,7 @@ NEEDS: Mapping[Need, str] = {
     "scores": "scored pairs: `corpus.score_column`",
     "candidate_scores": "triplets with a teacher's scores: `corpus.score_columns`",
     "teacher": "any texts, and a teacher's vectors of them: section `teacher`",
-    "singles": "single texts: `corpus.pairs: single`, and dropout",
+    "singles": "single texts: `corpus.pairs: single`",
 }
 """What a corpus must have, for people."""
 LABELS = "pairs with labels, 0 or 1: `corpus.score_column`"
@@ -46,6 +53,28 @@ LABELS = "pairs with labels, 0 or 1: `corpus.score_column`"
 
 def _no_further_check(config: Config) -> None:
     """For a loss that needs nothing but what it declares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """What a loss has that acts on an encoder's tokens, with weights of its own.
+
+    Attributes:
+        form: What it needs of an architecture: one of the names of
+            :attr:`pipelines.models.architecture.Architecture.forms`.
+        shapes: Of its own weights by name, for the spec of an encoder. They begin as BERT's do;
+            a prediction head is that of the start, if it has one.
+        noise: What it makes of a granule, given its texts, the ids of the vocabulary that are no
+            words, the settings, and what draws the noise: arrays by name, [texts, ...] each.
+        masks: Whether its noise needs a mask token.
+        check_spec: Refuses, with an `InputError`, an encoder that it cannot train.
+    """
+
+    form: str
+    shapes: Callable[[Any], Mapping[str, tuple[int, ...]]]
+    noise: Callable[[Side, SpecialIds, Any, np.random.Generator], Mapping[str, np.ndarray]]
+    masks: bool
+    check_spec: Callable[[Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +96,7 @@ class Loss:
         labels: Whether scores must be 0 or 1.
         check: Refuses, with an `InputError`, settings that the loss cannot work with, beyond those
             that follow from ``needs`` and ``forms``.
+        reconstruction: Of a loss that has an encoder write texts out again; None for others.
     """
 
     name: str
@@ -77,6 +107,7 @@ class Loss:
     forms: Mapping[str, Form]
     labels: bool = False
     check: Callable[[Config], None] = _no_further_check
+    reconstruction: Reconstruction | None = None
 
     def form(self, framework: str) -> Form:
         """The form of a framework.
@@ -100,6 +131,10 @@ class Loss:
         """
         self.check(config)
         corpus = config.corpus
+        if self.reconstruction and config.objective.dimensions:
+            raise InputError(
+                "objective.dimensions", f"`{self.name}` compares no embeddings", "leave it out"
+            )
         if self.needs == "scores" and corpus.score_column is None:
             raise InputError("corpus.score_column", f"`{self.name}` needs it", "name the column")
         if self.needs == "candidate_scores" and not corpus.score_columns:

@@ -31,6 +31,11 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 few numbers of a layer's input, the second makes its output of these."""
 
 
+OBJECTIVE = "objective."
+"""What the names begin with of weights that are trained beside the encoder's, and are no part of
+it: those of what an objective predicts with."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
     """What of an encoder is not trained.
@@ -81,11 +86,11 @@ def effective(
     """The weights of the encoder, by canonical name.
 
     Args:
-        trained: Arrays, or tensors of a framework, by name.
+        trained: Arrays, or tensors of a framework, by name; those of an objective are left out.
         frozen: The same kind.
         scale: See :class:`Frozen`.
     """
-    weights = {name: value for name, value in trained.items() if not name.endswith((DOWN, UP))}
+    weights = {name: value for name, value in trained.items() if _is_whole(name)}
     for name, value in frozen.items():
         module = name.removesuffix(_MATRIX)
         down = trained.get(module + DOWN)
@@ -96,10 +101,29 @@ def effective(
     return weights
 
 
+def without_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
+    """What is trained of the encoder itself."""
+    return {name: value for name, value in trained.items() if not name.startswith(OBJECTIVE)}
+
+
+def of_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of the objective, by their names without :data:`OBJECTIVE`."""
+    return {
+        name.removeprefix(OBJECTIVE): value
+        for name, value in trained.items()
+        if name.startswith(OBJECTIVE)
+    }
+
+
 def layer_of(name: str) -> int | None:
     """The number of the layer that a weight is of; None for one outside of the layers."""
     found = _LAYER.search(name)
     return int(found[1]) if found else None
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a trained weight is one of the encoder's, as it is."""
+    return not name.endswith((DOWN, UP)) and not name.startswith(OBJECTIVE)
 
 
 def _frozen_names(encoder: EncoderSettings, weights: Mapping[str, Any]) -> set[str]:

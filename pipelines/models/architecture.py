@@ -79,8 +79,10 @@ class Architecture:
         forms: `module:attribute` by framework, for those that can compute it. `torch`,
             `tensorflow`, `bigdl` and `openvino`: see the module of that name (`dllib` for `bigdl`)
             in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
-            sharded training, which else takes the encoder as one unit; `bigdl_memory`, which
-            goes with `bigdl`, says what heap a step needs.
+            sharded training, which else takes the encoder as one unit; `torch_tokens` and
+            `torch_decoder` are for objectives that act on tokens, see
+            :mod:`pipelines.models.frameworks.torch`; `bigdl_memory`, which goes with `bigdl`, says
+            what heap a step needs.
         leaves_ends_out: Whether it takes the first and the last token of every text for special
             ones, and leaves them out; else a tokenizer may add any number, or none.
     """

@@ -55,10 +55,22 @@ def random_weights(spec: EncoderSpec, seed: int) -> Weights:
 
 def normal_weights(spec: EncoderSpec, seed: int) -> Weights:
     """Fresh weights as BERT begins: normal matrices, zero biases, layer norms of one."""
+    weights = fresh_arrays(weight_shapes(spec), seed)
+    weights[WORDS][spec.pad_token_id] = 0.0
+    return weights
+
+
+def fresh_arrays(shapes: Shapes, *seed: int) -> Weights:
+    """Normal matrices, zero biases, and layer norms of one, in the order of their shapes.
+
+    Args:
+        shapes: By name, as BERT's weights are called.
+        seed: One number or more; the arrays follow from them alone.
+    """
     # Philox is specified to the bit, so the numbers depend on neither the machine nor the release.
-    generator = np.random.Generator(np.random.Philox(seed))
+    generator = np.random.Generator(np.random.Philox(seed if len(seed) > 1 else seed[0]))
     weights: Weights = {}
-    for name, shape in weight_shapes(spec).items():
+    for name, shape in shapes.items():
         if name.endswith("LayerNorm.weight"):
             weights[name] = np.ones(shape, np.float32)
         elif name.endswith(".bias"):
@@ -66,7 +78,6 @@ def normal_weights(spec: EncoderSpec, seed: int) -> Weights:
         else:
             values = generator.standard_normal(shape, dtype=np.float32)
             weights[name] = values * np.float32(INITIAL_DEVIATION)
-    weights[WORDS][spec.pad_token_id] = 0.0
     return weights
 
 

@@ -16,6 +16,7 @@ from pipelines.losses import LOSSES
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
 from pipelines.settings.sources import by_source
+from pipelines.tokens.special_ids import SpecialIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class TrainingRun:
         horizons: Where the run was to end, from its first step on, if that was ever moved.
         teacher_axes: On what a teacher's vectors are projected, fp32 [its width, the embeddings'];
             None if they are taken as they are.
+        special_ids: Of the vocabulary, for an objective that reconstructs texts; else None.
     """
 
     config: Config
@@ -44,6 +46,7 @@ class TrainingRun:
     last_step: int
     horizons: tuple[Horizon, ...] = ()
     teacher_axes: np.ndarray | None = field(default=None, compare=False, repr=False)
+    special_ids: SpecialIds | None = None
 
     def learning_rate(self, step: int) -> float:
         """See :func:`pipelines.runs.learning_rate.learning_rate`."""

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from pipelines.corpus.readers import FORMATS
 from pipelines.errors import InputError
+from pipelines.losses import LOSSES
 from pipelines.settings.base import Settings, choice_of
 from pipelines.settings.list_columns import spelled_out
 from pipelines.settings.objective import AnyObjective
@@ -278,12 +279,29 @@ def check_sources(config: Config) -> None:
             "the vectors of a teacher are of a corpus without sources",
             "leave one of them out",
         )
+    _check_own_weights(config)
     for source, own in zip(sources, by_source(config), strict=True):
         try:
             _check_source(source, own, config)
         except InputError as error:
             problem = f"source {source.name}: {error.problem}"
             raise InputError(error.key, problem, error.remedy) from None
+
+
+def _check_own_weights(config: Config) -> None:
+    """Refuses an objective with weights of its own beside another: not all steps would train them.
+
+    Raises:
+        InputError: With the key of the sources' objectives.
+    """
+    objectives = {one.objective: None for one in by_source(config)}
+    with_own = [one.name for one in objectives if LOSSES.load(one.name).reconstruction]
+    if with_own and len(objectives) > 1:
+        raise InputError(
+            "corpus.sources.objective",
+            f"`{with_own[0]}` has weights of its own, which every step must train",
+            "the same objective for all sources",
+        )
 
 
 def _check_source(source: SourceSettings, alone: Config, config: Config) -> None:

@@ -16,6 +16,7 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.settings import Config, TokenSettings
+from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.special_tokens import SpecialEnds, special_ends
 from pipelines.tokens.start import (
     MODULES_FILE,
@@ -37,6 +38,7 @@ CONFIG_FILE = "tokenizer_config.json"
 VOCABULARY_FILE = "vocab.txt"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
+_USUAL_MASKS = ("[MASK]", "<mask>")
 
 
 def write_tokenizer(
@@ -107,6 +109,26 @@ def load_tokenizer(folder: Location) -> Tokenizer:
 def vocabulary_size(folder: Location) -> int:
     """Rows of a word embedding for the folder's tokenizer: one more than its largest id."""
     return max(load_tokenizer(folder).get_vocab().values()) + 1
+
+
+def read_special_ids(folder: Location) -> SpecialIds:
+    """The ids of a tokenizer that are no words.
+
+    Args:
+        folder: Of a tokenizer, which says what its mask token is, unless it is one of the usual.
+    """
+    tokenizer = load_tokenizer(folder)
+    known = tokenizer.get_added_tokens_decoder()
+    home = _home(local_folder(folder))
+    files = (path for path in (home / CONFIG_FILE, home / SPECIAL_TOKENS_FILE) if path.is_file())
+    told = (storage.read_json(path).get("mask_token") for path in files)
+    names = (one["content"] if isinstance(one, Mapping) else one for one in told)
+    found = (tokenizer.token_to_id(name) for name in (*names, *_USUAL_MASKS) if name)
+    return SpecialIds(
+        special=tuple(sorted(number for number, token in known.items() if token.special)),
+        mask=next((number for number in found if number is not None), None),
+        vocabulary=vocabulary_size(folder),
+    )
 
 
 def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from pipelines.lanes.files import Granule, Side
+from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights
+from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
+from pipelines.tokens.special_ids import SpecialIds
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers import STEPPERS
@@ -24,6 +27,7 @@ STATIC = StaticSpec(vocabulary=50, hidden=16)
 
 VOCABULARY = 50
 """Ids of granules are below it."""
+IDS = SpecialIds(special=(0, 1, 2, 3, 4), mask=4, vocabulary=VOCABULARY)
 
 PAIR = ("anchor", "positive")
 TRIPLET = (*PAIR, "negative_0")
@@ -34,6 +38,9 @@ FRAMEWORKS = ("tensorflow", "torch")
 # What the settings of an objective need elsewhere, to be accepted.
 CORPUS = {
     "simcse": {"pairs": "single"},
+    "mlm": {"pairs": "single"},
+    "tsdae": {"pairs": "single"},
+    "retromae": {"pairs": "single"},
     "cosine_regression": {"pairs": "columns", "score_column": "score"},
     "listwise_kl": {
         "pairs": "triplets",
@@ -108,9 +115,12 @@ def stepper(
     teacher = {"model": "teacher"} if is_taught else {}
     sections = {"objective": objective, "training": training, "corpus": corpus}
     config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
-    task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides))
+    own = LOSSES.load(config.objective.name).reconstruction
+    sides = sides if own is None else sides[:1]
+    task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides, special_ids=IDS))
     if checkpoint is None:
         trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)
+        trained |= {} if own is None else fresh_weights(own, spec, config.training.seed)
         checkpoint = Checkpoint(0, spec, trained, {}, frozen)
     factory = STEPPERS.load(key or framework)
     prepare_here(factory, config.training)

@@ -14,6 +14,8 @@ from pipelines.settings import EncoderSettings
 FORMS = {
     "tensorflow": "pipelines.models.bert.tensorflow:encode",
     "torch": "pipelines.models.bert.torch:BertEncoder",
+    "torch_tokens": "pipelines.models.bert.torch:BertEncoder",
+    "torch_decoder": "pipelines.models.bert.torch_decoder:BertDecoder",
     "torch_module": "pipelines.models.bert.torch_sharding:BertModule",
     "bigdl": "pipelines.models.bert.dllib:encode",
     "bigdl_memory": "pipelines.models.bert.dllib_memory:token_floats",

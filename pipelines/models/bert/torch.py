@@ -83,6 +83,23 @@ class BertEncoder:
         sparse_words: bool = False,
     ) -> torch.Tensor:
         """fp32 [texts, hidden]."""
+        hidden_states = self.hidden_states(
+            batch,
+            masks,
+            activation_checkpointing=activation_checkpointing,
+            sparse_words=sparse_words,
+        )
+        return self.pooled(hidden_states, batch)
+
+    def hidden_states(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [tokens, hidden]."""
         hidden_states = embedding_output(
             self._spec, self._weights, batch, masks, sparse_words=sparse_words
         )
@@ -97,6 +114,10 @@ class BertEncoder:
                 )
             else:
                 hidden_states = run_layer(*inputs)
+        return hidden_states
+
+    def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """fp32 [texts, hidden]."""
         return pool(self._spec.pooling, hidden_states, batch)
 
 
@@ -125,10 +146,10 @@ def layer_weights(
     return Layer(
         qkv=Dense(qkv("weight"), qkv("bias")),
         attention_output=dense("attention.output.dense"),
-        attention_norm=_norm_weights(weights, f"{prefix}attention.output."),
+        attention_norm=norm_weights(weights, f"{prefix}attention.output."),
         intermediate=dense("intermediate.dense"),
         output=dense("output.dense"),
-        output_norm=_norm_weights(weights, f"{prefix}output."),
+        output_norm=norm_weights(weights, f"{prefix}output."),
     )
 
 
@@ -142,13 +163,24 @@ def embedding_output(
 ) -> torch.Tensor:
     """fp32 [tokens, hidden], as layers take them: words, positions and segment, normalised."""
     words = functional.embedding(batch.token_ids, weights[WORDS], sparse=sparse_words)
+    return embedded_inputs(spec, weights, words, batch, masks)
+
+
+def embedded_inputs(
+    spec: BertSpec,
+    weights: Mapping[str, torch.Tensor],
+    words: torch.Tensor,
+    batch: Batch,
+    masks: DropoutMasks | None,
+) -> torch.Tensor:
+    """The same of any vectors in the place of words, fp32 [tokens, width of words]."""
     positions = weights[POSITIONS][: batch.width]
     if spec.type_vocabulary:
         # A single sentence is all of the first segment: its one vector is added to the few
         # positions, and not to every token.
         positions = positions + weights[SEGMENTS][0]
     total = words + functional.embedding(batch.positions, positions)
-    states = dropped(masks, 0, _layer_norm(spec, total, _norm_weights(weights, "embeddings.")))
+    states = dropped(masks, 0, layer_norm(spec, total, norm_weights(weights, "embeddings.")))
     if not spec.projects:
         return states
     return functional.linear(states, weights[f"{PROJECTION}.weight"], weights[f"{PROJECTION}.bias"])
@@ -200,6 +232,20 @@ def run_layer(
     Returns:
         fp32 [tokens, hidden].
     """
+    hidden_states = run_attention(spec, layer, hidden_states, batch, masks, site, bias)
+    return run_feed_forward(spec, layer, hidden_states, masks, site + 2)
+
+
+def run_attention(
+    spec: BertSpec,
+    layer: Layer,
+    hidden_states: torch.Tensor,
+    batch: Batch,
+    masks: DropoutMasks | None,
+    site: int,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """The first half of :func:`run_layer`."""
     dtype = layer.qkv.weight.dtype
     qkv = functional.linear(hidden_states.to(dtype), *layer.qkv)
     # BERT drops probabilities and not scores: a text then misses a token, as with a word left out.
@@ -210,17 +256,29 @@ def run_layer(
     attention_output = functional.linear(context, *layer.attention_output)
     attention_output = dropped(masks, site + 1, attention_output)
     # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
-    hidden_states = _layer_norm(spec, hidden_states + attention_output, layer.attention_norm)
+    return layer_norm(spec, hidden_states + attention_output, layer.attention_norm)
 
+
+def run_feed_forward(
+    spec: BertSpec,
+    layer: Layer,
+    hidden_states: torch.Tensor,
+    masks: DropoutMasks | None,
+    site: int,
+) -> torch.Tensor:
+    """The second half of :func:`run_layer`, with its one place of dropout."""
+    dtype = layer.intermediate.weight.dtype
     # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to 5e-4.
     intermediate = functional.gelu(functional.linear(hidden_states.to(dtype), *layer.intermediate))
-    output = dropped(masks, site + 2, functional.linear(intermediate, *layer.output))
-    return _layer_norm(spec, hidden_states + output, layer.output_norm)
+    output = dropped(masks, site, functional.linear(intermediate, *layer.output))
+    return layer_norm(spec, hidden_states + output, layer.output_norm)
 
 
-def _norm_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> Dense:
+def norm_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> Dense:
+    """Those of the layer norm in a block."""
     return Dense(weights[f"{prefix}LayerNorm.weight"], weights[f"{prefix}LayerNorm.bias"])
 
 
-def _layer_norm(spec: BertSpec, values: torch.Tensor, norm: Dense) -> torch.Tensor:
+def layer_norm(spec: BertSpec, values: torch.Tensor, norm: Dense) -> torch.Tensor:
+    """Values [..., width] with mean 0 and variance 1 each, scaled and shifted."""
     return functional.layer_norm(values, norm.weight.shape, *norm, spec.layer_norm_epsilon)

@@ -39,6 +39,25 @@ class Encode(Protocol):
         ...
 
 
+class TokenEncode(Encode, Protocol):
+    """What an architecture's form `torch_tokens` makes: its hidden states can be had too."""
+
+    def hidden_states(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [tokens, hidden], those of the last layer; see :func:`embed` for the arguments."""
+        ...
+
+    def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """fp32 [texts, hidden], from those; both together are what a call gives."""
+        ...
+
+
 class Form(Protocol):
     """What an architecture registers for `torch`."""
 
@@ -94,7 +113,10 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def prepare(
-    spec: EncoderSpec, weights: Mapping[str, torch.Tensor], precision: str = "fp32"
+    spec: EncoderSpec,
+    weights: Mapping[str, torch.Tensor],
+    precision: str = "fp32",
+    form: str = "torch",
 ) -> Encoder:
     """Casts and joins weights, once for the several forward passes of a granule.
 
@@ -102,9 +124,10 @@ def prepare(
         spec: The shape.
         weights: fp32 on one device, in canonical names.
         precision: ``fp32`` or ``bf16``, of the matrix products.
+        form: Of the architecture: `torch`, or one that can do more.
     """
-    form: Form = form_of(spec, "torch")
-    return Encoder(spec, weights, form(spec, weights, PRECISIONS[precision]))
+    make: Form = form_of(spec, form)
+    return Encoder(spec, weights, make(spec, weights, PRECISIONS[precision]))
 
 
 def forward(
@@ -181,11 +204,19 @@ def finished(
     Returns:
         fp32 [texts, embedding width], of length 1 if the spec says so.
     """
+    vectors = with_dense(spec, weights, pooled)
+    return functional.normalize(vectors, dim=-1) if spec.normalise else vectors
+
+
+def with_dense(
+    spec: EncoderSpec, weights: Mapping[str, torch.Tensor], pooled: torch.Tensor
+) -> torch.Tensor:
+    """The same before it is scaled to length 1."""
     for number, layer in enumerate(spec.dense):
         bias = weights[dense_name(number, "bias")] if layer.bias else None
         pooled = functional.linear(pooled, weights[dense_name(number, "weight")], bias)
         pooled = _ACTIVATIONS[layer.activation](pooled)
-    return functional.normalize(pooled, dim=-1) if spec.normalise else pooled
+    return pooled
 
 
 _ACTIVATIONS = {"tanh": torch.tanh, "identity": torch.nn.Identity()}

@@ -22,5 +22,5 @@ HF = Architecture(
     described=spec.described,
     described_settings=spec.described_settings,
     # No `torch_module`: what its layers are is the library's own affair.
-    forms={"torch": "pipelines.models.hf.torch:HfEncoder"},
+    forms=dict.fromkeys(("torch", "torch_tokens"), "pipelines.models.hf.torch:HfEncoder"),
 )

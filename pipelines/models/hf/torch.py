@@ -45,6 +45,23 @@ class HfEncoder:
         sparse_words: bool = False,
     ) -> torch.Tensor:
         """fp32 [texts, hidden], before dense layers."""
+        hidden_states = self.hidden_states(
+            batch,
+            masks,
+            activation_checkpointing=activation_checkpointing,
+            sparse_words=sparse_words,
+        )
+        return self.pooled(hidden_states, batch)
+
+    def hidden_states(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [tokens, hidden]."""
         share = 0.0 if masks is None else None if masks.rates.own else masks.rates.hidden
         device = batch.token_ids.device
         model = _model(self._spec.config, share, activation_checkpointing, device)
@@ -57,7 +74,11 @@ class HfEncoder:
             torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32),
         ):
             output = model.module(input_ids=ids, attention_mask=attention_mask)
-        hidden_states = batch.tokens(output.last_hidden_state.float())
+        hidden_states: torch.Tensor = batch.tokens(output.last_hidden_state.float())
+        return hidden_states
+
+    def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """fp32 [texts, hidden]."""
         return pool(self._spec.pooling, hidden_states, batch)
 
 

@@ -22,6 +22,7 @@ from pipelines.training.collectives.base import Collectives
 from pipelines.training.devices import worker_device
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.sharded import KINDS, ShardedStepper
+from pipelines.training.steppers.torch_reconstruction import Part
 
 # Set before the import, which otherwise probes the machine for accelerators, and warns.
 os.environ.setdefault("DS_ACCELERATOR", worker_device().type)
@@ -124,7 +125,7 @@ class DeepSpeedStepper(ShardedStepper):
             moments |= self._whole(of_kind, gather)
         return Checkpoint(step, self._spec, self._whole(parts, safe_get_full_fp32_param), moments)
 
-    def _embed(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
+    def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
         embeddings: list[torch.Tensor] = self._engine(sides)
         return embeddings
 

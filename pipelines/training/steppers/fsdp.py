@@ -21,6 +21,7 @@ from pipelines.training.collectives.base import Collectives
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.sharded import KINDS, ShardedStepper
 from pipelines.training.steppers.torch import total_norm
+from pipelines.training.steppers.torch_reconstruction import Part
 
 
 class FsdpStepper(ShardedStepper):
@@ -52,7 +53,7 @@ class FsdpStepper(ShardedStepper):
             step, self._spec, self._whole(parts, _gather), self._whole(moments, _gather)
         )
 
-    def _embed(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
+    def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
         embeddings: list[torch.Tensor] = self._encoder(sides)
         return embeddings
 

@@ -11,7 +11,7 @@ under Memory Limited Setup", RepL4NLP 2021, arXiv:2101.06983.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -67,7 +67,12 @@ def parts_needed(side: Texts, most: int | None) -> int:
         side: Of a granule.
         most: Padded tokens of a part, if its text has no more; None for any number.
     """
-    texts, width = len(side.lengths), int(side.lengths.max())
+    return parts_of(side.lengths, most)
+
+
+def parts_of(lengths: np.ndarray, most: int | None) -> int:
+    """The same of texts of some lengths."""
+    texts, width = len(lengths), int(lengths.max())
     if most is None or texts * width <= most:
         return 1
     return -(-texts // max(most // width, 1))
@@ -119,12 +124,16 @@ def _split(side: Texts, count: int) -> list[Texts]:
     """A side in parts of about the same size."""
     if count == 1:
         return [side]
-    bounds = [len(side.lengths) * number // count for number in range(count + 1)]
     return [
         side._replace(
             token_ids=side.token_ids[first:last],
             lengths=side.lengths[first:last],
             seed=(*side.seed, number),
         )
-        for number, (first, last) in enumerate(pairwise(bounds))
+        for number, (first, last) in enumerate(bounds(len(side.lengths), count))
     ]
+
+
+def bounds(texts: int, parts: int) -> Iterator[tuple[int, int]]:
+    """The first text of each part, and the first that is no more of it."""
+    return pairwise(texts * number // parts for number in range(parts + 1))

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import dropout_masks
-from pipelines.models.frameworks.torch_sharding import Inputs, encoder_module
+from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, encoder_module
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
@@ -36,6 +36,7 @@ from pipelines.training.steppers.torch import (
     on_device,
     to_numpy,
 )
+from pipelines.training.steppers.torch_reconstruction import Part, Rewriting, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
 """The optimiser's names for what checkpoints call m and v."""
@@ -56,13 +57,21 @@ class ShardedStepper(TorchRun, ABC):
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
-        self._encoder = encoder_module(checkpoint.spec, checkpoint.weights, self._training)
+        self._encoder: EncoderModule | RewritingModule
+        if self._rewriting is not None:
+            self._encoder = RewritingModule(self._rewriting, checkpoint.weights)
+        else:
+            self._encoder = encoder_module(checkpoint.spec, checkpoint.weights, self._training)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
         objective = self._objectives[work.source]
-        make = self._across if objective.across_granules else self._within
-        loss = make(work, objective)
+        if self._rewriting is not None:
+            loss = self._rewritten(work, self._rewriting)
+        elif objective.across_granules:
+            loss = self._across(work, objective)
+        else:
+            loss = self._within(work, objective)
         self._update(learning_rate)
         (mean,) = self._collectives.all_reduce_mean([loss])
         return float(mean)
@@ -97,8 +106,11 @@ class ShardedStepper(TorchRun, ABC):
         return arrays
 
     @abstractmethod
-    def _embed(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
-        """The embeddings of the sides of a granule; gathers parameters on the way."""
+    def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
+        """The embeddings of the sides of a granule; gathers parameters on the way.
+
+        Of an objective that has texts written out again, the losses of parts of a granule.
+        """
 
     @abstractmethod
     def _backward(self, loss: torch.Tensor, granules: int, *, last: bool) -> None:
@@ -130,6 +142,24 @@ class ShardedStepper(TorchRun, ABC):
                 self._pull(some, pulls, count, last=number == count)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
+
+    def _rewritten(self, work: StepWork, rewriting: Rewriting) -> torch.Tensor:
+        """Adds the gradients of an objective that has texts written out again."""
+        count, needed = len(work.granules), [rewriting.parts_needed(one) for one in work.granules]
+        if self._training.tokens_per_micro_batch is not None:
+            # As many on every worker: they compute in step.
+            needed = np.asarray(self._collectives.all_gather(np.array([needed]))).ravel().tolist()
+        parts = [
+            part
+            for granule in work.granules
+            for part in rewriting.parts(granule, work.noise_epoch, max(needed))
+        ]
+        total = torch.zeros((), device=self._device)
+        for number, part in enumerate(parts, 1):
+            (loss,) = self._embed([part])
+            self._backward(loss, count, last=number == len(parts))
+            total += loss.detach()
+        return total / count
 
     def _across(self, work: StepWork, objective: Objective) -> torch.Tensor:
         """Adds the gradients with the negatives of the whole step; see ``TorchStepper``.

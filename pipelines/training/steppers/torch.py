@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.optim.adamw import adamw
 from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Picks
 from pipelines.losses.targets import Targets
-from pipelines.models.adaptation import effective
+from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import Encoder, configure_threads, embed, has_bf16, prepare
 from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
@@ -36,6 +37,7 @@ from pipelines.training.steppers.micro_batches import (
 )
 from pipelines.training.steppers.objectives import Objective, objectives
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
+from pipelines.training.steppers.torch_reconstruction import Rewriting, rewriting
 from pipelines.training.steppers.torch_words import WordGradient
 
 
@@ -55,6 +57,7 @@ class TorchRun:
         self._device = worker_device()
         bf16 = has_bf16(self._device)
         self._training = with_precision(config.training, collectives, has_bf16=bf16)
+        self._rewriting = rewriting(task.run, self._spec, self._training)
         self.precision = self._training.precision
         self.gradient_norm: float | None = None
 
@@ -157,8 +160,12 @@ class TorchStepper(TorchRun):
         if self._word_gradient is not None:
             self._word_gradient.begin()
         objective = self._objectives[work.source]
-        make = self._across if objective.across_granules else self._within
-        loss = make(work, objective)
+        if self._rewriting is not None:
+            loss = self._rewritten(work, self._rewriting)
+        elif objective.across_granules:
+            loss = self._across(work, objective)
+        else:
+            loss = self._within(work, objective)
         return loss, {name: weight.grad for name, weight in self._weights.items()}
 
     def _means(
@@ -192,6 +199,23 @@ class TorchStepper(TorchRun):
             else:
                 losses.append(self._in_parts(some, objective, targets, len(work.granules)))
         return torch.stack(losses).mean()
+
+    def _rewritten(self, work: StepWork, rewriting: Rewriting) -> torch.Tensor:
+        """Adds the gradients of an objective that has texts written out again.
+
+        Each is a sum over texts, so those of a granule's parts are added up.
+        """
+        total = torch.zeros((), device=self._device)
+        of_granules = (
+            rewriting.parts(granule, work.noise_epoch, rewriting.parts_needed(granule))
+            for granule in work.granules
+        )
+        for part in chain.from_iterable(of_granules):
+            encoder = effective(self._weights, self._frozen, self._scale)
+            loss = rewriting.loss(encoder, of_objective(self._weights), part) / len(work.granules)
+            loss.backward()
+            total += loss.detach()
+        return total
 
     def _in_parts(
         self, some: Sequence[Batch], objective: Objective, targets: Targets, granules: int
