@@ -106,6 +106,12 @@ def test_no_file_is_too_long_to_be_read_at_once():
     assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
 
 
+def test_no_two_files_of_tests_share_a_name():
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    # Pytest imports them by it.
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_every_part_of_the_package_has_its_place():
     parts = {name.split(".")[1] for name in MODULES if "." in name}
     assert parts - set(PLACES) == set()
