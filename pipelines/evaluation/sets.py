@@ -107,18 +107,20 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
 
     Args:
         key: The setting that names it.
-        name: The name of a set, a dot, and the name of a figure, as in ``metrics.json``.
+        name: The name of a set, with a width where several are measured, a dot, and the name of a
+            figure, as in ``metrics.json``.
 
     Raises:
         InputError: There is no such set, or no such figure that says how good a model is.
     """
     known = {
-        f"{one.name}.{figure.name}": Metric(
-            evaluation=one.name,
+        f"{measured}.{figure.name}": Metric(
+            evaluation=measured,
             figure=figure.name,
             sign=1 if figure.better == "higher" else -1,
         )
         for one in named_sets(config)
+        for measured in names_at_widths(one, config)
         for figure in one.evaluation.figures
         if figure.better is not None
     }

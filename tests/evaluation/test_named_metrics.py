@@ -1,0 +1,23 @@
+"""Metrics by which the settings may choose a state of a run."""
+
+import pytest
+
+from pipelines.errors import InputError
+from pipelines.evaluation.sets import metric_named
+from pipelines.runs.best import Metric
+from pipelines.settings.load import parse
+
+NESTED = parse(
+    {"objective": {"dimensions": [384, 64]}, "evaluation": {"retrieval_sets": ["/sets/faq"]}}
+)
+
+
+def test_a_metric_is_that_of_a_set_at_a_width():
+    for name in ("faq", "faq@64"):
+        found = metric_named(NESTED, "training.keep_best", f"{name}.ndcg@10")
+        assert found == Metric(evaluation=name, figure="ndcg@10", sign=1)
+
+
+def test_widths_that_are_not_measured_are_refused_with_those_that_are():
+    with pytest.raises(InputError, match=r"faq@128.*one of faq\.ndcg@10.*faq@64"):
+        metric_named(NESTED, "training.keep_best", "faq@128.ndcg@10")
