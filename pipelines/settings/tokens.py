@@ -13,8 +13,11 @@ from pipelines.settings.paths import StoredPath
 if TYPE_CHECKING:
     from pipelines.settings import Config
 
-SHORTEST_TEXT, LONGEST_TEXT = 8, 512
-"""Tokens that ``tokens.max_length`` may be."""
+SHORTEST_TEXT, LONGEST_TEXT = 8, 32_768
+"""Tokens that ``tokens.max_length`` may be, if the model reads so many."""
+LONGEST_UNASKED = 512
+"""Tokens of a text that training reads at most where no length is set: what more cost in memory, a
+user should have asked for."""
 
 
 class TokenSettings(Settings):
@@ -38,9 +41,10 @@ class TokenSettings(Settings):
         ge=SHORTEST_TEXT,
         le=LONGEST_TEXT,
         description=(
-            "Tokens of a text that training reads, [CLS] and [SEP] included; cut after. Unset: as "
-            "many as leave 99 % of the examples whole, up to the model's own length. Memory and "
-            "time of a granule grow with it: set it, to 64 for example, where they are short."
+            "Tokens of a text that training reads, [CLS] and [SEP] included; cut after. At most as "
+            "many as the model reads. Unset: as many as leave 99 % of the examples whole, up to "
+            f"{LONGEST_UNASKED}. Memory and time of a granule grow with it: set it, to 64 for "
+            "example, where texts are short; `training.tokens_per_micro_batch` is for long ones."
         ),
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from pipelines.errors import InputError
 from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
-from pipelines.settings.tokens import LONGEST_TEXT, SHORTEST_TEXT
+from pipelines.settings.tokens import LONGEST_UNASKED, SHORTEST_TEXT
 from pipelines.tokens.start import folder_architecture, folder_modules, start_folder
 
 UNLIMITED = 2**31 - 1
@@ -53,10 +53,12 @@ def model_length(config: Config) -> int:
 def reading_limit(config: Config) -> int:
     """Tokens of a text that training may read: as many as are set, or as the model reads.
 
+    Unset it is no more than :data:`~pipelines.settings.tokens.LONGEST_UNASKED`.
+
     Raises:
         InputError: See :func:`model_length`.
     """
-    return config.tokens.max_length or min(model_length(config), LONGEST_TEXT)
+    return config.tokens.max_length or min(model_length(config), LONGEST_UNASKED)
 
 
 def training_length(longest: np.ndarray, most: int, bucket: int) -> int:
