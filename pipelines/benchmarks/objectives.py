@@ -77,7 +77,7 @@ RECIPES = (
     _by("dimensions 384, 192, 96", dimensions=[384, 192, 96]),
     _by("a mined negative", MINED),
     _by("triplet, a mined negative", MINED, name="triplet"),
-    _of_singles("simcse"),
+    *map(_of_singles, ("simcse", "mlm", "tsdae", "retromae")),
 )
 """The first one says what CPU time all have."""
 
