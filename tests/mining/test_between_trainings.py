@@ -50,7 +50,7 @@ def test_prepared_pairs_become_triplets(spark, prepared, small_model, tmp_path) 
     examples = pq.read_table(PreparedFolder.of(triplets).corpus.pairs).to_pylist()
     assert len(examples) > 0.8 * summary.rows
     mined = {(row["anchor"], row["positive"], row["negative_0"]) for row in rows_of(output)}
-    assert {(one["anchor"], one["positive"], one["negative"]) for one in examples} <= mined
+    assert {(one["anchor"], one["positive"], *one["negatives"]) for one in examples} <= mined
 
 
 def test_pairs_and_negatives_lie_in_a_store(mined, job, pair_file, s3_bucket, tmp_path) -> None:

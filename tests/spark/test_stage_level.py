@@ -57,7 +57,8 @@ look("tasks", {}, {"spark.task.cpus": 2})
 dynamic = {
     "dynamicAllocation.enabled": "true",
     "dynamicAllocation.shuffleTracking.enabled": "true",
-    "dynamicAllocation.executorIdleTimeout": "1s",
+    # Longer than from the moment when both are there until they have tasks.
+    "dynamicAllocation.executorIdleTimeout": "5s",
     "executor.memory": "512m",
 }
 look("executors", dynamic, {"spark.executor.memory": "600m", "spark.task.cpus": 2})
