@@ -23,6 +23,8 @@ CHECK_SECONDS = 1.0
 # where the worker's task is made again, on another executor, before Spark tells of the loss.
 _EXECUTOR_LOST = "ExecutorLostFailure"
 _STATE_LOST = re.compile(r"worker (\d+) was lost: its part of the optimiser")
+# What dllib says of such a task, which looks for the parameters where they never were.
+_PARAMETERS_LOST = "initialize AllReduceParameter first"
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,9 @@ class WorkerLocations:
         if gone := _STATE_LOST.search(text):
             cause = f"its executor is gone: {cause}"
             return WorkerLostError("bigdl", cause, began=True, **self.place(int(gone[1])))
+        if lost and _PARAMETERS_LOST in text:
+            cause = f"its executor is gone: {cause}"
+            return WorkerLostError("bigdl", cause, began=True, **self.place(int(lost[1])))
         if _EXECUTOR_LOST in text:
             return WorkerLostError("bigdl", cause, began=bool(self.known), **place)
         return EngineError("bigdl", cause, **place)
