@@ -27,7 +27,9 @@ def where(rdd):
     def place(_):
         import os, time
         from pyspark import TaskContext
-        time.sleep(2)
+        # Longer than Spark leaves the Python worker of a task that was cancelled, as those are
+        # that waited for executors (`spark.python.task.killTimeout`).
+        time.sleep(5)
         # Each executor has a folder of its own.
         yield os.getcwd(), TaskContext.get().cpus()
     return rdd.mapPartitions(place).collect()
