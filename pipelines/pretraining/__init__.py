@@ -5,4 +5,7 @@ declares, in a :class:`pipelines.losses.loss.Reconstruction`, its own weights, w
 beside the encoder's and left out of the model; what it makes of the texts, as numpy arrays that
 follow from (seed, epoch, granule) alone; and a loss of these arrays and of the encoder's hidden
 states, see :class:`pipelines.pretraining.torch_view.View`.
+
+These modules are loaded to read settings, so they import arrays and frameworks where they are
+called.
 """

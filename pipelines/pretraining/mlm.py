@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import Field
 
 from pipelines.errors import InputError
-from pipelines.lanes.files import Side
 from pipelines.losses.loss import Loss, Reconstruction
-from pipelines.models.spec import EncoderSpec
-from pipelines.pretraining.head import head_shapes
-from pipelines.pretraining.noise import are_words, masked, shares, some_of
 from pipelines.settings.objective import ObjectiveSettings
-from pipelines.tokens.special_ids import SpecialIds
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from pipelines.lanes.files import Side
+    from pipelines.models.architecture import Shapes
+    from pipelines.models.spec import EncoderSpec
     from pipelines.pretraining.torch_view import View
+    from pipelines.tokens.special_ids import SpecialIds
 
 
 class MlmSettings(ObjectiveSettings):
@@ -33,10 +33,19 @@ class MlmSettings(ObjectiveSettings):
     )
 
 
+def shapes(spec: EncoderSpec) -> Shapes:
+    """Shapes of the prediction head."""
+    from pipelines.pretraining.head import head_shapes
+
+    return head_shapes(spec)
+
+
 def noise(
     side: Side, ids: SpecialIds, settings: MlmSettings, draw: np.random.Generator
 ) -> Mapping[str, np.ndarray]:
     """The masked texts, and what was there."""
+    from pipelines.pretraining.noise import are_words, masked, shares, some_of
+
     chosen = some_of(are_words(side, ids), settings.mask_ratio, draw)
     return {
         "token_ids": masked(side, chosen, ids, draw),
@@ -77,6 +86,6 @@ LOSS = Loss(
     settings=MlmSettings,
     forms={"torch": torch},
     reconstruction=Reconstruction(
-        form="torch_tokens", shapes=head_shapes, noise=noise, masks=True, check_spec=check_spec
+        form="torch_tokens", shapes=shapes, noise=noise, masks=True, check_spec=check_spec
     ),
 )

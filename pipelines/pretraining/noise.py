@@ -94,6 +94,23 @@ def kept(side: Side, stays: np.ndarray) -> Side:
     return Side(token_ids, lengths)
 
 
+def following(tokens: np.ndarray) -> np.ndarray:
+    """At the place of each token what stands at the next one; 0, or false, at the last.
+
+    Args:
+        tokens: [texts, width].
+    """
+    found = np.zeros_like(tokens)
+    found[:, :-1] = tokens[:, 1:]
+    return found
+
+
+def repeated(tokens: np.ndarray, count: int) -> np.ndarray:
+    """The rows [texts, width] ``count`` times each: [texts, count, width], which is read alone."""
+    texts, width = tokens.shape
+    return np.broadcast_to(tokens[:, None], (texts, count, width))
+
+
 def shares(chosen: np.ndarray) -> np.ndarray:
     """What each prediction counts in a mean over all that are chosen, fp32, 0 for others."""
     return chosen.astype(np.float32) / np.float32(max(int(chosen.sum()), 1))

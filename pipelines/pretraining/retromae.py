@@ -15,21 +15,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import Field
 
 from pipelines.errors import InputError
-from pipelines.lanes.files import Side
 from pipelines.losses.loss import Loss, Reconstruction
-from pipelines.models.architecture import Shapes
-from pipelines.models.bert.spec import BertSpec
-from pipelines.pretraining.head import head_shapes
-from pipelines.pretraining.noise import are_words, masked, shares, some_of
 from pipelines.settings.objective import ObjectiveSettings
-from pipelines.tokens.special_ids import SpecialIds
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from pipelines.lanes.files import Side
+    from pipelines.models.architecture import Shapes
+    from pipelines.models.bert.spec import BertSpec
     from pipelines.pretraining.torch_view import View
+    from pipelines.tokens.special_ids import SpecialIds
 
 DECODER = "decoder."
 """What the names of the decoder's weights begin with; they are those of one layer of BERT."""
@@ -53,6 +52,8 @@ class RetromaeSettings(ObjectiveSettings):
 
 def shapes(spec: BertSpec) -> Shapes:
     """Shapes of the prediction head, and of the decoder's layer."""
+    from pipelines.pretraining.head import head_shapes
+
     hidden, wide = spec.hidden, spec.intermediate
     found = head_shapes(spec)
     matrices = {
@@ -79,18 +80,19 @@ def noise(
     ``missing`` is bool [texts, choices, width], and ``choices`` int64 [texts, width] names the one
     of each token.
     """
+    from pipelines.pretraining.noise import are_words, masked, repeated, shares, some_of
+
     words = are_words(side, ids)
     chosen = some_of(words, settings.encoder_mask_ratio, draw)
     texts, width = words.shape
     count = min(width, MOST_CHOICES)
-    candidates = np.broadcast_to(words[:, None], (texts, count, width))
     return {
         "token_ids": masked(side, chosen, ids, draw),
         "lengths": side.lengths,
         "targets": side.token_ids,
         "encoder_shares": shares(chosen),
         "decoder_shares": shares(words),
-        "missing": some_of(candidates, settings.decoder_mask_ratio, draw),
+        "missing": some_of(repeated(words, count), settings.decoder_mask_ratio, draw),
         "choices": draw.integers(0, count, (texts, width)),
     }
 

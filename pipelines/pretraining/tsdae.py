@@ -15,21 +15,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import Field
 
-from pipelines.lanes.files import Side
 from pipelines.losses.loss import Loss, Reconstruction
-from pipelines.models.architecture import Shapes
-from pipelines.models.bert.spec import BertSpec
-from pipelines.pretraining.head import head_shapes
-from pipelines.pretraining.noise import are_words, is_token, kept, shares, some_of
 from pipelines.settings.objective import ObjectiveSettings
-from pipelines.tokens.special_ids import SpecialIds
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from pipelines.lanes.files import Side
+    from pipelines.models.architecture import Shapes
+    from pipelines.models.bert.spec import BertSpec
     from pipelines.models.spec import EncoderSpec
     from pipelines.pretraining.torch_view import View
+    from pipelines.tokens.special_ids import SpecialIds
 
 _DECODER = 1
 """Tells the decoder's dropout apart from the encoder's."""
@@ -45,6 +44,8 @@ class TsdaeSettings(ObjectiveSettings):
 
 def shapes(spec: BertSpec) -> Shapes:
     """Shapes of the prediction head, and of each layer's attention to the vector."""
+    from pipelines.pretraining.head import head_shapes
+
     found = head_shapes(spec)
     for layer in range(spec.layers):
         prefix = _prefix(layer)
@@ -63,21 +64,26 @@ def noise(
     side: Side, ids: SpecialIds, settings: TsdaeSettings, draw: np.random.Generator
 ) -> Mapping[str, np.ndarray]:
     """The texts with gaps, and as they were; at least one token of each is left."""
+    from pipelines.pretraining.noise import (
+        are_words,
+        following,
+        is_token,
+        kept,
+        shares,
+        some_of,
+    )
+
     words = are_words(side, ids)
     # Chosen is what stays: at least one of the words, however short the text is.
     stays = some_of(words, 1 - settings.deletion_ratio, draw)
     noisy = kept(side, (is_token(side) & ~words) | stays)
-    targets = np.zeros_like(side.token_ids)
-    targets[:, :-1] = side.token_ids[:, 1:]
-    followed = np.zeros_like(words)
-    followed[:, :-1] = is_token(side)[:, 1:]
     return {
         "token_ids": noisy.token_ids,
         "lengths": noisy.lengths,
         "originals": side.token_ids,
         "original_lengths": side.lengths,
-        "targets": targets,
-        "shares": shares(followed),
+        "targets": following(side.token_ids),
+        "shares": shares(following(is_token(side))),
     }
 
 

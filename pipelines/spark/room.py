@@ -105,9 +105,10 @@ def await_room(
 
     with activity("training", "waiting for executors", state):
         while not context._jsc.sc().isStopped():
+            # Asked before counting: an executor that comes between the two is counted then.
+            may_grow = dynamic or _may_grow(session)
             there = count()
-            waited = time.monotonic() - began
-            if there >= wanted or waited > seconds or not (dynamic or _may_grow(session)):
+            if there >= wanted or not may_grow or time.monotonic() - began > seconds:
                 return there
             time.sleep(POLL_SECONDS)
     raise EngineUnavailable(

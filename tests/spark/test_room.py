@@ -47,6 +47,19 @@ def test_executors_of_a_local_cluster_that_start_are_waited_for():
     assert await_room(session_on("local-cluster[3, 1, 1024]", 1), 3, lambda: next(coming), 60) == 3
 
 
+def test_the_last_executor_of_a_local_cluster_that_comes_while_others_are_counted_is_waited_for():
+    session = session_on("local-cluster[2,1,1024]", 1)
+    listed = session.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+
+    def count() -> int:
+        there = len(listed) - 1
+        if there < 2:
+            listed.append(None)
+        return there
+
+    assert await_room(session, 2, count, 60) == 2
+
+
 def test_a_session_that_spark_has_ended_is_told_of():
     with pytest.raises(EngineUnavailable, match=r"^spark\.master: Spark has ended the session on"):
         await_room(session_on("yarn", stopped=True), 2, lambda: 0, 60)
