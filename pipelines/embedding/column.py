@@ -10,7 +10,7 @@ from pipelines.embedding.executor import Columns, embed_batches
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.vectors import SCALE_SUFFIX
 from pipelines.errors import InputError
-from pipelines.models.inference.embedder import GPU_BACKEND
+from pipelines.models.inference.backends import GPU_BACKEND
 from pipelines.spark.capacity import conf_value, task_threads
 
 if TYPE_CHECKING:

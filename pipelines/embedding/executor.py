@@ -18,12 +18,8 @@ from pipelines.embedding.vectors import (
     shortened,
     vector_array,
 )
-from pipelines.models.inference.embedder import (
-    GPU_BACKEND,
-    TEXTS_AT_ONCE,
-    TextEmbedder,
-    load_embedder,
-)
+from pipelines.models.inference.backends import GPU_BACKEND
+from pipelines.models.inference.embedder import TEXTS_AT_ONCE, TextEmbedder, load_embedder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from pipelines.embedding.progress import PartsProgress
 from pipelines.embedding.running import run_job
 from pipelines.files import locks, storage
 from pipelines.files.locations import Location, RemotePath
-from pipelines.models.inference.embedder import choose_precision
+from pipelines.models.inference.backends import choose_precision
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.session import running_tasks
 from pipelines.spark.tasks import collect_from_tasks

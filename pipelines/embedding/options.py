@@ -11,7 +11,7 @@ from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.models.folder import read_encoder
-from pipelines.models.inference.embedder import Precision, choose_backend
+from pipelines.models.inference.backends import Precision, choose_backend
 
 KEY = "embedding.model"
 QUANTISATIONS = ("none", "int8")

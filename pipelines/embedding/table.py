@@ -46,7 +46,7 @@ from pipelines.files import storage, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.folders import work_folder
 from pipelines.files.locations import Location
-from pipelines.models.inference.embedder import choose_backend
+from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.spark.capacity import task_threads

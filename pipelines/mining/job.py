@@ -51,7 +51,7 @@ from pipelines.mining.plan import (
     write_plan,
 )
 from pipelines.mining.staging import ANCHORS, DOCUMENTS, PAIRS, Staged, stage
-from pipelines.models.inference.embedder import choose_backend
+from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.spark.capacity import task_threads

@@ -40,16 +40,13 @@ def with_layers(
     Args:
         spec: The shape.
         weights: In canonical names and order.
-        count: Layers to keep.
+        count: Layers to keep, at least 1.
 
     Raises:
-        InputError: It has no layers that could be left out, or fewer.
+        InputError: See :func:`with_fewer_layers`.
     """
-    if not isinstance(spec, BertSpec):
-        raise InputError(KEY, f"architecture {spec.kind} keeps all it has", "leave it out")
-    if count > spec.layers:
-        raise InputError(KEY, f"the start has {spec.layers} layers", f"at most {spec.layers}")
-    places = {layer: place for place, layer in enumerate(chosen_layers(spec.layers, count))}
+    whole = _layered(spec, count)
+    places = {layer: place for place, layer in enumerate(chosen_layers(whole.layers, count))}
     kept = {}
     for name, value in weights.items():
         found = _LAYER.match(name)
@@ -57,4 +54,22 @@ def with_layers(
             kept[name] = value
         elif (layer := int(found[1])) in places:
             kept[f"encoder.layer.{places[layer]}.{name[found.end() :]}"] = value
-    return replace(spec, layers=count), kept
+    return replace(whole, layers=count), kept
+
+
+def with_fewer_layers(spec: EncoderSpec, count: int) -> BertSpec:
+    """The shape of the encoder that keeps so many layers.
+
+    Raises:
+        InputError: It has no layers that could be left out, or fewer.
+    """
+    return replace(_layered(spec, count), layers=count)
+
+
+def _layered(spec: EncoderSpec, count: int) -> BertSpec:
+    """The encoder's shape, if it has so many layers."""
+    if not isinstance(spec, BertSpec):
+        raise InputError(KEY, f"architecture {spec.kind} keeps all it has", "leave it out")
+    if count > spec.layers:
+        raise InputError(KEY, f"the start has {spec.layers} layers", f"at most {spec.layers}")
+    return spec

@@ -20,7 +20,7 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import NORMALISING, Modules, architecture_of, check_framework
-from pipelines.models.fewer_layers import with_layers
+from pipelines.models.fewer_layers import with_fewer_layers, with_layers
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WEIGHT_FILE, Weights, check_weights, random_weights
 from pipelines.settings import Config, EncoderSettings
@@ -38,6 +38,9 @@ from pipelines.tokens.start import (
 __all__ = ["check_start", "default_start", "read_encoder", "start_encoder", "write_encoder"]
 
 KEY = "encoder.start"
+
+STATIC = "static"
+"""The architecture of an encoder that keeps no layers."""
 
 _SENTENCE_MODULES = "sentence_transformers.models"
 _HEAD = ("pooling", "normalise")
@@ -96,7 +99,7 @@ def check_start(config: Config) -> None:
         InputError: It cannot be read, or the framework does not know its architecture.
     """
     folder = start_folder(config)
-    kind = config.encoder.kind if folder is None else _read_start(config, folder)[0].kind
+    kind = config.encoder.kind if folder is None else _start_kind(config, folder)
     check_framework(ARCHITECTURES.load(kind), config)
 
 
@@ -160,7 +163,25 @@ def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
     """The encoder in a folder, with the layers of it that are to be kept."""
     spec, weights = read_encoder(folder)
     count = config.encoder.keep_layers
-    return (spec, weights) if count is None else with_layers(spec, weights, count)
+    if count is None:
+        return spec, weights
+    if count == 0 and spec.kind != STATIC:
+        # It embeds words, by what reads folders here.
+        from pipelines.models.static.from_encoder import static_encoder
+
+        return static_encoder(spec, weights, folder)
+    return with_layers(spec, weights, count)
+
+
+def _start_kind(config: Config, folder: Path) -> str:
+    """The architecture of the encoder in a folder, with the layers that are to be kept."""
+    spec, _ = read_encoder(folder)
+    count = config.encoder.keep_layers
+    if count is None:
+        return spec.kind
+    if count == 0 and spec.kind != STATIC:
+        return STATIC
+    return with_fewer_layers(spec, count).kind
 
 
 def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:

@@ -81,10 +81,11 @@ class EncoderSettings(Settings):
     layers: int = Field(default=4, ge=1, description="Transformer layers.")
     keep_layers: int | None = Field(
         default=None,
-        ge=1,
+        ge=0,
         description=(
             "Of a checkpoint: keep so many of its layers, evenly spaced, as a smaller encoder that "
-            "is to learn from the whole one; unset: all."
+            "is to learn from the whole one; 0: static embeddings that begin with what it makes of "
+            "each word alone; unset: all."
         ),
     )
     hidden: int = Field(default=256, ge=8, description="Width of the layers and of embeddings.")

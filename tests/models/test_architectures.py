@@ -15,7 +15,8 @@ from pipelines.models.bert.architecture import BERT
 from pipelines.models.card import model_card
 from pipelines.models.folder import check_start, read_encoder, start_encoder, write_encoder
 from pipelines.models.inference import BACKENDS
-from pipelines.models.inference.embedder import choose_backend, load_embedder
+from pipelines.models.inference.backends import choose_backend
+from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import check_weights, random_weights
 from pipelines.settings.load import load, parse

@@ -79,7 +79,7 @@ def test_it_is_tensorflows_encoder(lengths, pooling, normalise):
 
 
 def test_the_packaged_checkpoint_gives_tensorflows_embeddings():
-    from pipelines.models.inference.embedder import token_embedder
+    from pipelines.models.inference.backends import token_embedder
 
     spec, weights = read_encoder(default_start())
     generator = np.random.default_rng(6)

@@ -11,7 +11,7 @@ import torch
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder
 from pipelines.models.frameworks.torch import forward as torch_forward
-from pipelines.models.inference.embedder import embed_token_ids
+from pipelines.models.inference.batches import embed_token_ids
 from pipelines.models.spec import Dense, Pooling
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +12,12 @@ from hypothesis import strategies as st
 from pipelines.errors import InputError
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.fewer_layers import chosen_layers, with_layers
+from pipelines.models.folder import check_start, start_encoder, write_encoder
+from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.static.spec import StaticSpec
-from pipelines.models.weights import check_weights, random_weights
+from pipelines.models.weights import WORDS, check_weights, random_weights
+from pipelines.settings.load import parse
+from pipelines.tokens.vocabulary import load_tokenizer
 
 SPEC = BertSpec(vocabulary=20, layers=6, hidden=8, heads=2, intermediate=16, positions=8)
 
@@ -53,3 +58,37 @@ def test_layers_that_are_not_there_are_refused(spec, count, said):
     with pytest.raises(InputError, match=said) as refused:
         with_layers(spec, random_weights(spec, 1), count)
     assert refused.value.key == "encoder.keep_layers"
+
+
+def without_layers(start, **encoder):
+    encoder = {"start": str(start), "keep_layers": 0, **encoder}
+    return parse({"encoder": encoder, "tokens": {"vocabulary": "start"}})
+
+
+def test_without_layers_a_word_has_the_direction_that_the_start_gives_it(small_folder, tmp_path):
+    config = without_layers(small_folder)
+    check_start(config)
+    tokenizer = load_tokenizer(small_folder)
+    spec, weights = start_encoder(config, tokenizer.get_vocab_size())
+    assert spec.kind == "static"
+    check_weights(spec, weights)
+
+    words = [tokenizer.id_to_token(place) for place in range(spec.vocabulary)]
+    # Pieces within words and special tokens are no texts of one token.
+    known = [place for place, word in enumerate(words) if word.isalpha()]
+    assert len(known) > 100
+    alone = load_embedder(small_folder)([words[place] for place in known])
+    scaled = weights[WORDS] / np.log1p(np.arange(spec.vocabulary))[:, None].clip(1e-9)
+    differences = alone - scaled[known]
+    np.testing.assert_allclose(differences, differences[:1].repeat(len(known), 0), atol=1e-5)
+
+    write_encoder(tmp_path / "static", spec, weights, small_folder, "")
+    found = load_embedder(tmp_path / "static")([words[known[5]], f"{words[7]} {words[known[9]]}"])
+    assert np.isfinite(found).all()
+
+
+def test_without_layers_a_start_that_has_none_is_refused(tmp_path, small_folder):
+    spec = StaticSpec(vocabulary=load_tokenizer(small_folder).get_vocab_size(), hidden=8)
+    write_encoder(tmp_path / "static", spec, random_weights(spec, 1), small_folder, "")
+    with pytest.raises(InputError, match="architecture static keeps all it has"):
+        check_start(without_layers(tmp_path / "static"))

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from pipelines.errors import InputError
 from pipelines.models.folder import default_start, read_encoder, write_encoder
-from pipelines.models.inference.batches import TokenRows, batches
-from pipelines.models.inference.embedder import BACKENDS, embed_token_ids, load_embedder
+from pipelines.models.inference import BACKENDS
+from pipelines.models.inference.batches import TokenRows, batches, embed_token_ids
+from pipelines.models.inference.embedder import load_embedder
 
 NASTY = ["", " ", "a", "日本語のテスト", "emoji 😀👩‍👩‍👧", "tab\tnul\x00bell\x07", "word " * 400]
 
@@ -54,7 +55,7 @@ def test_order_and_batches_have_no_influence(small_folder, sentences):
 def test_a_backend_that_is_not_there_is_refused(small_folder, monkeypatch):
     with pytest.raises(InputError, match="there is no backend `abacus`, one of openvino, torch"):
         load_embedder(small_folder, backend="abacus")
-    monkeypatch.setattr("pipelines.models.inference.embedder.find_spec", lambda name: None)
+    monkeypatch.setattr("pipelines.models.inference.backends.find_spec", lambda name: None)
     with pytest.raises(InputError, match="openvino is not installed, pip install openvino"):
         load_embedder(small_folder, backend="openvino")
     with pytest.raises(InputError, match="openvino or torch or tensorflow is not installed"):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipelines.models.inference.embedder import choose_precision
+from pipelines.models.inference.backends import choose_precision
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.devices import with_precision

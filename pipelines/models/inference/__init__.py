@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipelines.registry import Registry
 
 if TYPE_CHECKING:
-    from pipelines.models.inference.embedder import OpenBackend
+    from pipelines.models.inference.backends import OpenBackend
 
 BACKENDS: Registry[OpenBackend] = Registry(
     kind="backend",

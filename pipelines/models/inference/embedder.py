@@ -1,69 +1,36 @@
 """Embeds texts in this process. Runs on an executor.
 
-A backend computes; its module is imported when it is chosen. All that comes before it
-is shared: token ids, equal texts once, and batches of similar length.
+A backend computes, see :mod:`.backends`. All that comes before it is shared: token ids, equal texts
+once, and batches of similar length.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
-from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
-from pipelines.models import ARCHITECTURES
 from pipelines.models.folder import read_encoder
-from pipelines.models.inference import BACKENDS
+from pipelines.models.inference.backends import token_embedder
 from pipelines.models.inference.batches import (
     BATCH_TOKENS,
     TokenEmbedder,
     TokenRows,
     embed_rows,
-    embed_token_ids,
     text_column,
 )
-from pipelines.models.inference.processor import computes_in_bf16
-from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Weights
 from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
 from pipelines.tokens.prompts import NO_PROMPTS, Prompts
 from pipelines.tokens.vocabulary import load_tokenizer
 
-__all__ = [
-    "BACKENDS",
-    "TextEmbedder",
-    "TokenEmbedder",
-    "choose_backend",
-    "choose_precision",
-    "embed_token_ids",
-    "load_embedder",
-    "token_embedder",
-]
-
-Precision = Literal["auto", "fp32", "bf16"]
-"""``auto``: bf16 on a GPU or CPU with the instructions for it, otherwise fp32."""
-
-GPU_BACKEND = "torch"
-"""The backend that can compute on a GPU."""
 GPU_BATCH_TOKENS = 65536
 
 TEXTS_AT_ONCE = 8192
 """Texts that are tokenised and sorted together, which bounds the memory for their ids."""
-
-
-class OpenBackend(Protocol):
-    """Makes the function that embeds batches of token ids."""
-
-    def __call__(
-        self, spec: EncoderSpec, weights: Weights, *, threads: int, precision: str, device: str
-    ) -> TokenEmbedder:
-        """See :func:`token_embedder`."""
 
 
 class TextEmbedder:
@@ -142,9 +109,10 @@ def load_embedder(
     Args:
         folder: A folder that :func:`~pipelines.models.folder.read_encoder` reads, with a
             tokenizer.
-        backend: A name of :data:`BACKENDS`, or ``auto``.
+        backend: A name of :data:`~pipelines.models.inference.BACKENDS`, or ``auto``.
         threads: CPU threads, if the backend has not begun in this process.
-        precision: Of the matrix products; see :data:`Precision`.
+        precision: Of the matrix products; see
+            :data:`~pipelines.models.inference.backends.Precision`.
         device: ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
         batch_tokens: Tokens of one forward pass; what suits the device unless given.
 
@@ -163,77 +131,3 @@ def load_embedder(
     return TextEmbedder(
         encoder, embed_tokens, spec.embedding_width, batch_tokens or suited, spec.prompts
     )
-
-
-def token_embedder(
-    spec: EncoderSpec,
-    weights: Weights,
-    *,
-    backend: str = "auto",
-    threads: int = 1,
-    precision: str = "fp32",
-    device: str = "cpu",
-) -> TokenEmbedder:
-    """A function over padded batches of token ids. Runs on an executor.
-
-    Args:
-        spec: The shape.
-        weights: fp32, in canonical names.
-        backend: See :func:`load_embedder`, as for the other arguments.
-        threads: CPU threads.
-        precision: Of the matrix products.
-        device: Where it computes.
-    """
-    open_backend = BACKENDS.load(choose_backend(backend, spec.kind))
-    return open_backend(
-        spec,
-        weights,
-        threads=threads,
-        precision=choose_precision(precision, device),
-        device=device,
-    )
-
-
-def choose_backend(name: str, kind: str | None = None) -> str:
-    """The backend of a name, or for ``auto`` the first that is installed and has a form.
-
-    Args:
-        name: Of the backend, or ``auto``.
-        kind: The model's architecture; None if its fit is known.
-
-    Raises:
-        InputError: There is no such backend, it has no form of the architecture, or its package is
-            not installed.
-    """
-    wanted = [*BACKENDS] if name == "auto" else [BACKENDS.check(name)]
-    if kind is not None:
-        architecture = ARCHITECTURES.load(kind)
-        if name != "auto":
-            architecture.check_form(name, BACKENDS.key, BACKENDS)
-        wanted = [backend for backend in wanted if backend in architecture.forms]
-        if not wanted:
-            raise InputError(
-                BACKENDS.key,
-                f"architecture {kind} has no form in any backend",
-                f"write one, in {' or '.join(BACKENDS)}",
-            )
-    for package in wanted:
-        if find_spec(package) is not None:
-            return package
-    raise InputError(
-        BACKENDS.key, f"{' or '.join(wanted)} is not installed", f"pip install {wanted[0]}"
-    )
-
-
-def choose_precision(name: str, device: str = "cpu") -> str:
-    """The precision of a name on this machine; see :data:`Precision`."""
-    if name != "auto":
-        return name
-    if device == "cpu":
-        return "bf16" if computes_in_bf16() else "fp32"
-    # Only PyTorch computes on GPUs.
-    import torch
-
-    from pipelines.models.frameworks.torch import has_bf16
-
-    return "bf16" if has_bf16(torch.device(device)) else "fp32"
