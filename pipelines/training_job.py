@@ -196,7 +196,7 @@ def _write_start(
     storage.write_json(RunFolder(folder).tokens, tokens)
     if not can_resume(folder):
         save_frozen(folder, start.frozen)
-        save_checkpoint(folder, start, config.training.left_checkpoints)
+        save_checkpoint(folder, start, config.training.keep_checkpoints)
     start_folder = RunFolder(folder).start
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):
@@ -212,16 +212,24 @@ def train_steps(
     snapshots: Sequence[Snapshot],
     tracking: RunTracking,
 ) -> None:
-    """Has the engine make the steps that are left, and adds up what the training was."""
+    """Has the engine make the steps that are left, and adds up what the training was.
+
+    Where none is left, checkpoints that were not compared yet for ``training.keep_best`` are.
+    """
     folder = run.run_folder
     # A run may have died between its last step and its model.
     if run.first_step < run.last_step:
         forget_earlier_model(folder)
         before = seconds_to(folder, run.first_step)
         outcome = _train(chosen, session, run, snapshots, tracking)
-        prune_checkpoints(folder, run.last_step, run.config.training.left_checkpoints)
+        training, last = run.config.training, _newest_step(run)
+        prune_checkpoints(folder, last, training.keep_checkpoints, training.averaged_steps(last))
         update_run_metrics(folder, {"training": training_figures(run, outcome, before)})
-    elif figures := logged_figures(run):
+        return
+    if run.config.training.keep_best:
+        with _measuring(run, snapshots, tracking):
+            pass
+    if figures := logged_figures(run):
         update_run_metrics(folder, {"training": figures})
 
 
@@ -260,15 +268,21 @@ def _train(
     snapshots: Sequence[Snapshot],
     tracking: RunTracking,
 ) -> TrainingOutcome:
+    with _measuring(run, snapshots, tracking), MetricsLog(run) as log:
+        return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
+
+
+def _measuring(
+    run: TrainingRun, snapshots: Sequence[Snapshot], tracking: RunTracking
+) -> CheckpointEvaluation:
+    """While it is entered, the checkpoints of a run are measured."""
+
     def on_figures(step: int, figures: Figures) -> None:
         tracking.log(step, evaluation_values("evaluation", figures))
 
     tokenizer = PreparedFolder.of(run.config).tokens.tokenizer
-    measuring = CheckpointEvaluation(
-        snapshots, run, tokenizer, on_figures, choosing_metric(run.config)
-    )
-    with measuring, MetricsLog(run) as log:
-        return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
+    metric = choosing_metric(run.config)
+    return CheckpointEvaluation(snapshots, run, tokenizer, on_figures, metric)
 
 
 class _Listener:

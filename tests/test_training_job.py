@@ -16,7 +16,7 @@ from pipelines.models.folder import read_encoder
 from pipelines.models.weights import load_weights
 from pipelines.runs.best import ask_to_end, is_to_end
 from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint
-from pipelines.runs.evaluations import read_evaluations
+from pipelines.runs.evaluations import forget_evaluations, read_evaluations
 from pipelines.settings import Config
 from pipelines.settings.encoder import LoraSettings
 
@@ -68,14 +68,14 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
     assert sorted(measured) == [6, 12]
     best = max(measured, key=lambda step: (measured[step], -step))
     told = storage.read_json(run / "metrics.json")["model"]
-    expected = {"best_by": "sts.spearman", "value": measured[best], "ema": 0.9}
+    expected = {"best_by": "sts.spearman", "value": measured[best], "ema": 0.9, "ema_of": "factors"}
     assert told == {"step": best, **expected}
     state = load_checkpoint(run, best)
     model = read_encoder(run / "model")[1]
     for name, value in state.encoder_weights.items():
         np.testing.assert_allclose(model[name], value, atol=1e-6, err_msg=name)
     card = (run / "model" / "README.md").read_text()
-    assert f"weights after step {best} (decay 0.9), the best by sts.spearman (" in card
+    assert f"each by itself, after step {best} (decay 0.9), the best by sts.spearman (" in card
     # What is trained alone is kept with its moments; the rest is there once.
     assert all(name.endswith((DOWN, UP)) for name in state.weights)
     kinds = {name.partition("/")[0] for name in state.moments}
@@ -90,8 +90,16 @@ def test_lora_gives_the_best_of_its_states_and_an_adapter(spark, config, tmp_pat
         for name in load_weights(run / "adapter" / "adapter_model.safetensors")
     }
 
-    # It has ended early, unless the patience is greater.
+    # Killed before the last checkpoint was measured, a run that goes on measures it.
     found = json.loads((run / "best" / "best.json").read_text())
+    storage.write_json(run / "best" / "best.json", found | {"step": 6, "value": -1000.0})
+    forget_evaluations(run, 6)
+    workflow.train(changed(config, "training", resume=True))
+    assert {line["step"]: line["spearman"] for line in read_evaluations(run)} == measured
+    told = storage.read_json(run / "metrics.json")["model"]
+    assert (told["step"], told["value"]) == (12, measured[12])
+
+    # It has ended early, unless the patience is greater.
     storage.write_json(run / "best" / "best.json", found | {"step": 3, "value": 1000.0})
     ask_to_end(run)
     more = changed(config, "training", resume=True, max_steps=15, patience=2)

@@ -28,12 +28,13 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.runs.best import (
     Metric,
     ask_to_end,
+    compared_steps,
     is_to_end,
     keep_if_best,
     measured_since,
     read_best,
 )
-from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
+from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps, newest_whole_checkpoint
 from pipelines.runs.evaluations import add_evaluations, forget_evaluations, read_evaluations
 from pipelines.runs.run import TrainingRun
 
@@ -55,7 +56,8 @@ class CheckpointEvaluation:
     """Measures every so many-th checkpoint of a run; a context manager on the driver.
 
     The last checkpoint is left to the `evaluate` job, unless the best one is to be kept. A
-    checkpoint that is deleted before its turn is left out.
+    checkpoint that is deleted before its turn is left out. Those that a driver before this one has
+    left unmeasured come first, also where no step is left to be made.
 
     Args:
         snapshots: What is measured on; nothing is measured if there are none.
@@ -80,7 +82,8 @@ class CheckpointEvaluation:
         self._on_figures = on_figures
         self._metric = metric
         self._folder = RunFolder(run.run_folder).snapshots
-        self._seen = run.first_step
+        self._last = max(run.first_step, run.last_step)
+        self._tried: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = threading.Event()
         self._aborted = threading.Event()
@@ -89,8 +92,10 @@ class CheckpointEvaluation:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> CheckpointEvaluation:
-        forget_evaluations(self._run.run_folder, self._run.first_step)
+        if self._run.first_step < self._run.last_step:
+            forget_evaluations(self._run.run_folder, self._run.first_step)
         if self._measured_on:
+            self._tried = self._measured_before()
             write_snapshots(self._measured_on, self._folder)
             self._folder = RunFolder(self._run.run_folder).snapshots
             self._thread = threading.Thread(
@@ -102,6 +107,9 @@ class CheckpointEvaluation:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._thread is None:
             return
+        if kind is None and self._metric is not None and is_to_end(self._run.run_folder):
+            # The workers have ended early, at their newest checkpoint.
+            self._last = newest_whole_checkpoint(self._run.run_folder) or self._last
         self._ending.set()
         if kind is None:
             if left := len(self._waiting()) + (self._process is not None):
@@ -120,17 +128,31 @@ class CheckpointEvaluation:
                 self._process.kill()
         self._thread.join(2 * KILL_SECONDS)
 
+    def _measured_before(self) -> set[int]:
+        """Steps of this run that were measured, and compared, before it was interrupted."""
+        folder = self._run.run_folder
+        lines = read_evaluations(folder)
+        if self._metric is None:
+            steps = {line["step"] for line in lines}
+        else:
+            steps = compared_steps(lines, self._metric, read_best(folder, str(self._metric)))
+        # The best may be of a step that is made again.
+        return {step for step in steps if step <= self._run.first_step}
+
     def _waiting(self) -> list[int]:
         """The checkpoints that are still to be measured, the oldest first."""
-        training = self._run.config.training
-        apart = training.checkpoint_every * self._run.config.evaluation.every_checkpoints
-        last = self._run.last_step
-        return [
-            step
-            for step in checkpoint_steps(self._run.run_folder)
-            if (self._seen < step < last and step % apart == 0)
-            or (self._metric is not None and self._seen < step == last)
-        ]
+        there = checkpoint_steps(self._run.run_folder)
+        return [step for step in there if step not in self._tried and self._is_measured(step)]
+
+    def _is_measured(self, step: int) -> bool:
+        """Whether the state before a step is one of those that are measured."""
+        if step == self._last:
+            return step > 0 and self._metric is not None
+        every = self._run.config.training.checkpoint_every
+        return (
+            0 < step < self._last
+            and step % (every * self._run.config.evaluation.every_checkpoints) == 0
+        )
 
     def _work(self) -> None:
         """The thread: one checkpoint after the other, until the training has ended."""
@@ -143,7 +165,7 @@ class CheckpointEvaluation:
                     return
                 self._ending.wait(POLL_SECONDS)
                 continue
-            self._seen = waiting[0]
+            self._tried.add(waiting[0])
             try:
                 self._measure(waiting[0])
             except (OSError, ValueError, subprocess.SubprocessError) as error:

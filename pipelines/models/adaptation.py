@@ -101,6 +101,14 @@ def effective(
     return weights
 
 
+def changed(
+    trained: Mapping[str, np.ndarray], frozen: Mapping[str, np.ndarray], scale: float
+) -> dict[str, np.ndarray]:
+    """The weights of the encoder that are not as they were; see :func:`effective`."""
+    weights = effective(trained, frozen, scale)
+    return {name: value for name, value in weights.items() if value is not frozen.get(name)}
+
+
 def without_objective(trained: Mapping[str, Any]) -> dict[str, Any]:
     """What is trained of the encoder itself."""
     return {name: value for name, value in trained.items() if not name.startswith(OBJECTIVE)}

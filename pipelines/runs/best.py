@@ -112,6 +112,31 @@ def measured_since(lines: Iterable[Mapping[str, Any]], metric: Metric, best: Bes
     )
 
 
+def compared_steps(
+    lines: Iterable[Mapping[str, Any]], metric: Metric, best: Best | None
+) -> set[int]:
+    """Steps whose states were compared with the best of then.
+
+    One whose figure was written down and that is better than the best is none of them: the driver
+    has died before it was kept, or it was compared by another metric.
+
+    Args:
+        lines: Of ``evaluations.jsonl``.
+        metric: By which.
+        best: The best state by it.
+    """
+    if best is None:
+        return set()
+    figures = {
+        line["step"]: metric.sign * line[metric.figure]
+        for line in lines
+        if line["evaluation"] == metric.evaluation and metric.figure in line
+    }
+    limit = metric.sign * best.value
+    # A figure that is no number is not greater, and was found to be none.
+    return {best.step} | {step for step, figure in figures.items() if not figure > limit}
+
+
 def ask_to_end(run_folder: Location) -> None:
     """Asks the workers to end at their next checkpoint."""
     storage.write_json(RunFolder(run_folder).early_end, {}, durable=True)

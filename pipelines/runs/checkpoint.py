@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,16 @@ def checkpoint_path(run_folder: Location, step: int) -> Location:
     return RunFolder(run_folder).checkpoints / f"{_PREFIX}{step:08d}"
 
 
-def save_checkpoint(run_folder: Location, checkpoint: Checkpoint, keep: int) -> Location:
+def save_checkpoint(
+    run_folder: Location, checkpoint: Checkpoint, keep: int, spared: Collection[int] = ()
+) -> Location:
     """Writes a checkpoint aside, renames it, and prunes older ones.
 
     It is on the disk when this returns, where the file system can flush.
+
+    Args:
+        keep: See :func:`prune_checkpoints`.
+        spared: The same.
 
     Raises:
         FloatingPointError: Weights or moments hold numbers that are none; nothing was written.
@@ -96,7 +102,7 @@ def save_checkpoint(run_folder: Location, checkpoint: Checkpoint, keep: int) -> 
         write_files(folder, checkpoint)
         storage.flush_tree(folder)
     storage.flush(path.parent)
-    prune_checkpoints(run_folder, checkpoint.step, keep)
+    prune_checkpoints(run_folder, checkpoint.step, keep, spared)
     return path
 
 
@@ -132,18 +138,26 @@ def save_frozen(run_folder: Location, frozen: Frozen) -> None:
     storage.flush(path.parent)
 
 
-def upload_checkpoint(written: str, run_folder: Location, step: int, keep: int) -> None:
+def upload_checkpoint(
+    written: str, run_folder: Location, step: int, keep: int, spared: Collection[int] = ()
+) -> None:
     """Copies a checkpoint that :func:`write_files` has written, and prunes older ones."""
     with storage.new_folder(checkpoint_path(run_folder, step)) as folder:
         storage.copy_folder(Path(written), folder)
-    prune_checkpoints(run_folder, step, keep)
+    prune_checkpoints(run_folder, step, keep, spared)
 
 
-def prune_checkpoints(run_folder: Location, step: int, keep: int) -> None:
-    """Deletes old checkpoints, so that ``keep`` are left up to the one before ``step``."""
+def prune_checkpoints(
+    run_folder: Location, step: int, keep: int, spared: Collection[int] = ()
+) -> None:
+    """Deletes old checkpoints, so that ``keep`` are left up to the one before ``step``.
+
+    Args:
+        spared: Steps whose checkpoints are left too.
+    """
     # Newer ones, which may be torn, do not count: a whole one would be deleted for their sake.
     known = [known for known in checkpoint_steps(run_folder) if known <= step]
-    for old in known[:-keep]:
+    for old in (old for old in known[:-keep] if old not in spared):
         storage.remove_folder(checkpoint_path(run_folder, old))
 
 

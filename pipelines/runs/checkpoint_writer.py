@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from pipelines.files.locations import Location, RemotePath
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint, upload_checkpoint, write_files
+from pipelines.settings import TrainingSettings
 
 
 class CheckpointWriter:
@@ -19,12 +20,12 @@ class CheckpointWriter:
 
     Args:
         run_folder: Where they go.
-        keep: How many stay.
+        training: Says which stay.
     """
 
-    def __init__(self, run_folder: Location, keep: int) -> None:
+    def __init__(self, run_folder: Location, training: TrainingSettings) -> None:
         self._run_folder = run_folder
-        self._keep = keep
+        self._training = training
         self._copying = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[None] | None = None
 
@@ -40,7 +41,7 @@ class CheckpointWriter:
             OSError: It, or the one before it, cannot be written.
         """
         if not isinstance(self._run_folder, RemotePath):
-            save_checkpoint(self._run_folder, checkpoint, self._keep)
+            save_checkpoint(self._run_folder, checkpoint, *self._kept(checkpoint.step))
             saved(checkpoint.step)
             return
         self.wait()
@@ -62,5 +63,9 @@ class CheckpointWriter:
         self, written: TemporaryDirectory[str], step: int, saved: Callable[[int], None]
     ) -> None:
         with written:
-            upload_checkpoint(written.name, self._run_folder, step, self._keep)
+            upload_checkpoint(written.name, self._run_folder, step, *self._kept(step))
         saved(step)
+
+    def _kept(self, step: int) -> tuple[int, tuple[int, ...]]:
+        """How many stay when that before a step is there, and which others."""
+        return self._training.kept_checkpoints, self._training.averaged_steps(step)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.files.locations import Location
+from pipelines.models.adaptation import DOWN, UP, Frozen, changed
 from pipelines.models.weights import Weights
 from pipelines.runs.best import load_best, read_best
-from pipelines.runs.checkpoint import Checkpoint, checkpoint_steps, load_checkpoint
+from pipelines.runs.checkpoint import (
+    Checkpoint,
+    TornCheckpoint,
+    checkpoint_steps,
+    load_checkpoint,
+)
 from pipelines.settings import TrainingSettings
+
+logger = logging.getLogger(__name__)
+
+FACTORS = "factors"
+"""What a moving average is of with LoRA; the model has the product of the two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +32,8 @@ class Choice:
     Attributes:
         checkpoint: Whose ``encoder_weights`` the model has.
         reasons: For ``metrics.json``, beside the step: ``best_by`` and ``value``, ``averaged``
-            (the steps of the checkpoints that it is the mean of), ``ema``.
+            (the steps of the checkpoints that it is the mean of), ``ema``, and ``ema_of``
+            (:data:`FACTORS`) if that is not of the encoder's own weights.
     """
 
     checkpoint: Checkpoint
@@ -39,18 +52,17 @@ def choose(run_folder: Location, training: TrainingSettings, last_step: int) -> 
         training: ``keep_best``, ``average_checkpoints`` and ``ema`` say which.
         last_step: Of the newest checkpoint, which is the model unless they say otherwise.
     """
-    ema = {} if training.ema is None else {"ema": training.ema}
     best = read_best(run_folder, training.keep_best) if training.keep_best else None
     if best is not None:
-        reasons = {"best_by": best.metric, "value": best.value, **ema}
-        return Choice(checkpoint=load_best(run_folder), reasons=reasons)
+        state = load_best(run_folder)
+        reasons = {"best_by": best.metric, "value": best.value, **_ema(state, training)}
+        return Choice(checkpoint=state, reasons=reasons)
     newest = load_checkpoint(run_folder, last_step)
-    steps = [step for step in checkpoint_steps(run_folder) if step <= last_step]
-    # The start is no state of training.
-    steps = [step for step in steps[-training.average_checkpoints :] if step > 0]
+    there = set(checkpoint_steps(run_folder))
+    earlier = [step for step in training.averaged_steps(last_step)[:-1] if step in there]
+    mean, steps = _mean(run_folder, newest, earlier) if earlier else (newest, [])
     if len(steps) <= 1:
-        return Choice(checkpoint=newest, reasons=ema)
-    mean = replace(newest, weights=_mean_weights(run_folder, steps), moments={})
+        return Choice(checkpoint=newest, reasons=_ema(newest, training))
     return Choice(checkpoint=mean, reasons={"averaged": steps})
 
 
@@ -62,17 +74,55 @@ def told_choice(figures: Mapping[str, Any]) -> str:
         return f"the mean of the {len(steps)} checkpoints of steps {steps[0]:,} to {steps[-1]:,}"
     state = f"the state after {step}"
     if "ema" in figures:
-        state = f"a moving average of the weights after {step} (decay {figures['ema']:g})"
+        of = "the weights"
+        if figures.get("ema_of") == FACTORS:
+            of = "LoRA's factors, each by itself,"
+        state = f"a moving average of {of} after {step} (decay {figures['ema']:g})"
     if "best_by" in figures:
         return f"{state}, the best by {figures['best_by']} ({figures['value']:.4g})"
     return state
 
 
-def _mean_weights(run_folder: Location, steps: Sequence[int]) -> Weights:
-    """The mean of the weights of checkpoints, of which one is in memory at a time."""
-    first, *others = steps
-    total = load_checkpoint(run_folder, first).weights
-    for step in others:
-        for name, value in load_checkpoint(run_folder, step).weights.items():
+def _ema(state: Checkpoint, training: TrainingSettings) -> dict[str, Any]:
+    """What is said of a moving average."""
+    if training.ema is None:
+        return {}
+    if any(name.endswith((DOWN, UP)) for name in state.weights):
+        return {"ema": training.ema, "ema_of": FACTORS}
+    return {"ema": training.ema}
+
+
+def _mean(
+    run_folder: Location, newest: Checkpoint, earlier: Sequence[int]
+) -> tuple[Checkpoint, list[int]]:
+    """The mean of the newest state and earlier ones, of which one is in memory at a time.
+
+    With LoRA it is that of the encoder's weights: the product of its factors' means would be
+    another encoder, since factors of two states may differ where their products do not.
+
+    Returns:
+        The mean, and the steps that it is of: a torn checkpoint is passed over, and a warning says
+        so.
+    """
+    total, steps = _changed(newest), [newest.step]
+    for step in reversed(earlier):
+        try:
+            weights = _changed(load_checkpoint(run_folder, step))
+        except TornCheckpoint as torn:
+            logger.warning(
+                "a checkpoint is torn and is no part of the model"
+                " (training.average_checkpoints): %s",
+                torn,
+            )
+            continue
+        steps.append(step)
+        for name, value in weights.items():
             total[name] = total[name] + value
-    return {name: value / len(steps) for name, value in total.items()}
+    mean = {name: value / len(steps) for name, value in total.items()}
+    untouched = {name: value for name, value in newest.frozen.weights.items() if name not in mean}
+    state = replace(newest, weights=mean, moments={}, frozen=Frozen(weights=untouched))
+    return state, sorted(steps)
+
+
+def _changed(state: Checkpoint) -> Weights:
+    return changed(state.weights, state.frozen.weights, state.frozen.scale)

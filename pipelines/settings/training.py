@@ -163,7 +163,10 @@ class TrainingSettings(Settings):
     average_checkpoints: int = Field(
         default=1,
         ge=1,
-        description="The model is the mean of so many checkpoints, the last ones; all are kept.",
+        description=(
+            "The model is the mean of so many checkpoints, the last one and those before it at "
+            "multiples of `checkpoint_every`; all are kept."
+        ),
     )
     keep_best: str | None = Field(
         default=None,
@@ -218,12 +221,21 @@ class TrainingSettings(Settings):
         Of the steps before the newest one the driver may not have heard yet, so that a restart
         needs the one before.
         """
-        return max(self.left_checkpoints, 2) if self.restarts else self.left_checkpoints
+        return max(self.keep_checkpoints, 2) if self.restarts else self.keep_checkpoints
 
-    @property
-    def left_checkpoints(self) -> int:
-        """Checkpoints that are left when a run has ended."""
-        return max(self.keep_checkpoints, self.average_checkpoints)
+    def averaged_steps(self, last_step: int) -> tuple[int, ...]:
+        """The steps whose checkpoints a model is the mean of, oldest first; they are kept too.
+
+        A checkpoint that was written as a machine went, or by the clock, is none of them, so that
+        the model is the same one whatever has happened on the way. Nor is the start, which is no
+        state of training.
+
+        Args:
+            last_step: Of the newest checkpoint.
+        """
+        every = self.checkpoint_every
+        before = range((last_step - 1) // every * every, 0, -every)
+        return (*reversed(before[: self.average_checkpoints - 1]), last_step)
 
     @model_validator(mode="before")
     @classmethod
@@ -278,6 +290,14 @@ class TrainingSettings(Settings):
                 "training.average_checkpoints",
                 "the model cannot be both this mean and the best checkpoint",
                 "leave it out, or training.keep_best",
+            )
+        lora = config.encoder.lora
+        is_adapter = lora.rank > 0 and lora.export == "adapter"
+        if is_adapter and averages["training.average_checkpoints"]:
+            raise InputError(
+                "training.average_checkpoints",
+                "a mean of LoRA's products is no adapter of the same rank",
+                "leave it out, or encoder.lora.export: merged",
             )
         if self.keep_best and not config.evaluation.every_checkpoints:
             raise InputError(

@@ -174,7 +174,9 @@ class _StalenessBarrier:
             with self._timer.communication():
                 weights, moments = self._parameters.state()
             saved = Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)
-            save_checkpoint(run.run_folder, saved, run.config.training.kept_checkpoints)
+            training = run.config.training
+            keep, spared = training.kept_checkpoints, training.averaged_steps(step)
+            save_checkpoint(run.run_folder, saved, keep, spared)
             self._parameters.mark_saved(step)
 
     def _await(self, *, saved: int = 0, applied: int = 0) -> None:

@@ -1,17 +1,20 @@
 """Which state of a run becomes its model, and when a run ends early."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from steppers import SPEC
 
 from pipelines.errors import InputError
+from pipelines.models.adaptation import DOWN, UP, Frozen, effective
 from pipelines.models.weights import WORDS, random_weights
 from pipelines.runs.best import (
     Best,
     Metric,
     ask_to_end,
+    compared_steps,
     go_on_to_the_end,
     is_to_end,
     keep_if_best,
@@ -19,7 +22,15 @@ from pipelines.runs.best import (
     measured_since,
     read_best,
 )
-from pipelines.runs.checkpoint import Checkpoint, save_checkpoint, write_files
+from pipelines.runs.checkpoint import (
+    Checkpoint,
+    checkpoint_path,
+    checkpoint_steps,
+    save_checkpoint,
+    save_frozen,
+    write_files,
+)
+from pipelines.runs.checkpoint_writer import CheckpointWriter
 from pipelines.runs.choice import choose, told_choice
 from pipelines.settings.load import parse
 
@@ -69,6 +80,19 @@ def test_evaluations_since_the_best_are_counted_once_a_step():
     assert measured_since(lines, NDCG, best) == 2
 
 
+@pytest.mark.parametrize("metric", [NDCG, LOSS])
+def test_a_state_that_was_measured_and_not_kept_was_not_compared(metric):
+    values = {3: 1.0, 6: 3.0, 9: 2.0, 12: 4.0, 15: float("nan")}
+    lines = [
+        {"step": step, "evaluation": metric.evaluation, metric.figure: metric.sign * value}
+        for step, value in values.items()
+    ]
+    lines += [{"step": 18, "evaluation": "sts", "spearman": 1.0}]
+    best = Best(step=6, metric=str(metric), value=metric.sign * 3.0)
+    assert compared_steps(lines, metric, best) == {3, 6, 9, 15}
+    assert compared_steps(lines, metric, None) == set()
+
+
 def test_a_request_to_end_can_be_taken_back(tmp_path):
     assert not is_to_end(tmp_path)
     ask_to_end(tmp_path)
@@ -99,11 +123,84 @@ def test_the_model_is_the_last_state_unless_told(run):
 
 @pytest.mark.parametrize(("count", "steps"), [(2, [6, 9]), (3, [3, 6, 9]), (7, [3, 6, 9])])
 def test_checkpoints_are_averaged_but_for_the_start(run, count, steps):
-    choice = choose(run, training(average_checkpoints=count), 9)
+    choice = choose(run, training(average_checkpoints=count, checkpoint_every=3), 9)
     assert choice.figures == {"step": 9, "averaged": steps}
     assert choice.checkpoint.encoder_weights[WORDS][0, 0] == np.mean(steps)
     told = told_choice(choice.figures)
     assert told == f"the mean of the {len(steps)} checkpoints of steps {steps[0]} to 9"
+
+
+AVERAGED = {"average_checkpoints": 3, "checkpoint_every": 3, "keep_checkpoints": 1, "restarts": 0}
+
+
+def test_checkpoints_that_an_interruption_wrote_are_no_part_of_the_mean(tmp_path):
+    models = []
+    for run, steps in (("whole", (3, 6, 9, 11)), ("interrupted", (3, 4, 5, 6, 8, 9, 10, 11))):
+        writer = CheckpointWriter(tmp_path / run, training(**AVERAGED))
+        for step in steps:
+            writer.save(state(step), lambda step: None)
+        # Of those that were written on the way the newest alone is kept.
+        assert checkpoint_steps(tmp_path / run) == [6, 9, 11]
+        models.append(choose(tmp_path / run, training(**AVERAGED), 11))
+    whole, interrupted = models
+    assert interrupted.figures == whole.figures == {"step": 11, "averaged": [6, 9, 11]}
+    for name, value in whole.checkpoint.encoder_weights.items():
+        np.testing.assert_array_equal(interrupted.checkpoint.encoder_weights[name], value)
+
+
+def test_a_torn_checkpoint_is_no_part_of_the_mean(run, caplog):
+    torn = checkpoint_path(run, 6) / "model.safetensors"
+    os.truncate(torn, 100)
+    choice = choose(run, training(**AVERAGED), 9)
+    assert choice.figures == {"step": 9, "averaged": [3, 9]}
+    assert choice.checkpoint.encoder_weights[WORDS][0, 0] == 6
+    (message,) = caplog.messages
+    assert message.startswith("a checkpoint is torn and is no part of the model (training.ave")
+    assert str(torn) in message
+
+
+MATRIX = "encoder.layer.0.attention.self.query.weight"
+
+
+@pytest.fixture
+def lora_run(tmp_path):
+    """Two states whose factors differ in their signs alone, so that their products are equal."""
+    weights = random_weights(SPEC, 3)
+    save_frozen(tmp_path, Frozen(weights=weights, scale=2.0))
+    module = MATRIX.removesuffix(".weight")
+    for step, sign in ((3, 1), (6, -1)):
+        factors = {module + DOWN: np.full((2, 16), sign), module + UP: np.full((16, 2), sign)}
+        factors = {name: value.astype(np.float32) for name, value in factors.items()}
+        save_checkpoint(tmp_path, Checkpoint(step, SPEC, factors, {}), keep=9)
+    return tmp_path, effective(factors, weights, 2.0)
+
+
+def test_with_lora_the_mean_is_of_the_weights_and_not_of_their_factors(lora_run):
+    run, expected = lora_run
+    choice = choose(run, training(average_checkpoints=2, checkpoint_every=3), 6)
+    assert choice.figures == {"step": 6, "averaged": [3, 6]}
+    made = choice.checkpoint.encoder_weights
+    assert made.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(made[name], value, err_msg=name)
+
+
+def test_with_lora_a_moving_average_is_called_that_of_the_factors(lora_run):
+    choice = choose(lora_run[0], training(ema=0.9), 6)
+    assert choice.figures == {"step": 6, "ema": 0.9, "ema_of": "factors"}
+    told = told_choice(choice.figures)
+    assert told == ("a moving average of LoRA's factors, each by itself, after step 6 (decay 0.9)")
+
+
+def test_a_mean_is_no_adapter():
+    tree = {
+        "encoder": {"lora": {"rank": 2, "export": "adapter"}},
+        "training": {"average_checkpoints": 2},
+    }
+    with pytest.raises(InputError, match=r"^training\.average_checkpoints: a mean of LoRA's prod"):
+        parse(tree)
+    tree["encoder"]["lora"]["export"] = "merged"
+    parse(tree)
 
 
 def test_a_moving_average_takes_the_place_of_the_weights(run):

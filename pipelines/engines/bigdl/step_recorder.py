@@ -85,8 +85,9 @@ class StepRecorder:
     def _keep(self, step: int) -> Checkpoint:
         state = self._states.take(self._graph, step)
         if self._run.is_checkpointed(step):
-            keep = self._run.config.training.kept_checkpoints
-            save_checkpoint(self._run.run_folder, state, keep)
+            training = self._run.config.training
+            keep, spared = training.kept_checkpoints, training.averaged_steps(step)
+            save_checkpoint(self._run.run_folder, state, keep, spared)
         return state
 
 
