@@ -27,7 +27,7 @@ from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.models.adaptation import split, without_objective
-from pipelines.models.adapter import check_names, write_adapter
+from pipelines.models.adapter import check_names, exports_adapter, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import model_card
 from pipelines.models.folder import start_encoder, write_encoder
@@ -92,7 +92,9 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
     """What a run begins with, once all has been looked at that can be before Spark starts."""
     folder, has_run = check_run_folder(config)
     with activity("training", "reading the start encoder"):
-        spec, weights = start_encoder(config, manifest.vocabulary)
+        goes_on = has_run and config.training.resume
+        asked = _begun(config, folder) if goes_on else config
+        spec, weights = start_encoder(asked, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
         held = manifest.teacher if config.objective.uses_teacher else None
         for objective in {one.objective: None for one in by_source(config)}:
@@ -100,6 +102,8 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         check_tokens(prepared.tokens.path, config)
         check_labels(config, prepared.tokens.examples)
         trained, frozen = split(config.encoder, weights, config.training.seed)
+        if exports_adapter(config.encoder):
+            check_names(architecture_of(spec).folder.stored_name, trained)
         trained |= objective_weights(config, spec)
         special_ids(config, prepared.tokens.tokenizer)
     if config.evaluation.every_checkpoints:
@@ -111,6 +115,15 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
     if frozen.weights:
         _tell_trained(trained, frozen.weights)
     return Checkpoint(0, spec, trained, {}, frozen)
+
+
+def _begun(config: Config, folder: Location) -> Config:
+    """The settings of a run that goes on: what its start was made of is not made again."""
+    start = RunFolder(folder).start
+    if config.encoder.keep_layers != 0 or not start.is_dir():
+        return config
+    encoder = config.encoder.model_copy(update={"start": str(start), "keep_layers": None})
+    return config.model_copy(update={"encoder": encoder})
 
 
 def _tell_trained(trained: Weights, frozen: Mapping[str, np.ndarray]) -> None:
@@ -201,8 +214,6 @@ def _write_start(
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):
             _write(load_checkpoint(folder, 0), prepared, start_folder)
-    if config.encoder.lora.rank and config.encoder.lora.export == "adapter":
-        check_names(start_folder, without_objective(start.weights))
 
 
 def train_steps(
@@ -227,7 +238,7 @@ def train_steps(
 
 def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     """Writes the model that came out as a sentence-transformers folder."""
-    folder, lora = run.run_folder, run.config.encoder.lora
+    folder = run.run_folder
     paths, step = RunFolder(folder), _newest_step(run)
     choice = choose(folder, run.config.training, step)
     if run.config.training.keep_best and "best_by" not in choice.reasons:
@@ -237,7 +248,7 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
         )
     made, figures = choice.checkpoint, choice.figures
     _write(made, prepared, paths.model, common_widths(run.config), told_choice(figures))
-    if lora.rank and lora.export == "adapter":
+    if exports_adapter(run.config.encoder):
         factors = without_objective(made.averages)
         write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
     if step < (last_step_of(folder) or 0):

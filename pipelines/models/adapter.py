@@ -6,7 +6,7 @@ put the adapter on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,30 +16,33 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.models.adaptation import DOWN, UP
-from pipelines.models.weights import save_weights, stored_shapes
+from pipelines.models.weights import save_weights
+from pipelines.settings import EncoderSettings
 
 CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_WEIGHTS = "model*.safetensors"
-_OF_THE_BASE = ("config.json", f"{_WEIGHTS}*")
+_OF_THE_BASE = ("config.json", "model*.safetensors*")
 """Files that would make the folder a whole model, whose base is not looked for."""
 
 
-def check_names(base: Location, trained: Iterable[str]) -> None:
+def exports_adapter(encoder: EncoderSettings) -> bool:
+    """Whether an adapter is to be written beside the model."""
+    return encoder.lora.rank > 0 and encoder.lora.export == "adapter"
+
+
+def check_names(stored_name: Callable[[str], str], trained: Iterable[str]) -> None:
     """Makes sure that the matrices of a model have the names in its files that the factors have.
 
     Args:
-        base: A folder of the model.
+        stored_name: From the canonical name of a weight to that in the files.
         trained: Names of factors.
 
     Raises:
         InputError: With the key ``encoder.lora.export``: `peft` would not find them.
     """
-    files = local_folder(base).glob(_WEIGHTS)
-    known = {name for file in files for name in stored_shapes(file)}
     for name in trained:
         module = name.removesuffix(DOWN).removesuffix(UP)
-        if f"{module}.weight" not in known:
+        if stored_name(f"{module}.weight") != f"{module}.weight":
             raise InputError(
                 "encoder.lora.export",
                 f"`peft` would find no {module} in this architecture",

@@ -52,12 +52,14 @@ class FolderFormat:
         write: Writes spec and weights into an existing folder, with the tokenizer of another;
             returns the modules that it wrote. Normalising, prompts and the card are not its part.
         lengths: Tokens that the model in a folder reads; read without its weights.
+        stored_name: The name in the files of a weight of the layers, of its canonical name.
     """
 
     recognises: Callable[[Path, Modules], bool]
     read: Callable[[Path, Modules], tuple[Any, dict[str, np.ndarray]]]
     write: Callable[[Path, Any, Mapping[str, np.ndarray], Path], list[tuple[str, str]]]
     lengths: Callable[[Path, Modules], Lengths]
+    stored_name: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, kw_only=True)

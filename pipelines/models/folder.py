@@ -19,15 +19,27 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
+from pipelines.models.adaptation import split
+from pipelines.models.adapter import check_names, exports_adapter
 from pipelines.models.architecture import NORMALISING, Modules, architecture_of, check_framework
 from pipelines.models.fewer_layers import with_fewer_layers, with_layers
+from pipelines.models.sentence_modules import refusal
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import WEIGHT_FILE, Weights, check_weights, random_weights
+from pipelines.models.static.from_encoder import static_spec, static_weights
+from pipelines.models.weights import (
+    WEIGHT_FILE,
+    Weights,
+    check_weights,
+    random_weights,
+    weight_shapes,
+)
 from pipelines.settings import Config, EncoderSettings
+from pipelines.settings.sources import by_source
 from pipelines.tokens.lengths import model_length
 from pipelines.tokens.prompts import PROMPTS_FILE, configured_prompts
 from pipelines.tokens.start import (
     MODULES_FILE,
+    WITHOUT_LAYERS,
     check_vocabulary,
     default_start,
     folder_architecture,
@@ -38,9 +50,6 @@ from pipelines.tokens.start import (
 __all__ = ["check_start", "default_start", "read_encoder", "start_encoder", "write_encoder"]
 
 KEY = "encoder.start"
-
-STATIC = "static"
-"""The architecture of an encoder that keeps no layers."""
 
 _SENTENCE_MODULES = "sentence_transformers.models"
 _HEAD = ("pooling", "normalise")
@@ -65,42 +74,52 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
     Raises:
         InputError: The checkpoint cannot be read, or does not fit the vocabulary.
     """
-    encoder, folder = config.encoder, start_folder(config)
+    folder = start_folder(config)
     if folder is None:
         spec = _random_start(config, vocabulary_size)
         return spec, random_weights(spec, config.training.seed)
-    check_vocabulary(config)
-    spec, weights = _read_start(config, folder)
-    # The setting's default says nothing of a checkpoint, which knows what it is.
-    if encoder.kind not in (EncoderSettings.model_fields["kind"].default, spec.kind):
-        raise InputError(
-            "encoder.kind",
-            f"{folder} is no `{encoder.kind}`",
-            "leave it out, or encoder.start: random",
-        )
-    # Some checkpoints have more rows than words, to make a round number.
-    if vocabulary_size > spec.vocabulary:
-        raise InputError(
-            "tokens.vocabulary",
-            f"it has {vocabulary_size} entries and the start checkpoint {spec.vocabulary}",
-            "`start`, or encoder.start: random",
-        )
-    own: dict[str, Any] = {}
-    if not (folder / MODULES_FILE).is_file():
-        own = {name: getattr(encoder, name) for name in _HEAD if hasattr(spec, name)}
-    length, prompts = model_length(config), configured_prompts(config)
-    return replace(spec, max_length=length, prompts=prompts, **own), weights
+    whole, weights = _read_start(config, folder)
+    spec = _trained_spec(config, folder, whole, vocabulary_size)
+    return spec, _kept_weights(config, folder, whole, weights)
+
+
+def start_spec(config: Config, vocabulary_size: int) -> EncoderSpec:
+    """The shape of :func:`start_encoder`, whose weights may take long to make.
+
+    Raises:
+        InputError: As there.
+    """
+    folder = start_folder(config)
+    if folder is None:
+        return _random_start(config, vocabulary_size)
+    whole, _ = _read_start(config, folder)
+    return _trained_spec(config, folder, whole, vocabulary_size)
 
 
 def check_start(config: Config) -> None:
     """Looks at the start, as far as that can be done before there is a vocabulary.
 
     Raises:
-        InputError: It cannot be read, or the framework does not know its architecture.
+        InputError: It cannot be read, the framework does not know its architecture, or it has not
+            the parts or the width that the settings name.
     """
     folder = start_folder(config)
-    kind = config.encoder.kind if folder is None else _start_kind(config, folder)
-    check_framework(ARCHITECTURES.load(kind), config)
+    if folder is None:
+        check_framework(ARCHITECTURES.load(config.encoder.kind), config)
+        return
+    whole, weights = _read_start(config, folder)
+    spec = _smaller(config, whole)
+    check_framework(architecture_of(spec), config)
+    if spec is not whole:
+        weights = {
+            name: np.broadcast_to(np.float32(0), shape)
+            for name, shape in weight_shapes(spec).items()
+        }
+    trained, _ = split(config.encoder, weights, config.training.seed)
+    if exports_adapter(config.encoder):
+        check_names(architecture_of(spec).folder.stored_name, trained)
+    for source in by_source(config):
+        source.objective.check_width(spec.embedding_width)
 
 
 def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
@@ -160,28 +179,56 @@ def write_encoder(
 
 
 def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
-    """The encoder in a folder, with the layers of it that are to be kept."""
+    """The whole encoder in a folder, with the pooling that is set if it says nothing of it."""
     spec, weights = read_encoder(folder)
+    own: dict[str, Any] = {}
+    if not (folder / MODULES_FILE).is_file():
+        own = {name: getattr(config.encoder, name) for name in _HEAD if hasattr(spec, name)}
+    return replace(spec, **own), weights
+
+
+def _trained_spec(
+    config: Config, folder: Path, whole: EncoderSpec, vocabulary_size: int
+) -> EncoderSpec:
+    """The shape of what is trained of the encoder in a folder."""
+    encoder = config.encoder
+    check_vocabulary(config)
+    # The setting's default says nothing of a checkpoint, which knows what it is.
+    if encoder.kind not in (EncoderSettings.model_fields["kind"].default, whole.kind):
+        raise InputError(
+            "encoder.kind",
+            f"{folder} is no `{encoder.kind}`",
+            "leave it out, or encoder.start: random",
+        )
+    # Some checkpoints have more rows than words, to make a round number.
+    if vocabulary_size > whole.vocabulary:
+        raise InputError(
+            "tokens.vocabulary",
+            f"it has {vocabulary_size} entries and the start checkpoint {whole.vocabulary}",
+            "`start`, or encoder.start: random",
+        )
+    length, prompts = model_length(config), configured_prompts(config)
+    return replace(_smaller(config, whole), max_length=length, prompts=prompts)
+
+
+def _smaller(config: Config, whole: EncoderSpec) -> EncoderSpec:
+    """The shape of the encoder with the layers that are to be kept."""
     count = config.encoder.keep_layers
     if count is None:
-        return spec, weights
-    if count == 0 and spec.kind != STATIC:
-        # It embeds words, by what reads folders here.
-        from pipelines.models.static.from_encoder import static_encoder
-
-        return static_encoder(spec, weights, folder)
-    return with_layers(spec, weights, count)
+        return whole
+    if count == 0 and whole.kind != WITHOUT_LAYERS:
+        return static_spec(whole)
+    return with_fewer_layers(whole, count)
 
 
-def _start_kind(config: Config, folder: Path) -> str:
-    """The architecture of the encoder in a folder, with the layers that are to be kept."""
-    spec, _ = read_encoder(folder)
+def _kept_weights(config: Config, folder: Path, whole: EncoderSpec, weights: Weights) -> Weights:
+    """The weights of the layers that are to be kept, or of words without layers."""
     count = config.encoder.keep_layers
     if count is None:
-        return spec.kind
-    if count == 0 and spec.kind != STATIC:
-        return STATIC
-    return with_fewer_layers(spec, count).kind
+        return weights
+    if count == 0:
+        return static_weights(whole, weights, folder)
+    return with_layers(whole, weights, count)[1]
 
 
 def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
@@ -198,11 +245,7 @@ def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
 
 
 def _refuse(folder: Path, problem: str) -> NoReturn:
-    raise InputError(
-        KEY,
-        f"{folder} {problem}",
-        "a BERT checkpoint with absolute positions and GELU, in safetensors",
-    )
+    raise refusal(folder, problem)
 
 
 def _listed(modules: Modules) -> Iterator[dict[str, Any]]:

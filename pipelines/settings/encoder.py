@@ -133,6 +133,14 @@ class EncoderSettings(Settings):
         for key, is_on in (("freeze", self.freeze.is_on), ("lora.rank", self.lora.rank > 0)):
             if is_on:
                 _check_partly_trained(f"encoder.{key}", config)
+        if not self.lora.rank:
+            for key, field in LoraSettings.model_fields.items():
+                if getattr(self.lora, key) != field.default:
+                    raise InputError(
+                        "encoder.lora.rank",
+                        f"it is 0, and encoder.lora.{key} is set",
+                        "16, for example, or leave the section out",
+                    )
         if self.start == "default" and self.kind != type(self).model_fields["kind"].default:
             raise InputError(
                 "encoder.kind",

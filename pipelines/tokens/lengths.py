@@ -40,6 +40,8 @@ def model_length(config: Config) -> int:
     else:
         modules = folder_modules(folder)
         own, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
+        if encoder.keep_layers == 0:
+            most = UNLIMITED
     length = encoder.max_length or max(own, told or 0)
     if length > most:
         raise InputError(

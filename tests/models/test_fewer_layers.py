@@ -16,6 +16,7 @@ from pipelines.models.folder import check_start, start_encoder, write_encoder
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WORDS, check_weights, random_weights
+from pipelines.pretraining.start import check_objective
 from pipelines.settings.load import parse
 from pipelines.tokens.vocabulary import load_tokenizer
 
@@ -92,3 +93,38 @@ def test_without_layers_a_start_that_has_none_is_refused(tmp_path, small_folder)
     write_encoder(tmp_path / "static", spec, random_weights(spec, 1), small_folder, "")
     with pytest.raises(InputError, match="architecture static keeps all it has"):
         check_start(without_layers(tmp_path / "static"))
+
+
+def test_without_layers_texts_of_any_length_are_read(small_folder):
+    config = without_layers(small_folder, max_length=4096)
+    spec, _ = start_encoder(config, load_tokenizer(small_folder).get_vocab_size())
+    assert spec.max_length == 4096
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"encoder": {"lora": {"rank": 2, "targets": ["qery"]}}}, "encoder.lora.targets: .*qery"),
+        ({"encoder": {"freeze": {"layers": 9}}}, "encoder.freeze.layers: "),
+        ({"encoder": {"keep_layers": 3}}, "encoder.keep_layers: the start has 2 layers"),
+        ({"objective": {"dimensions": [96]}}, "objective.dimensions: 96 is more than the 64 "),
+    ],
+)
+def test_what_the_start_has_not_is_refused_before_anything_is_prepared(small_folder, tree, said):
+    tree["encoder"] = {"start": str(small_folder), **tree.get("encoder", {})}
+    tree["training"] = {"engine": "local", "framework": "torch", "workers": 1}
+    with pytest.raises(InputError, match=rf"^{said}"):
+        check_start(parse({**tree, "tokens": {"vocabulary": "start"}}))
+
+
+def test_an_objective_that_needs_layers_is_told_that_there_are_none(small_folder):
+    tree = {
+        "corpus": {"pairs": "single"},
+        "objective": {"name": "mlm"},
+        "training": {"engine": "torch", "framework": "torch"},
+    }
+    config = without_layers(small_folder).model_copy(
+        update={key: getattr(parse(tree), key) for key in tree}
+    )
+    with pytest.raises(InputError, match="`mlm` cannot train architecture static"):
+        check_objective(config, None)

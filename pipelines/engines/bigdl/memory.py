@@ -14,7 +14,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.losses import LOSSES
 from pipelines.models.architecture import form_of
-from pipelines.models.folder import start_encoder
+from pipelines.models.folder import start_spec
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import weight_shapes
 from pipelines.settings import Config
@@ -81,7 +81,7 @@ def check_memory(session: SparkSession, config: Config) -> None:
     """
     context = session.sparkContext
     manifest = LaneManifest.load(PreparedFolder.of(config).lanes.path)
-    spec, _ = start_encoder(config, manifest.vocabulary)
+    spec = start_spec(config, manifest.vocabulary)
     # Spark spreads the workers over the executors.
     workers = ceil(config.training.workers / max(executor_count(session), 1))
     executor = workers * executor_mb(shape_of(config, manifest, spec))
@@ -105,7 +105,7 @@ def needed_memory(config: Config) -> dict[str, str]:
     if not lanes.is_dir():
         return {}
     manifest = LaneManifest.load(lanes)
-    spec, _ = start_encoder(config, manifest.vocabulary)
+    spec = start_spec(config, manifest.vocabulary)
     # Spark's own default is the least.
     executor = max(executor_mb(shape_of(config, manifest, spec)), 1024)
     return {EXECUTOR_KEY: f"{executor}m", DRIVER_KEY: f"{max(driver_mb(spec), 1024)}m"}

@@ -41,6 +41,7 @@ def folder_format(layout: Layout) -> FolderFormat:
         read=partial(_read, layout),
         write=partial(_write, layout),
         lengths=partial(_lengths, layout),
+        stored_name=layout.own_name,
     )
 
 
