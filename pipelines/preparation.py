@@ -23,7 +23,7 @@ from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
-from pipelines.embedding.teacher import check_teacher, prepare_teacher
+from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -81,6 +81,7 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     # The stages that need them come hours later.
     check_tokenizer(config)
     check_teacher(config)
+    _tell_of_unused_teacher(config)
     fingerprints: dict[str, str | None] = {}
     records = []
     for stage in STAGES:
@@ -178,7 +179,22 @@ def _token_inputs(config: Config) -> Any:
 
 
 def _teacher_inputs(config: Config) -> Any:
-    return [TEACHER_SCHEMA.names, check_teacher(config), config.teacher.precision]
+    told = [TEACHER_SCHEMA.names, teacher_digest(config), config.teacher.precision]
+    if config.teacher.model is not None:
+        # The embedding job then finds which of its tables are of others.
+        told += [config.embedding.backend, config.embedding.precision]
+    return told
+
+
+def _tell_of_unused_teacher(config: Config) -> None:
+    """Warns before every text is embedded for nothing, unless another training asks for it."""
+    if config.teacher.is_asked and not config.objective.uses_teacher:
+        logger.warning(
+            "teacher.%s is set, and objective.name=%s uses no teacher: its vectors are made, and "
+            "this training does not read them",
+            "model" if config.teacher.model is not None else "vectors",
+            config.objective.name,
+        )
 
 
 def _has_teacher(config: Config) -> bool:

@@ -62,7 +62,7 @@ from pipelines.runs.run_metrics import (
 )
 from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
+from pipelines.settings.sources import by_source, common_widths
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
@@ -255,8 +255,7 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
             run.config.training.keep_best,
         )
     made, figures = choice.checkpoint, choice.figures
-    dimensions = run.config.objective.dimensions
-    _write(made, prepared, paths.model, dimensions, told_choice(figures))
+    _write(made, prepared, paths.model, common_widths(run.config), told_choice(figures))
     if exports_adapter(run.config.encoder):
         factors = without_objective(made.averages)
         write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)

@@ -61,7 +61,7 @@ def changed(config, section, **values):
     return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
 
 
-def test_only_what_changed_is_run_again(folder, config, touched, small_model):
+def test_only_what_changed_is_run_again(folder, config, touched, small_model, caplog):
     manifest = workflow.prepare(config)
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": True}
     before = digests(folder / "lanes")
@@ -70,7 +70,10 @@ def test_only_what_changed_is_run_again(folder, config, touched, small_model):
     assert stages(folder) == {"corpus": True, "tokens": True, "lanes": False}
     assert digests(folder / "lanes") != before
     taught = changed(config, "teacher", model=str(small_model))
+    assert "teacher.model" not in caplog.text
     assert workflow.prepare(taught).teacher.width == 32
+    told = "teacher.model is set, and objective.name=in_batch_negatives uses no teacher"
+    assert caplog.text.count(told) == 1
     assert stages(folder) == {"corpus": True, "tokens": True, "teacher": False, "lanes": False}
     # What the teacher is asked does not depend on the tokens.
     workflow.prepare(changed(taught, "tokens", max_length=24))

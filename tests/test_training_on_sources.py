@@ -19,6 +19,7 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.reader import LaneReader
 from pipelines.models.folder import start_encoder
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
+from pipelines.runs.evaluations import read_evaluations
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config
 from pipelines.settings.load import dump, parse
@@ -64,20 +65,20 @@ def settings(folder: Path, **training) -> Config:
                 score=[n % 6 / 5 for n in range(SCORED)],
             ),
             "score_column": "score",
-            "objective": {"name": "cosent"},
+            "objective": {"name": "cosent", "dimensions": [16, 8]},
         },
         {
             "name": "hard",
             "inputs": write(place / "hard.parquet", **hard),
             "pairs": "triplets",
             "triplet_columns": ["a", "p", "n"],
-            "objective": {"name": "triplet"},
+            "objective": {"name": "triplet", "dimensions": [16, 8, 4]},
         },
         {
             "name": "alone",
             "inputs": write(place / "alone.parquet", text=alone),
             "pairs": "single",
-            "objective": {"name": "simcse"},
+            "objective": {"name": "simcse", "dimensions": [16, 8]},
         },
     ]
     return parse(
@@ -92,7 +93,8 @@ def settings(folder: Path, **training) -> Config:
             "tokens": {"max_length": 32, "vocabulary": "train", "vocabulary_size": 400},
             "lanes": {"count": 4, "granule": 8},
             "encoder": {"start": "random", "layers": 1, "hidden": 16, "heads": 2},
-            "evaluation": {"geometry": False, "samples": 0},
+            "objective": {"dimensions": [16, 8]},
+            "evaluation": {"geometry": False, "samples": 0, "every_checkpoints": 1},
             "training": {
                 "engine": "local",
                 "framework": "torch",
@@ -310,9 +312,20 @@ def test_metrics_tell_the_loss_of_each_source(trained):
 
 def test_retrieval_is_measured_of_each_source_and_together(trained):
     after = json.loads((trained.folder / "metrics.json").read_text())["after"]
-    parts = {name: after[name] for name in after if name.startswith("retrieval.")}
+    parts = {name: one for name, one in after.items() if name.startswith("retrieval.")}
+    parts = {name: one for name, one in parts.items() if "@" not in name}
     assert {"retrieval.questions", "retrieval.hard"} <= parts.keys()
     assert after["retrieval"]["queries"] == sum(one["queries"] for one in parts.values())
+
+
+def test_widths_of_all_sources_are_measured_and_those_in_common_are_told(trained):
+    after = json.loads((trained.folder / "metrics.json").read_text())["after"]
+    of_checkpoint = {line["evaluation"] for line in read_evaluations(trained.folder)}
+    for measured in (after.keys(), of_checkpoint):
+        widths = {name for name in measured if name.startswith("retrieval@")}
+        assert widths == {"retrieval@8", "retrieval@4"}
+    card = (trained.folder / "model" / "README.md").read_text()
+    assert "trained to be cut to 8 (`truncate_dim`" in card
 
 
 def test_a_run_with_other_weights_or_objectives_is_another(trained):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import get_args
 
@@ -101,7 +102,7 @@ def embedding_options(
         )
     return EmbeddingOptions(
         model=folder,
-        model_sha256=_sha256(local_folder(folder)),
+        model_sha256=model_digest(folder),
         hidden=spec.embedding_width,
         normalise=spec.normalise,
         backend=choose_backend(backend, spec.kind),
@@ -119,11 +120,24 @@ def _check_known(key: str, name: str, known: tuple[str, ...]) -> None:
         raise InputError(key, f"there is no `{name}`", f"{', '.join(known[:-1])} or {known[-1]}")
 
 
-def _sha256(folder: Path) -> str:
-    """Digest of all files that decide an embedding."""
+def model_digest(folder: Location) -> str:
+    """Digest of all files of a model that decide an embedding; its weights are not loaded."""
+    local = local_folder(folder)
     digest = hashlib.sha256()
-    for file in sorted(file for kind in _MODEL_FILES for file in folder.rglob(kind)):
-        digest.update(f"{file.relative_to(folder)}\0".encode())
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    for file in sorted(file for kind in _MODEL_FILES for file in local.rglob(kind)):
+        digest.update(f"{file.relative_to(local)}\0".encode())
+        found = file.stat()
+        digest.update(_file_digest(file, found.st_ino, found.st_size, found.st_mtime_ns))
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _file_digest(file: Path, *stamp: int) -> bytes:
+    """Digest of a file; a process that asks for it again is not to read gigabytes again.
+
+    Args:
+        file: What is read.
+        stamp: Changes when its content does.
+    """
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()

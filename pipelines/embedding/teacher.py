@@ -13,12 +13,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pipelines.corpus.cleaning.rules import clean
-from pipelines.embedding.options import embedding_options
+from pipelines.embedding.options import embedding_options, model_digest
 from pipelines.embedding.store import VectorTable, open_table
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 VECTORS = "teacher.vectors"
 TEXT, KEY, VECTOR = "text", "key", "vector"
 _TEACHER_KEYS = ("model", "dimensions")
+_COMPUTED_AS = ("backend", "precision", "batch_tokens")
 _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
@@ -77,23 +78,35 @@ class Role:
 ALL = Role("all")
 
 
-def check_teacher(config: Config) -> str | None:
-    """Looks at the teacher before Spark starts.
-
-    Returns:
-        Digest of what its vectors follow from besides the texts; None without a teacher.
+def check_teacher(config: Config) -> None:
+    """Looks at the teacher before Spark starts; reads the model, as the embedding job does.
 
     Raises:
         InputError: It cannot be used.
     """
+    if config.teacher.model is None:
+        _tables(config)
+        return
+    try:
+        embedding_options(
+            _model(config), dimensions=config.teacher.dimensions, **_computed_as(config)
+        )
+    except InputError as error:
+        raise _renamed(error) from None
+
+
+def teacher_digest(config: Config) -> str | None:
+    """Digest of what a teacher's vectors follow from besides the texts; None without a teacher.
+
+    A model's files are hashed, not read: the weights of a large one are more than a driver holds.
+
+    Raises:
+        InputError: A table cannot be used.
+    """
     settings = config.teacher
     told: list[object]
     if settings.model is not None:
-        try:
-            options = embedding_options(_model(config), dimensions=settings.dimensions)
-        except InputError as error:
-            raise _renamed(error) from None
-        told = [options.model_sha256, options.dimensions, reads_alike(config)]
+        told = [model_digest(_model(config)), settings.dimensions, reads_alike(config)]
     elif settings.vectors:
         told = [_table_digest(table) for table in _tables(config)]
     else:
@@ -117,7 +130,7 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
     prepared = PreparedFolder.of(config)
     if not prepared.corpus.pairs.is_dir():
         raise InputError("prepared.folder", f"there is no corpus in {prepared.path}", _AGAIN)
-    source = check_teacher(config)
+    source = teacher_digest(config)
     assert source is not None, "the stage is run only if there is a teacher"
     pairs = read_parquet(session, prepared.corpus.pairs)
     roles = _roles(config)
@@ -163,7 +176,7 @@ def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
     if held is None:
         raise InputError(key, "the lanes hold no vectors of a teacher", _AGAIN)
     there = (location(path, config.storage).expanduser().is_dir() for path in named)
-    if all(there) and check_teacher(config) != held.source:
+    if all(there) and teacher_digest(config) != held.source:
         raise InputError(key, "the lanes hold the vectors of another teacher", _AGAIN)
 
 
@@ -228,12 +241,18 @@ def _embedded(
         output_column=VECTOR,
         prompt_name=role.prompt_name,
         dimensions=settings.dimensions,
+        **_computed_as(config),
     )
     try:
         embed_table(session, config.model_copy(update={"embedding": asked}))
     except InputError as error:
         raise _renamed(error) from None
     return open_table(asked.output, stores=config.storage)
+
+
+def _computed_as(config: Config) -> dict[str, Any]:
+    """How the teacher computes: as `embedding` says of every model that embeds."""
+    return {key: getattr(config.embedding, key) for key in _COMPUTED_AS}
 
 
 def _written(texts: DataFrame, folder: Location, corpus: object) -> Location:

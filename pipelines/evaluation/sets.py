@@ -16,6 +16,7 @@ from pipelines.evaluation.base import WHOLE, Evaluation, Tables, nested_name
 from pipelines.evaluation.held_out import set_name
 from pipelines.runs.best import Metric
 from pipelines.settings import Config
+from pipelines.settings.sources import trained_widths
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +75,7 @@ def _named(config: Config, one: NamedSet, name: str) -> NamedSet:
 
 def names_at_widths(one: NamedSet, config: Config) -> list[str]:
     """What a set is called, and what at each width at which it is measured on, too."""
-    widths = config.objective.dimensions if one.evaluation.nested else ()
+    widths = trained_widths(config) if one.evaluation.nested else ()
     return [nested_name(one.name, width) for width in (WHOLE, *widths)]
 
 

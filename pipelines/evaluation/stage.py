@@ -17,6 +17,7 @@ from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.progress import next_part
 from pipelines.settings import Config
+from pipelines.settings.sources import trained_widths
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +42,8 @@ def evaluate(
 
     Returns:
         By the names of the sets the figures of their evaluations; at each of
-        ``objective.dimensions`` too where an evaluation measures at several widths.
+        ``objective.dimensions``, of all sources' objectives, too where an evaluation measures at
+        several widths.
 
     Raises:
         InputError: What is asked for cannot be read.
@@ -61,7 +63,6 @@ def evaluate(
             def retrieved(width: int, found: Retrieved, name: str = name) -> None:
                 on_retrieved(nested_name(name, width), found)
 
-            dimensions = config.objective.dimensions
-            by_width = evaluation.measure_at(of_set, load, retrieved, dimensions)
+            by_width = evaluation.measure_at(of_set, load, retrieved, trained_widths(config))
             figures |= {nested_name(name, width): one for width, one in by_width.items()}
     return figures

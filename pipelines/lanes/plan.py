@@ -299,15 +299,12 @@ class BatchPlan:
         """Steps of one pass over the lanes."""
         return self.rows * self.steps_per_row
 
-    def step_order(self, epoch: int) -> np.ndarray:
-        """The order of an epoch's steps, [steps]; the same for all workers.
+    def _order(self, epoch: int) -> EpochOrder:
+        """The order of an epoch's steps; the same for all workers.
 
         All steps of the epoch are mixed, and not rows alone: the steps of a row are of one
         length, and would otherwise follow one another.
         """
-        return self._order(epoch).steps
-
-    def _order(self, epoch: int) -> EpochOrder:
         if self.sources:
             return epoch_order(self.sources, self.seed, epoch)
         generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))

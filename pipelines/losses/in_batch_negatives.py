@@ -150,6 +150,7 @@ def check_comparisons(config: Config) -> None:
             "a teacher tells false negatives by a margin",
             "set objective.false_negative_margin, for example 0.05",
         )
+    _check_effects(settings)
     hard = settings.hardness_mode == "hard_negatives" and settings.hardness_strength > 0
     if hard and config.corpus.pairs != "triplets":
         raise InputError(
@@ -163,6 +164,23 @@ def check_comparisons(config: Config) -> None:
             "bigdl knows query_to_doc only, without hardness and margin",
             "one of tensorflow, torch",
         )
+
+
+def _check_effects(settings: InBatchNegativesSettings) -> None:
+    """Refuses keys that say how something is done which is not done."""
+    without = {
+        "partition_mode": (len(settings.directions) == 1, "a second of objective.directions"),
+        "hardness_mode": (not settings.hardness_strength, "objective.hardness_strength"),
+        "margin_strategy": (
+            settings.false_negative_margin is None,
+            "objective.false_negative_margin",
+        ),
+    }
+    for name, (is_off, needed) in without.items():
+        if is_off and getattr(settings, name) != type(settings).model_fields[name].default:
+            raise InputError(
+                f"objective.{name}", f"it has no effect without {needed}", "set both, or neither"
+            )
 
 
 class _Comparison:

@@ -6,6 +6,8 @@ is the same on any number of workers, on any machine, and when a step is made on
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pipelines.lanes.files import Side
@@ -14,6 +16,8 @@ from pipelines.tokens.special_ids import SpecialIds
 
 _SITE = 1 << 20
 """Tells this noise apart from that of dropout, which has a site for each side of an example."""
+_AT_ONCE = 1 << 18
+"""Elements for which :func:`some_of` holds keys and ranks, about."""
 MASKED, REPLACED = 0.8, 0.1
 """Of the tokens that are to be predicted: those that become the mask token, and those that become
 any other. The rest is left, so that the encoder cannot tell which tokens are as they were.
@@ -54,6 +58,17 @@ def some_of(candidates: np.ndarray, share: float, draw: np.random.Generator) -> 
     Returns:
         Bool [..., width].
     """
+    # Keys and ranks take 24 times the memory of what is returned. Numbers are drawn in the order of
+    # the rows, so those of one part after the other are those of all at once.
+    rows = max(1, _AT_ONCE // max(1, math.prod(candidates.shape[1:])))
+    chosen = np.empty(candidates.shape, bool)
+    for first in range(0, len(candidates), rows):
+        part = slice(first, first + rows)
+        chosen[part] = _chosen(candidates[part], share, draw)
+    return chosen
+
+
+def _chosen(candidates: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
     keys = np.where(candidates, draw.random(candidates.shape), np.inf)
     ranks = keys.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
     count = candidates.sum(axis=-1, keepdims=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.models.frameworks.torch import Encoder, with_dense
+from pipelines.models.frameworks.torch import Encoder, TokenEncode, with_dense
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_masks
 from pipelines.models.weights import WORDS
@@ -49,6 +49,12 @@ class View:
         """What the architecture's form made."""
         return self.encoder.encode
 
+    @property
+    def _tokens(self) -> TokenEncode:
+        """What every form has that an objective may ask for; a decoder is of some alone."""
+        encode: TokenEncode = self.form
+        return encode
+
     def batch(self, token_ids: np.ndarray, lengths: np.ndarray) -> Batch:
         """Texts as the encoder takes them."""
         return Batch.of(token_ids, lengths, self.encoder.device)
@@ -64,17 +70,16 @@ class View:
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
         """fp32 [tokens, hidden]."""
-        states: torch.Tensor = self.form.hidden_states(
+        return self._tokens.hidden_states(
             batch,
             self.masks(),
             activation_checkpointing=self.activation_checkpointing,
             sparse_words=True,
         )
-        return states
 
     def vectors(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
         """fp32 [texts, embedding width], not scaled to length 1."""
-        pooled = self.form.pooled(hidden_states, batch)
+        pooled = self._tokens.pooled(hidden_states, batch)
         return with_dense(self.spec, self.encoder.weights, pooled)
 
     def wanted(self, targets: np.ndarray, shares: np.ndarray, lengths: np.ndarray) -> Wanted:

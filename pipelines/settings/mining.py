@@ -22,6 +22,13 @@ def _formats(key: str) -> Choice:
     return choice_of(replace(TABLE_FORMATS, key=key))
 
 
+_COLUMNS = {
+    "inputs": ("anchor_column", "positive_column", "group_column", "key_column"),
+    "documents": ("documents_column", "documents_group_column"),
+}
+"""The keys that name columns, by the key that names their table."""
+
+
 class MiningSettings(Settings):
     """For which pairs hard negatives are searched, where, and which of them are taken."""
 
@@ -67,7 +74,11 @@ class MiningSettings(Settings):
         default="text", description="Column of `documents` that holds the text."
     )
     documents_group_column: str | None = Field(
-        default=None, description="Column of `documents` that is compared with the anchors' groups."
+        default=None,
+        description=(
+            "Column of `documents` that is compared with the anchors' groups, those of "
+            "`group_column`."
+        ),
     )
     output: StoredPath = Field(
         default="mined",
@@ -150,11 +161,13 @@ class MiningSettings(Settings):
     )
 
     def check_with(self, config: Config) -> None:
-        """Refuses numbers that leave nothing to choose.
+        """Refuses numbers that leave nothing to choose, and columns of tables that are not read.
 
         Raises:
-            InputError: The window is narrower than what is taken of it, or no score is allowed.
+            InputError: The window is narrower than what is taken of it, no score is allowed, or a
+                column would have no effect.
         """
+        self._check_columns()
         if self.choose == "random" and self.window < self.negatives:
             raise InputError(
                 "mining.window",
@@ -167,4 +180,23 @@ class MiningSettings(Settings):
                 "mining.min_score",
                 f"{self.min_score} is not below mining.max_score",
                 f"less than {self.max_score}",
+            )
+
+    def _check_columns(self) -> None:
+        for table, columns in _COLUMNS.items():
+            if getattr(self, table):
+                continue
+            for name in columns:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise InputError(
+                        f"mining.{name}",
+                        f"it is a column of mining.{table}, which is empty",
+                        f"name the table, or leave {name} out",
+                    )
+        # Prepared pairs have groups of their own.
+        if self.inputs and self.documents_group_column is not None and self.group_column is None:
+            raise InputError(
+                "mining.documents_group_column",
+                "the pairs have no groups to compare it with",
+                "set mining.group_column, or leave it out",
             )

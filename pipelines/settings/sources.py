@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -242,6 +243,21 @@ def by_source(config: Config) -> tuple[Config, ...]:
         )
         for source in corpus.sources
     ) or (config,)
+
+
+def trained_widths(config: Config) -> tuple[int, ...]:
+    """The widths of `objective.dimensions` that some of the steps train: those of every source."""
+    return tuple(dict.fromkeys(chain.from_iterable(_widths(config))))
+
+
+def common_widths(config: Config) -> tuple[int, ...]:
+    """The widths that all steps train: no source leaves one out."""
+    widths = _widths(config)
+    return tuple(width for width in widths[0] if all(width in others for others in widths))
+
+
+def _widths(config: Config) -> list[tuple[int, ...]]:
+    return [one.objective.dimensions for one in by_source(config)]
 
 
 def check_sources(config: Config) -> None:

@@ -23,7 +23,8 @@ class TeacherSettings(Settings):
         default=None,
         description=(
             "A sentence-transformers folder. `prepare` has it embed each text of the corpus once, "
-            "anchors as queries and the others as documents."
+            "anchors as queries and the others as documents; it computes as `embedding.backend`, "
+            "`precision` and `batch_tokens` say."
         ),
     )
     vectors: tuple[StoredPath, ...] = Field(

@@ -11,13 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.embedding.table import embed_table
-from pipelines.embedding.teacher import check_lanes_of_teacher, check_teacher, prepare_teacher
+from pipelines.embedding.teacher import (
+    check_lanes_of_teacher,
+    check_teacher,
+    prepare_teacher,
+    teacher_digest,
+)
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.lanes.teacher import TeacherVectors
 from pipelines.models.inference.embedder import load_embedder
+from pipelines.preparation import STAGES
 from pipelines.settings.load import parse
 from pipelines.tokens.prompts import PROMPTS_FILE
 from pipelines.tokens.stage import prepare_tokens
@@ -56,9 +62,10 @@ def write_corpus(folder: Path, texts: list[str], negatives: int, token: str = "f
 
 @pytest.fixture
 def settings(tmp_path):
-    def make(**teacher):
+    def make(embedding=None, **teacher):
         return parse(
             {
+                "embedding": embedding or {},
                 "prepared": {"folder": str(tmp_path / "prepared")},
                 "tokens": {"max_length": 24},
                 "lanes": {"count": 2, "granule": 10},
@@ -96,18 +103,32 @@ def told(caplog) -> list[str]:
 
 
 def test_lanes_hold_the_vectors_of_every_side(
-    spark, settings, asking_model, texts, tmp_path, caplog
+    spark, settings, asking_model, texts, tmp_path, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO, "pipelines")
-    folder, config = tmp_path / "prepared", settings(model=str(asking_model))
+    computed = {"backend": "torch", "precision": "fp32", "batch_tokens": 77}
+    folder, config = tmp_path / "prepared", settings(computed, model=str(asking_model))
+    asked = []
+
+    def embed(session, config):
+        asked.append(config.embedding.model_dump(include=set(computed)))
+        return embed_table(session, config)
+
+    monkeypatch.setattr("pipelines.embedding.teacher.embed_table", embed)
     write_corpus(folder, texts, negatives=2)
     prepare_tokens(spark, config)
     summary = prepare_teacher(spark, config)
     # Each as a query and as a document.
     assert (summary.examples, summary.texts, summary.width) == (EXAMPLES, 2 * EXAMPLES, 32)
+    # As the section `embedding` says.
+    assert asked == [computed] * 2
+    for name in ("queries", "documents"):
+        manifest = folder / "teacher_texts" / name / "vectors" / "_manifest.json"
+        made = json.loads(manifest.read_text())
+        assert (made["backend"], made["precision"]) == ("torch", "fp32")
     manifest = prepare_lanes(spark, config)
     assert manifest.teacher == TeacherVectors(
-        width=32, precision="fp16", source=check_teacher(config)
+        width=32, precision="fp16", source=teacher_digest(config)
     )
     embedder = load_embedder(asking_model)
     wanted = texts_by_id(folder)
@@ -164,7 +185,7 @@ def test_vectors_may_come_from_tables(spark, settings, small_model, texts, tmp_p
     rows = pq.read_table(folder / "corpus" / "pairs.parquet").slice(0, EXAMPLES - 3)
     pq.write_table(rows, folder / "corpus" / "pairs.parquet" / "part-0.parquet")
     assert prepare_teacher(spark, config).examples == EXAMPLES - 3
-    held = TeacherVectors(width=32, precision="fp32", source=check_teacher(config))
+    held = TeacherVectors(width=32, precision="fp32", source=teacher_digest(config))
     found = pq.read_table(folder / "teacher" / "examples.parquet").to_pylist()
     wanted, embedder = texts_by_id(folder), load_embedder(small_model)
     for row in found:
@@ -197,6 +218,41 @@ def test_a_teacher_that_is_not_there_is_refused_before_spark_starts(settings, sm
     for teacher, said in cases:
         with pytest.raises(InputError, match=f"^{said}"):
             check_teacher(settings(**teacher))
+
+
+def test_how_the_teacher_computes_is_checked_and_another_way_makes_its_vectors_anew(
+    settings, small_model
+):
+    (stage,) = (stage for stage in STAGES if stage.name == "teacher")
+    teacher = {"model": str(small_model)}
+    config = settings(**teacher)
+    held = TeacherVectors(width=32, precision="fp16", source=teacher_digest(config))
+    for change in ({"precision": "bf16"}, {"backend": "torch"}):
+        other = settings(change, **teacher)
+        assert stage.inputs(other) != stage.inputs(config)
+        # They are of the same teacher.
+        check_lanes_of_teacher(other, held)
+    # How many texts are computed at a time decides nothing.
+    assert stage.inputs(settings({"batch_tokens": 9}, **teacher)) == stage.inputs(config)
+    # Vectors of tables are computed by nobody here.
+    assert stage.inputs(settings({"precision": "bf16"})) == stage.inputs(settings())
+
+
+def test_a_training_asks_whose_vectors_they_are_without_loading_the_teacher(
+    settings, small_model, tmp_path
+):
+    folder = tmp_path / "model"
+    shutil.copytree(small_model, folder)
+    (weights,) = folder.glob("**/model.safetensors")
+    weights.write_bytes(b"no safetensors")
+    config = settings(model=str(folder))
+    with pytest.raises(InputError, match=r"^teacher\.model: .* damaged"):
+        check_teacher(config)
+    held = TeacherVectors(width=32, precision="fp16", source=teacher_digest(config))
+    check_lanes_of_teacher(config, held)
+    weights.write_bytes(b"other weights")
+    with pytest.raises(InputError, match=r"^teacher\.model: .* vectors of another teacher"):
+        check_lanes_of_teacher(config, held)
 
 
 def test_an_objective_that_asks_a_teacher_needs_one():

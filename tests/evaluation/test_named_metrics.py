@@ -6,6 +6,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.sets import metric_named
 from pipelines.runs.best import Metric
 from pipelines.settings.load import parse
+from pipelines.settings.sources import common_widths
 
 NESTED = parse(
     {"objective": {"dimensions": [384, 64]}, "evaluation": {"retrieval_sets": ["/sets/faq"]}}
@@ -21,3 +22,28 @@ def test_a_metric_is_that_of_a_set_at_a_width():
 def test_widths_that_are_not_measured_are_refused_with_those_that_are():
     with pytest.raises(InputError, match=r"faq@128.*one of faq\.ndcg@10.*faq@64"):
         metric_named(NESTED, "training.keep_best", "faq@128.ndcg@10")
+
+
+def test_widths_are_those_of_the_objectives_of_the_sources():
+    pairs = {"inputs": ["a.csv"], "format": "csv", "pairs": "columns"}
+    sources = [
+        {**pairs, "name": "short", "objective": {"dimensions": [384, 64]}},
+        {**pairs, "name": "shorter", "objective": {"dimensions": [384, 64, 32]}},
+    ]
+    evaluation = {"retrieval_sets": ["/sets/faq"]}
+    # No source is trained by the section, whose widths are then those of nothing.
+    config = parse(
+        {
+            "corpus": {"sources": sources},
+            "objective": {"dimensions": [128]},
+            "evaluation": evaluation,
+        }
+    )
+    for name in ("faq@64", "faq@32"):
+        found = metric_named(config, "training.keep_best", f"{name}.ndcg@10")
+        assert found.evaluation == name
+    with pytest.raises(InputError, match=r"`faq@128\.ndcg@10` is not measured"):
+        metric_named(config, "training.keep_best", "faq@128.ndcg@10")
+    assert common_widths(config) == (384, 64)
+    one_whole = sources + [{**pairs, "name": "whole", "objective": {}}]
+    assert common_widths(parse({"corpus": {"sources": one_whole}})) == ()

@@ -217,7 +217,28 @@ def test_what_cannot_be_mined_is_refused(job, tmp_path, capsys, pair_file) -> No
     (tmp_path / "mined").mkdir()
     (tmp_path / "mined" / "notes.txt").write_text("mine")
     assert refused() == f"mining.output: {tmp_path}/mined holds other files, name an empty folder"
-    assert refused(inputs=[]).startswith("mining.inputs: it is empty, and there is no corpus in")
+    columns = {"anchor_column": "anchor", "positive_column": "positive"}
+    unnamed = columns | {"group_column": None, "key_column": None}
+    told = refused(inputs=[], **unnamed)
+    assert told.startswith("mining.inputs: it is empty, and there is no corpus in")
+    for name in unnamed:
+        told = refused(inputs=[], **unnamed | {name: "x"})
+        assert told == (
+            f"mining.{name}: it is a column of mining.inputs, which is empty, name the table, or "
+            f"leave {name} out"
+        )
+    told = refused(documents_group_column="topic")
+    assert told.startswith("mining.documents_group_column: it is a column of mining.documents, whi")
+    told = refused(
+        documents=[str(pair_file)],
+        documents_column="q",
+        documents_group_column="topic",
+        group_column=None,
+    )
+    assert told == (
+        "mining.documents_group_column: the pairs have no groups to compare it with, set "
+        "mining.group_column, or leave it out"
+    )
     wrong = {
         "mining.window=1": "mining.window: 1 documents are fewer than mining.negatives, at least 2",
         "mining.max_score=-0.5": "mining.min_score: 0.0 is not below mining.max_score, less than",

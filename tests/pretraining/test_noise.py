@@ -1,5 +1,7 @@
 """What is hidden, replaced and deleted, and what it follows from."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,6 +33,24 @@ def test_a_share_of_each_row_is_chosen(rows, share):
     there = candidates.sum(1)
     expected = np.where(there, np.maximum(np.rint(share * there), 1), 0)
     np.testing.assert_array_equal(chosen.sum(1), expected)
+
+
+def test_rows_that_are_drawn_in_parts_are_those_that_are_drawn_at_once():
+    candidates = generator(1, 0, 0).random((9, 200, 300)) < 0.7
+    draw = generator(17, 0, 1)
+    tracemalloc.start()
+    chosen = some_of(candidates, 0.5, draw)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Keys and ranks of all of them would take 24 bytes each, and more.
+    assert most < 20 * candidates.size
+    at_once = generator(17, 0, 1)
+    keys = np.where(candidates, at_once.random(candidates.shape), np.inf)
+    for row, own, taken in zip(candidates[-1], keys[-1], chosen[-1], strict=True):
+        lowest = np.argsort(own)[: round(0.5 * row.sum())]
+        assert {*np.flatnonzero(taken)} == {*lowest}
+    # What is drawn afterwards is the same, too.
+    assert draw.random() == at_once.random()
 
 
 def test_all_places_are_as_likely():

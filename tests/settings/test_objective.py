@@ -77,6 +77,18 @@ def test_a_loss_without_a_form_in_the_framework_is_refused():
             ["hardness_mode=hard_negatives", "hardness_strength=5"],
             r"hardness_mode: pairs of kind columns have no hard negatives, set it to in_batch",
         ),
+        (
+            ["partition_mode=per_direction"],
+            r"partition_mode: it has no effect without a second of objective\.directions, set both",
+        ),
+        (
+            ["hardness_mode=all_negatives"],
+            r"hardness_mode: it has no effect without objective\.hardness_strength, set both, or n",
+        ),
+        (
+            ["margin_strategy=relative"],
+            r"margin_strategy: it has no effect without objective\.false_negative_margin, set both",
+        ),
     ],
 )
 def test_comparisons_without_meaning_are_refused(keys, told):
