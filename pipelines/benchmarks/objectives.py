@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipelines import workflow
 from pipelines.benchmarks.collections import Collection, find_collection
@@ -233,7 +233,9 @@ def _changed(config: Config, section: str, **values: Any) -> Config:
 
 
 def _print(measured: Mapping[str, Mapping[str, Any]]) -> None:
-    table = Table("recipe", "steps", "CPU s", "before", "after, by seed", "gain", "±")
+    table = Table(
+        Column("recipe", overflow="fold"), "steps", "CPU s", "before", "after, by seed", "gain", "±"
+    )
     for name, found in measured.items():
         after: Sequence[float] = found["after"]
         table.add_row(
