@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_checkpoints import FAMILIES, write_plain
 
 from pipelines.errors import InputError
 from pipelines.models.bert.spec import BertSpec
@@ -128,3 +129,11 @@ def test_an_objective_that_needs_layers_is_told_that_there_are_none(small_folder
     )
     with pytest.raises(InputError, match="`mlm` cannot train architecture static"):
         check_objective(config, None)
+
+
+def test_without_layers_a_tokenizer_without_special_tokens_is_refused(tmp_path):
+    start = write_plain(tmp_path / "start", FAMILIES["qwen3"])
+    with pytest.raises(
+        InputError, match=r"^encoder\.keep_layers: the tokenizer in .* adds no \[CLS\]"
+    ):
+        start_encoder(without_layers(start), 1)

@@ -15,12 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.errors import InputError
+from pipelines.models.fewer_layers import KEY
 from pipelines.models.inference.backends import token_embedder
 from pipelines.models.inference.batches import embed_token_ids
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WORDS, Weights
 from pipelines.progress import activity
+from pipelines.tokens.special_tokens import special_ends
 from pipelines.tokens.vocabulary import load_tokenizer
 
 WORDS_AT_ONCE = 4096
@@ -46,8 +49,16 @@ def static_weights(spec: EncoderSpec, weights: Weights, folder: Path) -> Weights
         folder: Of its tokenizer, which puts one special token before a text and one behind it. The
             ids of WordPiece, BPE and Unigram are in the order of how frequent their words are,
             which the law weighs them by.
+
+    Raises:
+        InputError: The tokenizer puts other special tokens around a text.
     """
-    first, last = load_tokenizer(folder).encode("").ids
+    tokenizer = load_tokenizer(folder)
+    if special_ends(tokenizer) != (1, 1):
+        raise InputError(
+            KEY, f"the tokenizer in {folder} adds no [CLS] or [SEP]", "1, or another start"
+        )
+    first, last = tokenizer.encode("").ids
     embed = token_embedder(spec, weights, threads=os.cpu_count() or 1)
     vectors = np.empty((spec.vocabulary, spec.embedding_width), np.float32)
     done = 0
