@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pipelines import __version__
@@ -20,6 +21,9 @@ from pipelines.settings.sources import trained_widths
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from pipelines.evaluation.intervals import Interval
+    from pipelines.evaluation.observations import Observed
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,32 @@ class NamedSet:
     def read(self, session: SparkSession, config: Config) -> Tables:
         """The tables; raises InputError if they are not what they are said to be."""
         return self.evaluation.read(session, config, self.given)
+
+
+class Role(StrEnum):
+    """What a set says of a model."""
+
+    JUDGED = "judged"
+    """Questions (or pairs) and what people said of them: what decides."""
+    HELD_OUT = "held_out"
+    """Pairs of the corpus itself, which stand in for questions."""
+    GUARD = "guard"
+    """Other subjects, on which a model should be no worse than before."""
+
+
+def roles(config: Config) -> dict[str, Role]:
+    """The role of each set that is measured on, at each width, by its name."""
+    return {
+        name: _role(config, one)
+        for one in named_sets(config)
+        for name in names_at_widths(one, config)
+    }
+
+
+def _role(config: Config, one: NamedSet) -> Role:
+    if one.evaluation.held_out:
+        return Role.HELD_OUT
+    return Role.GUARD if one.given in config.evaluation.guards else Role.JUDGED
 
 
 def named_sets(config: Config) -> list[NamedSet]:
@@ -77,6 +107,26 @@ def names_at_widths(one: NamedSet, config: Config) -> list[str]:
     """What a set is called, and what at each width at which it is measured on, too."""
     widths = trained_widths(config) if one.evaluation.nested else ()
     return [nested_name(one.name, width) for width in (WHOLE, *widths)]
+
+
+def intervals_between(
+    config: Config, before: Mapping[str, Observed], after: Mapping[str, Observed]
+) -> dict[str, dict[str, Interval]]:
+    """How sure the differences between two models are, by set and figure.
+
+    Args:
+        config: That they were measured by.
+        before: What was observed of a model, by set.
+        after: The same of another.
+    """
+    evaluations = {
+        name: one.evaluation for one in named_sets(config) for name in names_at_widths(one, config)
+    }
+    return {
+        name: evaluations[name].intervals(found.observations, after[name].observations)
+        for name, found in before.items()
+        if name in after
+    }
 
 
 def table_reader(session: SparkSession, config: Config) -> Callable[[NamedSet], Tables]:

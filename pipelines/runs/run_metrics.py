@@ -13,7 +13,7 @@ from pipelines.runs.metrics_log import read_metrics_lines
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 
-_OF_AN_EARLIER_MODEL = ("training", "model", "after", "margin", "measured")
+_OF_AN_EARLIER_MODEL = ("training", "model", "after", "interval", "roles", "measured")
 
 
 def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
