@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation import retrieval
-from pipelines.evaluation.observations import Observed
+from pipelines.evaluation.observations import Observations, Observed, write_observations
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.samples import write_samples
-from pipelines.evaluation.sets import check_sets, digest_sets, intervals_between, roles
+from pipelines.evaluation.sets import check_sets, digest_sets, intervals_between, told_sets
 from pipelines.evaluation.stage import evaluate
 from pipelines.files import storage
 from pipelines.files.locations import Location
@@ -40,12 +40,16 @@ class Measured:
     Attributes:
         figures: Under `before` and `after` by set and metric; under `interval` where the
             differences lie, as :class:`~pipelines.evaluation.intervals.Interval` has it, and under
-            `roles` what each set says of a model.
+            `sets` what each set is.
         observed: Under `before` and `after` what the figures are of, by set.
     """
 
     figures: dict[str, dict[str, Any]]
     observed: Mapping[str, Mapping[str, Observed]]
+
+    def observations(self, model: str) -> dict[str, Observations]:
+        """Item by item, of the model `before` or `after`, by set."""
+        return {name: found.observations for name, found in self.observed[model].items()}
 
 
 def check_settings(config: Config, run: RunFolder) -> None:
@@ -71,13 +75,20 @@ def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Mea
         with activity(f"evaluating the {_SHOWN[name]}", detail=running_tasks):
             figures[name] = evaluate(session, config, model, observed[name].__setitem__)
     with activity("evaluating", "intervals of the differences"):
-        found = intervals_between(config, observed[BEFORE], observed[AFTER])
+        measured = Measured(figures, observed)
+        sets = told_sets(config)
+        found = intervals_between(sets, measured.observations(BEFORE), measured.observations(AFTER))
     figures["interval"] = {
         name: {metric: asdict(one) for metric, one in by_metric.items()}
         for name, by_metric in found.items()
     }
-    figures["roles"] = {name: role.value for name, role in roles(config).items()}
-    return Measured(figures, observed)
+    figures["sets"] = sets
+    return measured
+
+
+def keep_observations(run: RunFolder, measured: Measured) -> None:
+    """Writes what the model's figures are of, with which a later model can be compared."""
+    write_observations(run.observations, measured.observations(AFTER))
 
 
 def check_unchanged(

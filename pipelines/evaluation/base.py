@@ -36,8 +36,8 @@ SnapshotTables: TypeAlias = Callable[[str], Iterator[pa.RecordBatch]]
 OnObserved: TypeAlias = "Callable[[Observed], None]"
 """Takes what figures are the summary of: intervals of differences and samples follow from it."""
 
-Intervals: TypeAlias = "Callable[[Observations, Observations], dict[str, Interval]]"
-"""How sure differences between two models are, by figure."""
+Intervals: TypeAlias = "Callable[[Observations, Observations, float], dict[str, Interval]]"
+"""How sure differences between two models are, by figure, at a confidence."""
 
 
 WHOLE = 0
@@ -93,10 +93,10 @@ def _unchanged(tables: Tables) -> Tables:
     return tables
 
 
-def _of_means(before: Observations, after: Observations) -> dict[str, Interval]:
+def _of_means(before: Observations, after: Observations, confidence: float) -> dict[str, Interval]:
     from pipelines.evaluation.intervals import mean_intervals
 
-    return mean_intervals(before, after)
+    return mean_intervals(before, after, confidence)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import WHOLE, Evaluation, Tables, nested_name
 from pipelines.evaluation.held_out import set_name
+from pipelines.evaluation.intervals import CONFIDENCE, Interval
 from pipelines.runs.best import Metric
 from pipelines.settings import Config
 from pipelines.settings.sources import trained_widths
@@ -22,8 +23,7 @@ from pipelines.settings.sources import trained_widths
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.evaluation.intervals import Interval
-    from pipelines.evaluation.observations import Observed
+    from pipelines.evaluation.observations import Observations
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Role(StrEnum):
     """Other subjects, on which a model should be no worse than before."""
 
 
-def roles(config: Config) -> dict[str, Role]:
-    """The role of each set that is measured on, at each width, by its name."""
+def told_sets(config: Config) -> dict[str, dict[str, str]]:
+    """Of each set that is measured on, at each width, by its name: `evaluation` and `role`."""
     return {
-        name: _role(config, one)
+        name: {"evaluation": one.evaluation.name, "role": _role(config, one).value}
         for one in named_sets(config)
         for name in names_at_widths(one, config)
     }
@@ -110,22 +110,23 @@ def names_at_widths(one: NamedSet, config: Config) -> list[str]:
 
 
 def intervals_between(
-    config: Config, before: Mapping[str, Observed], after: Mapping[str, Observed]
+    sets: Mapping[str, Mapping[str, str]],
+    before: Mapping[str, Observations],
+    after: Mapping[str, Observations],
+    confidence: float = CONFIDENCE,
 ) -> dict[str, dict[str, Interval]]:
     """How sure the differences between two models are, by set and figure.
 
     Args:
-        config: That they were measured by.
-        before: What was observed of a model, by set.
-        after: The same of another.
+        sets: Their evaluations; see :func:`told_sets`.
+        before: Of a model, by set.
+        after: Of another on the same sets; those that only one was measured on are left out.
+        confidence: Of the intervals.
     """
-    evaluations = {
-        name: one.evaluation for one in named_sets(config) for name in names_at_widths(one, config)
-    }
     return {
-        name: evaluations[name].intervals(found.observations, after[name].observations)
-        for name, found in before.items()
-        if name in after
+        name: EVALUATIONS.load(told["evaluation"]).intervals(before[name], after[name], confidence)
+        for name, told in sets.items()
+        if name in before and name in after
     }
 
 

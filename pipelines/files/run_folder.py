@@ -9,6 +9,9 @@ from pipelines.files.versions import current
 from pipelines.settings import Config
 
 
+OBSERVATIONS = "observations.parquet"
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of a run. Which of these are there depends on how far the run has come."""
@@ -41,6 +44,7 @@ class RunFolder:
             self.history,
             self.restarts,
             self.evaluations,
+            self.observations,
             self.promotion,
             self.samples,
             self.report,
@@ -113,6 +117,11 @@ class RunFolder:
     def evaluations(self) -> Location:
         """What was measured after how many steps."""
         return self.path / "evaluations.jsonl"
+
+    @property
+    def observations(self) -> Location:
+        """What the figures of the model are of, query by query and pair by pair."""
+        return self.path / OBSERVATIONS
 
     @property
     def samples(self) -> Location:

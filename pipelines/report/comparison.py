@@ -79,11 +79,11 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
 
     Args:
         figures: As ``metrics.json`` has them: of the start under `before`, of the trained model
-            under `after`, and where they are known `interval` and `roles`. See
+            under `after`, and where they are known `interval` and `sets`. See
             :class:`pipelines.evaluation_job.Measured`.
     """
     before, after = figures.get("before", {}), figures.get("after", {})
-    intervals, roles = figures.get("interval", {}), figures.get("roles", {})
+    intervals, sets = figures.get("interval", {}), figures.get("sets", {})
     lines = []
     for evaluation in {**before, **after}:
         old, new = before.get(evaluation, {}), after.get(evaluation, {})
@@ -102,7 +102,7 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
                 new.get(metric),
                 figure.better,
                 _interval(intervals.get(evaluation, {}).get(metric)),
-                _role(roles.get(evaluation)),
+                _role(sets.get(evaluation)),
                 next(iter(counts), 0),
             )
             for metric, figure in known.items()
@@ -115,5 +115,5 @@ def _interval(known: Mapping[str, float] | None) -> Interval | None:
     return None if known is None else Interval(**known)
 
 
-def _role(known: str | None) -> Role | None:
-    return None if known is None else Role(known)
+def _role(known: Mapping[str, str] | None) -> Role | None:
+    return None if known is None else Role(known["role"])
