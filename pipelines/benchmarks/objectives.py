@@ -23,8 +23,8 @@ from pipelines import workflow
 from pipelines.benchmarks.collections import Collection, find_collection
 from pipelines.benchmarks.cpu import CpuMeter
 from pipelines.errors import InputError
-from pipelines.evaluation.intervals import retrieval_margins
-from pipelines.evaluation.retrieval import Retrieved
+from pipelines.evaluation.intervals import mean_intervals
+from pipelines.evaluation.observations import Observations, Observed
 from pipelines.evaluation.stage import evaluate
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
@@ -130,10 +130,10 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What an encoder has found, and the figures of that."""
+    """The figures of an encoder by set, and what they are of."""
 
     figures: Mapping[str, Mapping[str, float]]
-    retrieved: Mapping[str, Retrieved]
+    observations: Mapping[str, Observations]
 
     def figure(self, collection: str) -> float:
         """:data:`FIGURE` of a collection, times 100."""
@@ -239,8 +239,8 @@ class _Bench:
         self._start = self._start or self._measured(config, run.start)
         model = self._measured(config, run.model)
         name = self._collection.judged.name
-        margins = retrieval_margins(self._start.retrieved, model.retrieved)[name]
-        if FIGURE not in margins:
+        intervals = mean_intervals(self._start.observations[name], model.observations[name])
+        if FIGURE not in intervals:
             raise InputError(
                 "--data", f"{name} has too few queries for an interval", "name another one"
             )
@@ -250,15 +250,15 @@ class _Bench:
         return {
             "before": before,
             "after": after,
-            "margin": margins[FIGURE],
+            "margin": (intervals[FIGURE].high - intervals[FIGURE].low) / 2,
             "difference": difference,
         }
 
     def _measured(self, config: Config, model: Location) -> _Measured:
         session = spark_session(for_stage(config, "evaluate"))
-        retrieved: dict[str, Retrieved] = {}
-        figures = evaluate(session, config, model, retrieved.__setitem__)
-        return _Measured(figures, retrieved)
+        observed: dict[str, Observed] = {}
+        figures = evaluate(session, config, model, observed.__setitem__)
+        return _Measured(figures, {name: found.observations for name, found in observed.items()})
 
 
 def _changed(config: Config, section: str, **values: Any) -> Config:

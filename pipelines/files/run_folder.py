@@ -8,7 +8,6 @@ from pipelines.files.locations import Location, location
 from pipelines.files.versions import current
 from pipelines.settings import Config
 
-
 OBSERVATIONS = "observations.parquet"
 
 

@@ -59,7 +59,7 @@ class Judgement:
 
     @property
     def low(self) -> float:
-        """The least that the difference may be; the difference itself where no interval is known."""
+        """The least that the difference may be; itself where no interval is known."""
         assert self.served is not None
         return self.value - self.served if self.interval is None else self.interval.low
 
