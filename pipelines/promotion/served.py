@@ -30,6 +30,7 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files import locks, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, RemotePath, listed, location
+from pipelines.models.digest import digest_model
 from pipelines.promotion import history
 from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
@@ -80,7 +81,7 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
     wanted = read_record(folder).get("model")
 
     def check(copy: Path) -> None:
-        if wanted not in (None, storage.digest_folder(copy, without=(RECORD,))):
+        if wanted not in (None, digest_model(copy, without=(RECORD,))):
             raise InputError(
                 KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
             )
@@ -153,7 +154,7 @@ def copied(target: Location, model: Location, record: dict[str, Any]) -> Iterato
         aside = folder / f".{uuid.uuid4().hex[:8]}.part"
         try:
             storage.copy_folder(model, aside)
-            if storage.digest_folder(aside) != record["model"]:
+            if digest_model(aside) != record["model"]:
                 raise PipelineError(f"{model} has changed while it was copied")
             storage.write_json(aside / RECORD, record)
             storage.flush_tree(aside)
