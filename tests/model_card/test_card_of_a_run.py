@@ -73,7 +73,7 @@ def test_what_is_not_known_is_left_out(made_run, tmp_path) -> None:
     for told in (
         "Energy",
         "MRR@10",
-        "Better.",
+        "Worse on",
         "model-index",
         "| rows |",
         "Versions",
