@@ -244,8 +244,8 @@ def _limits_told(facts: CardFacts) -> Iterator[str]:
             "ask may be answered better or worse than the figures on them say."
         )
     yield (
-        "Nothing is known of it on tasks, domains and languages that are not in the table above, "
-        "nor of prejudices that it has from its base model or its texts."
+        "Nothing is known of it on tasks, domains and languages that it was not measured on, nor "
+        "of prejudices that it has from its base model or its texts."
     )
 
 

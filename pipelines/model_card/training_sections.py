@@ -30,7 +30,7 @@ SECTIONS = (
     "evaluation",
 )
 """Of the settings: those that decide what a model is, and what is known of it."""
-SHOWN_ELSEWHERE = ("corpus.sources",)
+SHOWN_ELSEWHERE = ("corpus.sources", "corpus.inputs", "objective.name")
 HUB_DATASETS = "https://huggingface.co/datasets"
 _MACHINE = ("platform", "cores")
 _VERSIONS = ("sentence-pipelines", "python", *LIBRARIES)
@@ -124,6 +124,8 @@ def _settings(facts: CardFacts) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return plain(", ".join(value)) or "none"
     return plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
@@ -152,7 +154,7 @@ def _time(facts: CardFacts) -> Iterator[str]:
 def _energy(cpu_seconds: float) -> Iterator[str]:
     yield f"- **CPU time of the workers' steps:** {duration(cpu_seconds)}"
     yield (
-        f"- **Energy, an estimate:** {watt_hours(cpu_seconds):.3g} Wh = CPU time x "
+        f"- **Energy of the CPUs, an estimate:** {watt_hours(cpu_seconds):.3g} Wh = CPU time x "
         f"{WATTS_PER_CPU} W for a busy logical CPU ([Cloud Carbon Footprint]"
         "(https://www.cloudcarbonfootprint.org/docs/methodology)). It leaves out GPUs, where "
         "workers had some, memory, network, cooling, the driver, and preparing and evaluating."

@@ -181,7 +181,10 @@ def test_a_model_is_registered_again_only_if_it_has_changed(
     # A name that is asked for later gets the model, too.
     assert versions("kept") == 1
     assert versions("kept") == 1
-    (model / "README.md").write_text("Another one.")
+    # The card is written again when a model was measured, which makes no other model of it.
+    (model / "README.md").write_text("With figures.")
+    assert versions("kept") == 1
+    (model / "notes.txt").write_text("Another one.")
     assert versions("kept") == 2
     # A run that somebody has deleted in MLflow is begun anew, with its model.
     client.delete_run(run_id(run))
