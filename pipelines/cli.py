@@ -24,6 +24,7 @@ from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
 from pipelines.outcome import Results, noted
 from pipelines.progress import MessageHandler
+from pipelines.provenance import given_on_command_line
 
 # All else is imported by the command that uses it, so that help and refusals come at once.
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # It logs traces of connections that an interruption breaks; what fails besides is raised.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Outermost: the session is stopped inside, in the order that Spark needs.
-    with terminated_in_order() as interruption:
+    with terminated_in_order() as interruption, given_on_command_line(given):
         try:
             code = int(app(args=given, standalone_mode=False) or 0)
         except KeyboardInterrupt:

@@ -26,6 +26,7 @@ from pipelines.progress import activity, job
 from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
 from pipelines.runs.cleaning import Cleaned, remove_old_runs
+from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation
 from pipelines.runs.opening import check_run_folder, identity_digest
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
@@ -121,6 +122,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         EngineError: The run failed; ``training.resume`` goes on from its last checkpoint.
         PipelineError: A file could not be written, or the lanes were prepared again meanwhile.
     """
+    start_of_job = Start()
     chosen = chosen or load_engine(config.training.engine)
     check_settings(chosen, config)
     prepared = PreparedFolder.of(config)
@@ -141,12 +143,15 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         snapshots = checkpoint_snapshots(config, session)
     run = open_run(config, prepared, plan, manifest, start)
     folder = RunFolder(run.run_folder)
+    begin_job(folder.path, "train", start_of_job)
+    keep_preparation(folder.path, prepared.path)
     with RunTracking(config, folder.path, run.first_step) as tracking:
         train_steps(chosen, session, run, snapshots, tracking)
         # The model takes its tokenizer from beside the lanes.
         check_unchanged(prepared.lanes.path, manifest)
         with activity("training", "writing the model"):
             write_model(run, prepared)
+        end_job(folder.path, start_of_job)
         tracking.keep(folder.environment, folder.step_metrics, folder.restarts, model=folder.model)
     return folder.model
 
@@ -165,8 +170,10 @@ def evaluate(config: Config) -> dict[str, Metrics]:
         InputError: There is no model, or what it is to be measured on cannot be read.
         PipelineError: A training has replaced the model meanwhile.
     """
+    start_of_job = Start()
     folder = RunFolder.of(config)
     evaluation_job.check_settings(config, folder)
+    begin_job(folder.path, "evaluate", start_of_job)
     session = spark_session(for_stage(config, "evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         digests = evaluation_job.digests(session, config, folder)
@@ -176,6 +183,8 @@ def evaluate(config: Config) -> dict[str, Metrics]:
             update_run_metrics(folder.path, measured.figures | {"measured": digests})
             evaluation_job.sample_held_out(session, config, folder, measured)
             evaluation_job.log_figures(folder, measured, tracking)
+            # The report says how long it took.
+            end_job(folder.path, start_of_job)
             with activity("evaluating", "drawing the report"):
                 report(config)
             tracking.keep(folder.report, folder.metrics, folder.evaluations)

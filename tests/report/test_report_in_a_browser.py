@@ -140,6 +140,41 @@ def test_pointing_at_a_pair_shows_its_texts(run) -> None:
     assert dom.count('class="pair first on"') + dom.count('class="pair near on"') == 2
 
 
+def test_a_chart_tells_its_values_to_pointer_and_keyboard(run) -> None:
+    text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+    page = run / "read.html"
+    read = """<script>
+      const svg = [...document.querySelectorAll('svg[aria-label="Learning rate"]')][0];
+      const box = svg.parentElement.querySelector(".values");
+      const told = [box.hidden ? "hidden" : "shown"];
+      const tell = () => told.push(box.hidden ? "hidden" : box.textContent);
+      const press = (key) => {
+        svg.dispatchEvent(new KeyboardEvent("keydown", {key, cancelable: true}));
+        tell();
+      };
+      const bounds = svg.getBoundingClientRect();
+      const at = {clientX: bounds.right - 1, clientY: bounds.top + 5, pointerType: "mouse"};
+      svg.dispatchEvent(new PointerEvent("pointermove", at));
+      tell();
+      svg.dispatchEvent(new PointerEvent("pointerleave", at));
+      tell();
+      svg.focus();
+      ["Home", "ArrowRight", "End", "ArrowRight", "PageUp", "Escape"].forEach(press);
+      told.push(document.activeElement === svg ? "focused" : "lost");
+      document.body.dataset.told = JSON.stringify(told);
+    </script></body>"""
+    page.write_text(text.replace("</body>", read), encoding="utf-8")
+    dom = browse(page, "light", 1200, "--dump-dom")
+    told = json.loads(html.unescape(re.search(r'data-told="([^"]*)"', dom)[1]))
+    # PageUp goes on by a tenth, and there is nothing behind the end.
+    steps = ["120", "10", "20", "120", "120", "120"]
+    first, *others = [f"step {step}1.00e-5" for step in steps]
+    assert told == ["hidden", first, "hidden", *others, "hidden", "focused"]
+    # The hint of the browser would lie over the box; without scripts it is there.
+    assert "<title>Learning rate. " in text
+    assert "<title>Learning rate. " not in dom
+
+
 def test_what_is_pointed_at_covers_no_heading(run) -> None:
     text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
     page = run / "scrolled.html"
