@@ -117,9 +117,26 @@ def evaluate(
 
 
 @app.command()
-def report(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Write the report of a run again, or of an unfinished run."""
-    _configured(jobs.report, config, set_)
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Folders of runs; several are compared. Default: run.folder."
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            help="File to write; by default report.html in the folder of the run, or "
+            "comparison.html in the working folder if there are several.",
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Write the report of a run again, or of an unfinished run; or compare several runs."""
+    _configured(lambda found: jobs.report(found, runs or (), output), config, set_)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipelines import evaluation_job
 from pipelines.engines.base import Engine
 from pipelines.engines.loading import load_engine
-from pipelines.errors import InputError, NothingNew
+from pipelines.errors import NothingNew
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.files.folders import work_folder, working_in
 from pipelines.files.locations import Location
@@ -192,14 +192,21 @@ def evaluate(config: Config) -> dict[str, Metrics]:
 
 
 @file_failures("drawing the report")
-def report(config: Config) -> Location:
-    """Draws the report of a run from what is in its folder, finished or not; returns its path."""
-    from pipelines.report.run_page import write_report
+def report(config: Config, runs: Sequence[str] = (), output: str | None = None) -> Location:
+    """Draws the report of a run, finished or not, or compares several; returns the page's path.
 
-    folder = RunFolder.of(config).path
-    if not folder.is_dir():
-        raise InputError("run.folder", f"there is no {folder}", "run `train` first")
-    return write_report(folder, PreparedFolder.of(config).path)
+    Args:
+        config: Says how stores are reached and, if no run is named, which run.
+        runs: Folders of runs.
+        output: The file; otherwise ``report.html`` in the folder of a single run, or
+            ``comparison.html`` in the working folder.
+
+    Raises:
+        InputError: There is no such run, one is named twice, or the page cannot be there.
+    """
+    from pipelines.report.pages import write_page
+
+    return write_page(config, runs, output)
 
 
 @file_failures("promoting")

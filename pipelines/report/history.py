@@ -11,6 +11,8 @@ from itertools import groupby
 from pipelines.report.page_parts import Bar, bar, duration, per_cent
 from pipelines.runs.jobs import Job, JobsRecord
 
+KEPT = "kept"
+"""Instead of the time of a stage that an earlier preparation had made."""
 _SHORT = 10.0
 """Seconds below which tenths of them say something."""
 
@@ -72,7 +74,7 @@ def wall_bars(times: Sequence[WallTime]) -> list[Bar]:
         name = f"{time.name} ({time.note})" if time.note else time.name
         share = time.seconds / whole if whole else 0.0
         drawn = _bar(name, time.seconds, share, begun)
-        bars.append(replace(drawn, rows="kept", share="") if time.is_kept else drawn)
+        bars.append(replace(drawn, rows=KEPT, share="") if time.is_kept else drawn)
         begun += share
     return [*bars, _bar("all", whole, 1.0, kind="kept")] if len(bars) > 1 and whole else bars
 

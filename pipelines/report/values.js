@@ -37,12 +37,12 @@
     const line = added(shown, "line", { y1: top, y2: bottom });
     let current = -1;
 
-    // A series that ends earlier says nothing behind its end.
-    function valueAt(one, place) {
+    // The number of a series' own value near a place. One that ends earlier has none behind its end.
+    function valueNear(one, place) {
       if (!one.places.length) return null;
       const found = nearest(one.places, place);
       const gap = (one.places[one.places.length - 1] - one.places[0]) / Math.max(1, one.places.length - 1);
-      return Math.abs(one.places[found] - place) <= gap ? one.values[found] : null;
+      return Math.abs(one.places[found] - place) <= gap && one.values[found] !== null ? found : null;
     }
 
     function show(number) {
@@ -55,13 +55,14 @@
       head.textContent = `${told.axis} ${said(place)}`;
       box.replaceChildren(head);
       for (const one of series) {
-        const value = valueAt(one, place);
-        if (value === null) continue;
+        const found = valueNear(one, place);
+        if (found === null) continue;
+        const value = one.values[found];
         const row = document.createElement("span"), key = document.createElement("i");
         key.style.background = one.colour;
         row.append(key, one.label ? `${one.label} ` : "", Object.assign(document.createElement("b"), { textContent: said(value, told.shares) }));
         box.append(row);
-        if (told.marked) added(shown, "circle", { cx: x, cy: up(value), r: 3.2, style: `fill: ${one.colour}` });
+        if (told.marked) added(shown, "circle", { cx: across(one.places[found]), cy: up(value), r: 3.2, style: `fill: ${one.colour}` });
       }
       box.hidden = false;
       shown.style.display = "";

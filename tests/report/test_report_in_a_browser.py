@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines.report.run_page import write_report
+from pipelines.report.runs_page import write_comparison
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -82,15 +83,20 @@ def shown(request, tmp_path_factory):
 
     scheme, width = request.param
     run = write_run(tmp_path_factory.mktemp("shown"))
-    text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
-    page = run / "probed.html"
-    page.write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    page = write_report(run, run.parent / "prepared")
     picture = run / "page.png"
-    dom = browse(page, scheme, width, "--dump-dom", f"--screenshot={picture}")
+    probe = probed(page, scheme, width, f"--screenshot={picture}")
+    return scheme, width, np.asarray(Image.open(picture).convert("RGB")), probe
+
+
+def probed(page: Path, scheme: str, width: int, *options: str) -> dict:
+    """What the probe finds on a page."""
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    dom = browse(page, scheme, width, "--dump-dom", *options)
     found = re.search(r'data-probe="([^"]*)"', dom)
     assert found, "the probe did not run"
-    pixels = np.asarray(Image.open(picture).convert("RGB"))
-    return scheme, width, pixels, json.loads(html.unescape(found[1]))
+    return json.loads(html.unescape(found[1]))
 
 
 def test_no_picture_is_empty(shown) -> None:
@@ -114,6 +120,19 @@ def test_all_texts_can_be_read(shown) -> None:
     assert len(probe["texts"]) > 80
     for text, colour, behind in probe["texts"]:
         # WCAG 2 asks for 4.5.
+        assert contrast(colour, behind) >= 4.5, (text, colour, behind)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 500), ("light", 1200)])
+def test_five_runs_beside_one_another_can_be_read(run, tmp_path, scheme, width) -> None:
+    names = ("a", "b", "c", "d", "a-name-that-says-all-that-was-tried-in-it")
+    folders = [shutil.copytree(run, tmp_path / name) for name in names]
+    for number, folder in enumerate(folders):
+        (folder / "environment.json").write_text(json.dumps({"python": f"3.{number}"}))
+    probe = probed(write_comparison(folders, tmp_path / "five.html"), scheme, width)
+    assert probe["wide"] <= width
+    assert len(probe["texts"]) > 80
+    for text, colour, behind in probe["texts"]:
         assert contrast(colour, behind) >= 4.5, (text, colour, behind)
 
 
