@@ -136,6 +136,29 @@ def test_five_runs_beside_one_another_can_be_read(run, tmp_path, scheme, width) 
         assert contrast(colour, behind) >= 4.5, (text, colour, behind)
 
 
+def test_on_a_phone_nothing_is_wider_than_the_screen(run, tmp_path) -> None:
+    """In a frame, since no window of the browser is as narrow as a phone."""
+    folders = [run, shutil.copytree(run, tmp_path / "a-name-that-says-all-that-was-tried-in-it")]
+    pages = [write_report(run, run.parent / "prepared")]
+    pages.append(write_comparison(folders, tmp_path / "two.html"))
+    frames = "".join(
+        f'<iframe src="{page.as_uri()}" width="390" height="844"></iframe>' for page in pages
+    )
+    measure = """<script>
+      onload = () => {
+        const pages = [...document.querySelectorAll("iframe")].map((one) => one.contentDocument);
+        const widths = pages.map((one) => one.documentElement.scrollWidth);
+        document.body.dataset.wide = JSON.stringify(widths);
+      };
+    </script>"""
+    outer = tmp_path / "frames.html"
+    outer.write_text(f"<body>{frames}{measure}</body>", encoding="utf-8")
+    dom = browse(outer, "light", 1200, "--allow-file-access-from-files", "--dump-dom")
+    widths = json.loads(re.search(r'data-wide="([^"]*)"', dom)[1])
+    assert len(widths) == len(pages)
+    assert max(widths) <= 390
+
+
 def test_it_is_dark_where_that_is_wished_and_as_wide_as_the_window(shown) -> None:
     scheme, width, pixels, probe = shown
     corner = pixels[3, 3].astype(int)
