@@ -173,10 +173,10 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     start_of_job = Start()
     folder = RunFolder.of(config)
     evaluation_job.check_settings(config, folder)
-    begin_job(folder.path, "evaluate", start_of_job)
     session = spark_session(for_stage(config, "evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         digests = evaluation_job.digests(session, config, folder)
+        begin_job(folder.path, "evaluate", start_of_job)
         with RunTracking(config, folder.path) as tracking:
             measured = evaluation_job.measure_models(session, config, folder)
             evaluation_job.check_unchanged(session, config, folder, digests)

@@ -13,6 +13,7 @@ from pipelines.report.run_page import write_report
 from pipelines.report.runs_page import write_comparison
 from pipelines.runs.jobs import prepared_folder_of
 from pipelines.settings import Config
+from pipelines.settings.load import parse, read_tree
 from pipelines.settings.paths import NotLocalError, stored_path
 from pipelines.settings.storage import StorageSettings
 
@@ -39,8 +40,7 @@ def write_page(config: Config, runs: Sequence[str], output: str | None) -> Locat
         return write_comparison(folders, target or location(COMPARISON).absolute())
     if folders:
         check_run(folders[0])
-        prepared = prepared_folder_of(folders[0], config.storage)
-        return write_report(folders[0], prepared or PreparedFolder.of(config).path, target)
+        return write_report(folders[0], _prepared(folders[0], config.storage), target)
     folder = RunFolder.of(config).path
     if not folder.is_dir():
         raise InputError("run.folder", f"there is no {folder}", "run `train` first")
@@ -52,6 +52,17 @@ def _target(output: str, stores: StorageSettings) -> Location:
     if target.is_dir():
         raise InputError(OUTPUT_KEY, f"{target} is a folder", "name a file in it")
     return target
+
+
+def _prepared(run: Location, stores: StorageSettings) -> Location:
+    """The preparation that a run was trained on; as its settings name it if it is an old one."""
+    known = prepared_folder_of(run, stores)
+    if known is not None:
+        return known
+    settings = read_tree(RunFolder(run).config, recorded=True)
+    return PreparedFolder.of(
+        parse({"prepared": settings.get("prepared", {}), "storage": stores})
+    ).path
 
 
 def _named(key: str, given: str, stores: StorageSettings) -> Location:

@@ -88,7 +88,7 @@ def begin_job(run_folder: Location, name: str, start: Start) -> None:
     if arguments is not None:
         command = shlex.join([PROGRAM, *without_secret_arguments(arguments)])
     began = start.moment.isoformat(timespec="seconds")
-    job = Job(name, began, host_name(), command, commit_of(Path.cwd()))
+    job = Job(name, began, host_name(), command, commit_of(Path()))
     known = read_jobs(run_folder)
     _write(run_folder, replace(known, jobs=(*known.jobs, job)))
 

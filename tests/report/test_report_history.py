@@ -24,8 +24,8 @@ def test_the_contents_lead_to_each_section_that_there_is(run) -> None:
 
 
 def test_links_lead_on_when_all_is_moved(run) -> None:
-    prepared = run.parent / "prepared"
-    page = write_report(run, prepared)
+    (run / "metrics.jsonl").unlink()
+    page = write_report(run, run.parent / "prepared")
     moved = run.parent.parent / f"{run.parent.name} moved"
     run.parent.rename(moved)
     page = moved / page.relative_to(run.parent)

@@ -95,6 +95,15 @@ def test_a_page_of_one_run_is_its_report(runs, tmp_path, capsys):
     assert beside == ["../one/first-run/model/", "../one/prepared/report.html"]
 
 
+def test_the_preparation_of_a_run_of_an_earlier_release_is_what_its_settings_name(runs):
+    (runs[0] / "jobs.json").unlink()
+    (runs[0] / "metrics.jsonl").unlink()
+    settings = load(None, ["prepared.folder=two/prepared"])
+    storage.write_text(runs[0] / "config.yaml", dump(settings))
+    page = read(workflow.report(load(None, []), [str(runs[0])]))
+    assert "../../two/prepared/report.html" in page.addresses
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -180,6 +189,8 @@ def test_a_run_that_is_many_times_as_long_does_not_hide_another(runs, tmp_path):
 
 
 def test_as_many_runs_as_there_may_be_look_different(runs, tmp_path):
+    # Curves of them would take a while, and are drawn in the same way.
+    (runs[1] / "metrics.jsonl").unlink()
     folders = [shutil.copytree(runs[1], tmp_path / f"run-{n}") for n in range(MOST_RUNS)]
     text = write_comparison(folders, tmp_path / "page.html").read_text("utf-8")
     keys = re.findall(r'class="line" style="border-top: 3px (\w+ var\(--[\w-]+\))"', text)
