@@ -162,11 +162,17 @@ def show_conf(config: Config, *, as_file: bool) -> None:
 def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Shows what a run came to."""
     from rich.console import Console
+    from rich.text import Text
 
     from pipelines.files.run_folder import RunFolder
-    from pipelines.report.tables import metrics_table
+    from pipelines.report.tables import VERDICT_STYLES, metrics_table
+    from pipelines.report.verdict import verdict
 
     folder = RunFolder.of(config)
-    Console().print(metrics_table(figures["before"], figures["after"], figures["margin"]))
+    console = Console()
+    console.print(metrics_table(figures))
+    if found := verdict(figures):
+        # Not as markup: the name of a set may hold brackets.
+        console.print(Text(str(found), VERDICT_STYLES[found.word]))
     print(f"report  {folder.report}")
     print(f"model   {folder.model}")

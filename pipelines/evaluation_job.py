@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation import retrieval
-from pipelines.evaluation.intervals import retrieval_margins
+from pipelines.evaluation.observations import Observations, Observed, write_observations
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.samples import write_samples
-from pipelines.evaluation.sets import check_sets, digest_sets
+from pipelines.evaluation.sets import check_sets, digest_sets, intervals_between, told_sets
 from pipelines.evaluation.stage import evaluate
 from pipelines.files import storage
 from pipelines.files.locations import Location
@@ -38,12 +38,18 @@ class Measured:
     """What was measured of a run's start and of its model.
 
     Attributes:
-        figures: Under `before` and `after` by set and metric, and the margins under `margin`.
-        retrieved: Under `before` and `after` what was found, by set.
+        figures: Under `before` and `after` by set and metric; under `interval` where the
+            differences lie, as :class:`~pipelines.evaluation.intervals.Interval` has it, and under
+            `sets` what each set is.
+        observed: Under `before` and `after` what the figures are of, by set.
     """
 
-    figures: dict[str, dict[str, dict[str, float]]]
-    retrieved: Mapping[str, Mapping[str, Retrieved]]
+    figures: dict[str, dict[str, Any]]
+    observed: Mapping[str, Mapping[str, Observed]]
+
+    def observations(self, model: str) -> dict[str, Observations]:
+        """Item by item, of the model `before` or `after`, by set."""
+        return {name: found.observations for name, found in self.observed[model].items()}
 
 
 def check_settings(config: Config, run: RunFolder) -> None:
@@ -63,13 +69,26 @@ def digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, 
 
 def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Measured:
     """Measures start and model, and how much a difference between them says."""
-    retrieved: dict[str, dict[str, Retrieved]] = {BEFORE: {}, AFTER: {}}
-    figures = {}
+    observed: dict[str, dict[str, Observed]] = {BEFORE: {}, AFTER: {}}
+    figures: dict[str, dict[str, Any]] = {}
     for name, model in _models(run).items():
         with activity(f"evaluating the {_SHOWN[name]}", detail=running_tasks):
-            figures[name] = evaluate(session, config, model, retrieved[name].__setitem__)
-    figures["margin"] = retrieval_margins(**retrieved)
-    return Measured(figures, retrieved)
+            figures[name] = evaluate(session, config, model, observed[name].__setitem__)
+    with activity("evaluating", "intervals of the differences"):
+        measured = Measured(figures, observed)
+        sets = told_sets(config)
+        found = intervals_between(sets, measured.observations(BEFORE), measured.observations(AFTER))
+    figures["interval"] = {
+        name: {metric: asdict(one) for metric, one in by_metric.items()}
+        for name, by_metric in found.items()
+    }
+    figures["sets"] = sets
+    return measured
+
+
+def keep_observations(run: RunFolder, measured: Measured) -> None:
+    """Writes what the model's figures are of, with which a later model can be compared."""
+    write_observations(run.observations, measured.observations(AFTER))
 
 
 def check_unchanged(
@@ -90,9 +109,8 @@ def sample_held_out(
 ) -> None:
     """Writes the held-out pairs that the report shows."""
     held_out = retrieval.EVALUATION.name
-    found = {
-        name: by_set[held_out] for name, by_set in measured.retrieved.items() if held_out in by_set
-    }
+    retrieved = {name: by_set.get(held_out) for name, by_set in measured.observed.items()}
+    found = {name: one for name, one in retrieved.items() if isinstance(one, Retrieved)}
     with activity("evaluating", "samples and a map of them", running_tasks):
         write_samples(session, config, _models(run), found)
 

@@ -163,8 +163,8 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     """Measures the run's start and its model; writes ``metrics.json``, samples and the report.
 
     Returns:
-        The figures under `before` and `after`, and under `margin` how far a difference is to be
-        from 0 to be more than chance, where that is known.
+        The figures under `before` and `after`, under `interval` where the differences lie, as far
+        as that is known, and under `sets` what each set is.
 
     Raises:
         InputError: There is no model, or what it is to be measured on cannot be read.
@@ -180,6 +180,7 @@ def evaluate(config: Config) -> dict[str, Metrics]:
         with RunTracking(config, folder.path) as tracking:
             measured = evaluation_job.measure_models(session, config, folder)
             evaluation_job.check_unchanged(session, config, folder, digests)
+            evaluation_job.keep_observations(folder, measured)
             update_run_metrics(folder.path, measured.figures | {"measured": digests})
             evaluation_job.sample_held_out(session, config, folder, measured)
             evaluation_job.log_figures(folder, measured, tracking)

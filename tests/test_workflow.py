@@ -98,7 +98,7 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
     figures = json.loads((run / "metrics.json").read_text())
     assert figures["training"]["steps"] == 12
     assert figures["before"]["retrieval"] != figures["after"]["retrieval"]
-    assert set(figures["margin"]["retrieval"]) == {"ndcg@10", "mrr@10", "recall@1", "recall@10"}
+    assert set(figures["interval"]["retrieval"]) == {"ndcg@10", "mrr@10", "recall@1", "recall@10"}
     assert SentenceTransformer(str(run / "model")).encode(["a text"]).shape == (1, 32)
     assert {"config.yaml", "environment.json", "tokens.json", "metrics.jsonl", "report.html"} <= {
         path.name for path in run.iterdir()

@@ -23,8 +23,15 @@ from pipelines import workflow
 from pipelines.benchmarks.collections import Collection, find_collection
 from pipelines.benchmarks.cpu import CpuMeter
 from pipelines.errors import InputError
+from pipelines.evaluation.intervals import mean_intervals
+from pipelines.evaluation.observations import Observations, Observed
+from pipelines.evaluation.stage import evaluate
+from pipelines.files.locations import Location
+from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
 from pipelines.settings.load import parse
+from pipelines.settings.stages import for_stage
+from pipelines.spark.session import spark_session
 from pipelines.tokens.start import start_folder
 
 logger = logging.getLogger(__name__)
@@ -121,6 +128,18 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """The figures of an encoder by set, and what they are of."""
+
+    figures: Mapping[str, Mapping[str, float]]
+    observations: Mapping[str, Observations]
+
+    def figure(self, collection: str) -> float:
+        """:data:`FIGURE` of a collection, times 100."""
+        return float(self.figures[collection][FIGURE])
+
+
 class _Bench:
     """A collection, and where everything of its trainings is.
 
@@ -139,6 +158,7 @@ class _Bench:
         self._folder = folder
         self._meter = meter
         self._mined_seconds: float | None = None
+        self._start: _Measured | None = None
 
     def measured(self, recipe: Recipe, budget: float) -> dict[str, Any]:
         """Trains by a recipe with each seed, and measures.
@@ -214,17 +234,31 @@ class _Bench:
         """Figures of a training, times 100."""
         config = _changed(config, "training", max_steps=steps, seed=seed)
         workflow.train(config)
-        figures = workflow.evaluate(config)
+        run = RunFolder.of(config)
+        # All recipes go on from the same start, of which the figures take as long as a training.
+        self._start = self._start or self._measured(config, run.start)
+        model = self._measured(config, run.model)
         name = self._collection.judged.name
-        if FIGURE not in figures["margin"][name]:
+        intervals = mean_intervals(self._start.observations[name], model.observations[name])
+        if FIGURE not in intervals:
             raise InputError(
                 "--data", f"{name} has too few queries for an interval", "name another one"
             )
-        before, after, margin = (
-            float(figures[moment][name][FIGURE]) for moment in ("before", "after", "margin")
-        )
+        before, after = self._start.figure(name), model.figure(name)
         logger.info("seed %d: nDCG@10 %.2f, from %.2f", seed, after, before)
-        return {"before": before, "after": after, "margin": margin, "difference": after - before}
+        difference = after - before
+        return {
+            "before": before,
+            "after": after,
+            "margin": (intervals[FIGURE].high - intervals[FIGURE].low) / 2,
+            "difference": difference,
+        }
+
+    def _measured(self, config: Config, model: Location) -> _Measured:
+        session = spark_session(for_stage(config, "evaluate"))
+        observed: dict[str, Observed] = {}
+        figures = evaluate(session, config, model, observed.__setitem__)
+        return _Measured(figures, {name: found.observations for name, found in observed.items()})
 
 
 def _changed(config: Config, section: str, **values: Any) -> Config:

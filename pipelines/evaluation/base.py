@@ -21,7 +21,8 @@ from pipelines.settings import Config
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.evaluation.retrieval import Retrieved
+    from pipelines.evaluation.intervals import Interval
+    from pipelines.evaluation.observations import Observations, Observed
 
 BATCH_ROWS = 1024
 """Rows of a snapshot that are read at a time."""
@@ -32,8 +33,11 @@ Tables: TypeAlias = "Mapping[str, DataFrame]"
 SnapshotTables: TypeAlias = Callable[[str], Iterator[pa.RecordBatch]]
 """The rows of a table that was written for a process without Spark, by its name."""
 
-OnRetrieved: TypeAlias = "Callable[[Retrieved], None]"
-"""Takes what was found, which says more than the figures: margins and samples follow from it."""
+OnObserved: TypeAlias = "Callable[[Observed], None]"
+"""Takes what figures are the summary of: intervals of differences and samples follow from it."""
+
+Intervals: TypeAlias = "Callable[[Observations, Observations, float], dict[str, Interval]]"
+"""How sure differences between two models are, by figure, at a confidence."""
 
 
 WHOLE = 0
@@ -47,13 +51,13 @@ class Nested(NamedTuple):
     """How an evaluation measures embeddings that are cut to several widths, embedding once.
 
     Attributes:
-        measure: As that of the evaluation, with the widths as a fourth argument; what is retrieved
+        measure: As that of the evaluation, with the widths as a fourth argument; what is observed
             is told with the width before it. Widths that embeddings do not exceed are left out.
         measure_snapshot: The same on a snapshot, with the widths as a third argument.
     """
 
     measure: Callable[
-        [Tables, EmbedderLoader, Callable[[int, Retrieved], None], Sequence[int]], ByWidth
+        [Tables, EmbedderLoader, Callable[[int, Observed], None], Sequence[int]], ByWidth
     ]
     measure_snapshot: Callable[[SnapshotTables, EmbedderLoader, Sequence[int]], ByWidth]
 
@@ -89,6 +93,12 @@ def _unchanged(tables: Tables) -> Tables:
     return tables
 
 
+def _of_means(before: Observations, after: Observations, confidence: float) -> dict[str, Interval]:
+    from pipelines.evaluation.intervals import mean_intervals
+
+    return mean_intervals(before, after, confidence)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """A way to measure a model.
@@ -105,6 +115,8 @@ class Evaluation:
         measure: Measures on the tables that `read` gives, by Spark.
         snapshot: Makes of these tables the smaller ones that `measure_snapshot` needs.
         measure_snapshot: The same figures on a snapshot, in this process.
+        intervals: How sure the differences between two models are; those of means over the items
+            unless given.
         nested: How it measures at the widths of a run's `objective.dimensions`, if it does.
         held_out: It measures on the pairs that the preparation holds out, which are not there
             before.
@@ -117,9 +129,10 @@ class Evaluation:
     short_name: Callable[[str], str] = str
     check: Callable[[Config, str], None] = lambda config, given: None
     read: Callable[[SparkSession, Config, str], Tables]
-    measure: Callable[[Tables, EmbedderLoader, OnRetrieved], dict[str, float]]
+    measure: Callable[[Tables, EmbedderLoader, OnObserved], dict[str, float]]
     snapshot: Callable[[Tables], Tables] = _unchanged
     measure_snapshot: Callable[[SnapshotTables, EmbedderLoader], dict[str, float]]
+    intervals: Intervals = _of_means
     nested: Nested | None = None
     held_out: bool = False
 
@@ -127,13 +140,13 @@ class Evaluation:
         self,
         tables: Tables,
         load: EmbedderLoader,
-        on_retrieved: Callable[[int, Retrieved], None],
+        on_observed: Callable[[int, Observed], None],
         dimensions: Sequence[int],
     ) -> ByWidth:
         """The figures at the whole width, and at others where this evaluation knows them."""
         if self.nested is not None and dimensions:
-            return self.nested.measure(tables, load, on_retrieved, dimensions)
-        return {WHOLE: self.measure(tables, load, partial(on_retrieved, WHOLE))}
+            return self.nested.measure(tables, load, on_observed, dimensions)
+        return {WHOLE: self.measure(tables, load, partial(on_observed, WHOLE))}
 
     def measure_snapshot_at(
         self, tables: SnapshotTables, load: EmbedderLoader, dimensions: Sequence[int]

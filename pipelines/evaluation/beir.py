@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Nested, Tables
+from pipelines.evaluation.pairs import is_pair_file
 from pipelines.evaluation.retrieval import (
     FIGURES,
     measure,
@@ -250,7 +251,10 @@ EVALUATION = Evaluation(
     name="retrieval_sets",
     part="retrieval sets",
     figures=FIGURES,
-    sets=lambda config: config.evaluation.retrieval_sets,
+    sets=lambda config: [
+        *config.evaluation.retrieval_sets,
+        *(guard for guard in config.evaluation.guards if not is_pair_file(guard)),
+    ],
     short_name=set_name,
     check=_check,
     read=lambda session, config, given: read_retrieval_set(session, given, config.storage),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pipelines.evaluation.base import Evaluation, Figure, OnRetrieved, SnapshotTables, Tables
+from pipelines.evaluation.base import Evaluation, Figure, OnObserved, SnapshotTables, Tables
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, unit_length
 from pipelines.evaluation.held_out import held_out_sets, read_held_out
 
@@ -22,13 +22,13 @@ _BLOCK_ROWS = 1024
 SCHEMA = "first binary, second binary"
 
 
-def measure(tables: Tables, load: EmbedderLoader, on_retrieved: OnRetrieved) -> dict[str, float]:
+def measure(tables: Tables, load: EmbedderLoader, on_observed: OnObserved) -> dict[str, float]:
     """The figures of the held-out pairs: each query with a document that is relevant to it.
 
     Args:
         tables: `asked` and `documents`; see :func:`pipelines.evaluation.held_out.held_out_tables`.
         load: Loads the model on an executor.
-        on_retrieved: Not called.
+        on_observed: Not called.
     """
     pairs = partners(tables)["pairs"]
     # The first pairs of all are a single partition.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputError
-from pipelines.evaluation.base import Evaluation, Figure, SnapshotTables
+from pipelines.evaluation.base import Evaluation, Figure, OnObserved, SnapshotTables, Tables
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
+from pipelines.evaluation.intervals import pair_intervals
+from pipelines.evaluation.observations import Observations
 from pipelines.settings import Config, CorpusSettings
 from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
@@ -44,6 +47,26 @@ class PairFiles:
         return f"{self.key}_columns"
 
 
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Pairs as a model sees them; float64 [pairs] but for the hashes.
+
+    Attributes:
+        pairs: Hashes of the texts, int64, ascending.
+        cosines: Of the embeddings.
+        scores: The numbers that the file has.
+    """
+
+    pairs: np.ndarray
+    cosines: np.ndarray
+    scores: np.ndarray
+
+    @property
+    def observations(self) -> Observations:
+        """The values `cosine` and `score` of each pair."""
+        return Observations(self.pairs, {"cosine": self.cosines, "score": self.scores})
+
+
 def pair_evaluation(
     key: str,
     *,
@@ -51,6 +74,7 @@ def pair_evaluation(
     read: Callable[[SparkSession, str, PairFiles], DataFrame],
     measure: Callable[[np.ndarray, np.ndarray], dict[str, float]],
     check: Callable[[], None] = lambda: None,
+    guards: bool = False,
 ) -> Evaluation:
     """An evaluation on files of pairs, whose figures follow from cosines and numbers alone.
 
@@ -61,6 +85,7 @@ def pair_evaluation(
         read: Reads and checks a file of such: ``text_0``, ``text_1`` and ``score``.
         measure: The figures of the cosines and the numbers, both float64 [pairs].
         check: Looks for what it needs, before Spark starts; raises InputError.
+        guards: It measures on the files of `evaluation.guards`, too.
     """
     name = key.rpartition(".")[2]
 
@@ -72,6 +97,17 @@ def pair_evaluation(
         check()
         check_file(file, PairFiles(key, columns(config), config.storage))
 
+    def quality(cosines: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+        found = measure(cosines, scores)
+        return {figure.name: found[figure.name] for figure in figures if figure.better is not None}
+
+    def measure_all(
+        tables: Tables, load: EmbedderLoader, on_observed: OnObserved
+    ) -> dict[str, float]:
+        found = cosines_of(tables["pairs"], load)
+        on_observed(found)
+        return measure(found.cosines, found.scores)
+
     def measure_snapshot(tables: SnapshotTables, load: EmbedderLoader) -> dict[str, float]:
         found = pa.Table.from_batches(cosine_batches(load)(tables("pairs")))
         return measure(found["cosine"].to_numpy(), found["score"].to_numpy())
@@ -80,15 +116,24 @@ def pair_evaluation(
         name=name,
         part="files of pairs",
         figures=figures,
-        sets=lambda config: getattr(config.evaluation, name),
+        sets=lambda config: [
+            *getattr(config.evaluation, name),
+            *(guard for guard in config.evaluation.guards if guards and is_pair_file(guard)),
+        ],
         short_name=lambda file: _stem_and_suffix(file)[0],
         check=check_before,
         read=lambda session, config, file: {
             "pairs": read(session, file, PairFiles(key, columns(config), config.storage))
         },
-        measure=lambda tables, load, on_retrieved: measure(*cosines_of(tables["pairs"], load)),
+        measure=measure_all,
         measure_snapshot=measure_snapshot,
+        intervals=partial(pair_intervals, quality),
     )
+
+
+def is_pair_file(given: str) -> bool:
+    """Whether a path is that of a file of pairs by its ending, such as `.csv` or `.parquet`."""
+    return _stem_and_suffix(given)[1] in _FORMATS
 
 
 def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
@@ -131,17 +176,29 @@ def check_file(file: str, kind: PairFiles) -> None:
             raise InputError(kind.columns_key, problem, remedy)
 
 
-def cosines_of(pairs: DataFrame, load: EmbedderLoader) -> tuple[np.ndarray, np.ndarray]:
-    """The model's cosines of the pairs, and their numbers; both float64 [pairs]."""
-    found = spread(pairs).mapInArrow(cosine_batches(load), "cosine double, score double").collect()
-    return (
-        np.array([row["cosine"] for row in found]),
-        np.array([row["score"] for row in found]),
+def cosines_of(pairs: DataFrame, load: EmbedderLoader) -> Compared:
+    """The model's cosines of the pairs, and their numbers, in the order of the pairs' hashes."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    compared = spread(pairs.withColumn("pair", F.xxhash64("text_0", "text_1"))).mapInArrow(
+        cosine_batches(load, "pair"), "pair long, cosine double, score double"
+    )
+    # Equal pairs have equal cosines but for their last bits, and perhaps different numbers.
+    rows = sorted((row["pair"], row["score"], row["cosine"]) for row in compared.collect())
+    return Compared(
+        pairs=np.array([pair for pair, _, _ in rows], np.int64),
+        cosines=np.array([cosine for _, _, cosine in rows]),
+        scores=np.array([score for _, score, _ in rows]),
     )
 
 
-def cosine_batches(load: EmbedderLoader) -> Batches:
-    """Of ``text_0``, ``text_1``, ``score`` the ``cosine`` and the ``score``."""
+def cosine_batches(load: EmbedderLoader, *kept: str) -> Batches:
+    """Of ``text_0``, ``text_1``, ``score`` the ``cosine`` and the ``score``.
+
+    Args:
+        load: Loads the model on an executor.
+        kept: Columns that stand before them, as they came.
+    """
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
@@ -154,7 +211,8 @@ def cosine_batches(load: EmbedderLoader) -> Batches:
             )
             cosines = pa.array(np.einsum("ij,ij->i", first, second))
             yield pa.RecordBatch.from_arrays(
-                [cosines, batch.column("score")], names=["cosine", "score"]
+                [*map(batch.column, kept), cosines, batch.column("score")],
+                names=[*kept, "cosine", "score"],
             )
 
     return compare

@@ -20,7 +20,7 @@ from pipelines.evaluation.base import (
     Evaluation,
     Figure,
     Nested,
-    OnRetrieved,
+    OnObserved,
     SnapshotTables,
     Tables,
 )
@@ -28,6 +28,7 @@ from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, sp
 from pipelines.evaluation.held_out import held_out_sets, held_out_sources, read_held_out
 from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
+from pipelines.evaluation.observations import Observations, Observed
 from pipelines.spark.sharing import Shared, shared_value
 
 if TYPE_CHECKING:
@@ -78,11 +79,18 @@ class Retrieved:
     queries: Queries
     ranked: Mapping[int, Sequence[int]]
 
+    @property
+    def observations(self) -> Observations:
+        """:data:`METRICS` of each query, times 100, by ascending id."""
+        figures = figures_by_query(self.ranked, self.queries.relevant)
+        items = np.array(sorted(self.queries.relevant), np.int64)
+        return Observations(items, {name: 100 * values for name, values in figures.items()})
+
 
 def measure(
     tables: Tables,
     load: EmbedderLoader,
-    on_retrieved: OnRetrieved,
+    on_observed: OnObserved,
     *,
     skip_themselves: bool = False,
 ) -> dict[str, float]:
@@ -92,7 +100,7 @@ def measure(
         tables: `asked`, with ``query_id``, ``text``, ``document_id`` of a relevant document and
             perhaps its ``gain``, and `documents`, with ``document_id`` and ``text``.
         load: Loads the model on an executor.
-        on_retrieved: Called with what was found, of which the figures are the summary.
+        on_observed: Called with what was found, of which the figures are the summary.
         skip_themselves: A query does not find a document of its own id.
 
     Returns:
@@ -100,7 +108,7 @@ def measure(
         100).
     """
     by_width = measure_nested(
-        tables, load, lambda _, found: on_retrieved(found), (), skip_themselves=skip_themselves
+        tables, load, lambda _, found: on_observed(found), (), skip_themselves=skip_themselves
     )
     return by_width[WHOLE]
 
@@ -108,7 +116,7 @@ def measure(
 def measure_nested(
     tables: Tables,
     load: EmbedderLoader,
-    on_retrieved: Callable[[int, Retrieved], None],
+    on_observed: Callable[[int, Observed], None],
     dimensions: Sequence[int],
     *,
     skip_themselves: bool = False,
@@ -124,7 +132,7 @@ def measure_nested(
     figures = {}
     for width in widths:
         found = without_themselves(best[width]) if skip_themselves else best[width]
-        on_retrieved(width, Retrieved(queries, found))
+        on_observed(width, Retrieved(queries, found))
         figures[width] = _figures(queries, documents, found)
     return figures
 

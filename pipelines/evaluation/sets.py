@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pipelines import __version__
@@ -14,12 +15,15 @@ from pipelines.errors import InputError
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import WHOLE, Evaluation, Tables, nested_name
 from pipelines.evaluation.held_out import set_name
+from pipelines.evaluation.intervals import CONFIDENCE, Interval
 from pipelines.runs.best import Metric
 from pipelines.settings import Config
 from pipelines.settings.sources import trained_widths
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from pipelines.evaluation.observations import Observations
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,32 @@ class NamedSet:
     def read(self, session: SparkSession, config: Config) -> Tables:
         """The tables; raises InputError if they are not what they are said to be."""
         return self.evaluation.read(session, config, self.given)
+
+
+class Role(StrEnum):
+    """What a set says of a model."""
+
+    JUDGED = "judged"
+    """Questions (or pairs) and what people said of them: what decides."""
+    HELD_OUT = "held_out"
+    """Pairs of the corpus itself, which stand in for questions."""
+    GUARD = "guard"
+    """Other subjects, on which a model should be no worse than before."""
+
+
+def told_sets(config: Config) -> dict[str, dict[str, str]]:
+    """Of each set that is measured on, at each width, by its name: `evaluation` and `role`."""
+    return {
+        name: {"evaluation": one.evaluation.name, "role": _role(config, one).value}
+        for one in named_sets(config)
+        for name in names_at_widths(one, config)
+    }
+
+
+def _role(config: Config, one: NamedSet) -> Role:
+    if one.evaluation.held_out:
+        return Role.HELD_OUT
+    return Role.GUARD if one.given in config.evaluation.guards else Role.JUDGED
 
 
 def named_sets(config: Config) -> list[NamedSet]:
@@ -77,6 +107,27 @@ def names_at_widths(one: NamedSet, config: Config) -> list[str]:
     """What a set is called, and what at each width at which it is measured on, too."""
     widths = trained_widths(config) if one.evaluation.nested else ()
     return [nested_name(one.name, width) for width in (WHOLE, *widths)]
+
+
+def intervals_between(
+    sets: Mapping[str, Mapping[str, str]],
+    before: Mapping[str, Observations],
+    after: Mapping[str, Observations],
+    confidence: float = CONFIDENCE,
+) -> dict[str, dict[str, Interval]]:
+    """How sure the differences between two models are, by set and figure.
+
+    Args:
+        sets: Their evaluations; see :func:`told_sets`.
+        before: Of a model, by set.
+        after: Of another on the same sets; those that only one was measured on are left out.
+        confidence: Of the intervals.
+    """
+    return {
+        name: EVALUATIONS.load(told["evaluation"]).intervals(before[name], after[name], confidence)
+        for name, told in sets.items()
+        if name in before and name in after
+    }
 
 
 def table_reader(session: SparkSession, config: Config) -> Callable[[NamedSet], Tables]:

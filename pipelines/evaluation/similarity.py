@@ -60,4 +60,5 @@ EVALUATION = pair_evaluation(
     ),
     read=scored_pairs,
     measure=similarity_figures,
+    guards=True,
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pipelines.evaluation.base import nested_name
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_sets
-from pipelines.evaluation.retrieval import Retrieved
+from pipelines.evaluation.observations import Observed
 from pipelines.evaluation.sets import named_sets, table_reader
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -29,7 +29,7 @@ def evaluate(
     session: SparkSession,
     config: Config,
     model_folder: Location | str,
-    on_retrieved: Callable[[str, Retrieved], None] = lambda name, found: None,
+    on_observed: Callable[[str, Observed], None] = lambda name, found: None,
 ) -> dict[str, dict[str, float]]:
     """Measures a model on the held-out pairs and on the files and folders that are named.
 
@@ -37,8 +37,8 @@ def evaluate(
         config: ``evaluation`` says what is measured; the held-out pairs are those of
             ``<prepared.folder>/corpus/evaluation``, where there are any.
         model_folder: The model, where every executor can read it.
-        on_retrieved: Called with the name of a set and what was found in it, by the evaluations
-            that retrieve.
+        on_observed: Called with the name of a set and what was observed of the model on it, by the
+            evaluations whose figures are of single items.
 
     Returns:
         By the names of the sets the figures of their evaluations; at each of
@@ -60,9 +60,9 @@ def evaluate(
         tables = {one.name: read(one) for one in sets}
         for name, of_set in tables.items():
 
-            def retrieved(width: int, found: Retrieved, name: str = name) -> None:
-                on_retrieved(nested_name(name, width), found)
+            def observed(width: int, found: Observed, name: str = name) -> None:
+                on_observed(nested_name(name, width), found)
 
-            by_width = evaluation.measure_at(of_set, load, retrieved, trained_widths(config))
+            by_width = evaluation.measure_at(of_set, load, observed, trained_widths(config))
             figures |= {nested_name(name, width): one for width, one in by_width.items()}
     return figures

@@ -8,6 +8,8 @@ from pipelines.files.locations import Location, location
 from pipelines.files.versions import current
 from pipelines.settings import Config
 
+OBSERVATIONS = "observations.parquet"
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -42,6 +44,7 @@ class RunFolder:
             self.jobs,
             self.restarts,
             self.evaluations,
+            self.observations,
             self.promotion,
             self.samples,
             self.report,
@@ -119,6 +122,11 @@ class RunFolder:
     def evaluations(self) -> Location:
         """What was measured after how many steps."""
         return self.path / "evaluations.jsonl"
+
+    @property
+    def observations(self) -> Location:
+        """What the figures of the model are of, query by query and pair by pair."""
+        return self.path / OBSERVATIONS
 
     @property
     def samples(self) -> Location:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pipelines.errors import InputError, PromotionRefused
 from pipelines.evaluation.base import figure_named
+from pipelines.evaluation.intervals import Interval
 from pipelines.settings import PromotionSettings
 
 Figures = Mapping[str, Mapping[str, float]]
@@ -22,8 +24,11 @@ class Judgement:
         metric: `evaluation.metric`.
         value: Of the new model, times 100.
         served: Of the model in service, on the same texts; None where there is none.
+        interval: Where the difference to it lies, at `promotion.confidence`; None where that is not
+            known.
         tolerance: How many points lower than ``served`` the value may be.
         minimum: The fewest points, if the settings name them.
+        required: See ``promotion.required``.
     """
 
     metric: str
@@ -31,6 +36,8 @@ class Judgement:
     served: float | None
     tolerance: float
     minimum: float | None
+    interval: Interval | None = None
+    required: Literal["not_worse", "better"] = "not_worse"
 
     @property
     def refusal(self) -> PromotionRefused | None:
@@ -42,22 +49,51 @@ class Judgement:
                 f"{self.metric} is {self.value:.4f}, at least {asked_for:.4f} is asked for",
             )
         # There is nothing to compare with where the model in service has NaN.
-        if self.served is None or not self.value < self.served - self.tolerance:
+        if self.served is None or math.isnan(self.served):
             return None
+        if self.required == "better" and not self.low > 0:
+            return self._refused("promotion.required", "it must be better")
+        if self.high < -self.tolerance:
+            return self._refused("promotion.tolerance", f"{self.tolerance:g} less would do")
+        return None
+
+    @property
+    def low(self) -> float:
+        """The least that the difference may be; itself where no interval is known."""
+        assert self.served is not None
+        return self.value - self.served if self.interval is None else self.interval.low
+
+    @property
+    def high(self) -> float:
+        """The most that it may be."""
+        assert self.served is not None
+        return self.value - self.served if self.interval is None else self.interval.high
+
+    def _refused(self, key: str, remedy: str) -> PromotionRefused:
+        lies = ""
+        if self.interval is not None:
+            lies = f" (the difference is {self.low:+.2f} to {self.high:+.2f})"
         return PromotionRefused(
-            "promotion.tolerance",
-            f"{self.metric} is {self.value:.4f}, the model in service has {self.served:.4f}, "
-            f"{self.tolerance:g} less would do",
+            key,
+            f"{self.metric} is {self.value:.4f}, the model in service has {self.served:.4f}{lies}, "
+            f"{remedy}",
         )
 
 
-def judge(settings: PromotionSettings, figures: Figures, served: Figures | None) -> list[Judgement]:
+def judge(
+    settings: PromotionSettings,
+    figures: Figures,
+    served: Figures | None,
+    intervals: Mapping[str, Mapping[str, Interval]] | None = None,
+) -> list[Judgement]:
     """Compares the new figures with those of the model in service, metric by metric.
 
     Args:
         settings: ``promotion``.
         figures: Of the new model.
         served: Of the model in service, measured on the same texts; None where there is none.
+        intervals: Of the differences between the two, by evaluation and metric, where they are
+            known.
 
     Raises:
         InputError: A metric was not measured.
@@ -69,9 +105,16 @@ def judge(settings: PromotionSettings, figures: Figures, served: Figures | None)
             served=None if served is None else figure(served, metric),
             tolerance=settings.tolerance.get(metric, 0.0),
             minimum=settings.minimum.get(metric),
+            interval=_interval(intervals or {}, metric),
+            required=settings.required,
         )
         for metric in settings.metrics
     ]
+
+
+def _interval(intervals: Mapping[str, Mapping[str, Interval]], metric: str) -> Interval | None:
+    evaluation, _, name = metric.rpartition(".")
+    return intervals.get(evaluation, {}).get(name)
 
 
 def evaluations(settings: PromotionSettings) -> list[str]:

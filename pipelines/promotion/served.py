@@ -2,7 +2,8 @@
 
     target/
       current              the model in service: a symbolic link to versions/00004
-      versions/00004/      a model folder, and promotion.json: which run, when, by whom, figures
+      versions/00004/      a model folder, promotion.json: which run, when, by whom, figures, and
+                           observations.parquet: the figures query by query
       history.jsonl        a line for each promotion and each rollback
       .lock, .copying.*    while a promotion, a rollback, or copying goes on
 
@@ -20,22 +21,26 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pipelines.errors import InputError, PipelineError
+from pipelines.evaluation.observations import Observations, write_observations
 from pipelines.files import locks, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, RemotePath, listed, location
+from pipelines.files.run_folder import OBSERVATIONS
 from pipelines.promotion import history
 from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
 CURRENT = "current"
 VERSIONS = "versions"
 RECORD = "promotion.json"
+_BESIDE = (RECORD, OBSERVATIONS)
+"""What stands beside the files of a model that was promoted."""
 KEY = "promotion.target"
 
 WAIT_SECONDS = 10.0
@@ -80,7 +85,7 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
     wanted = read_record(folder).get("model")
 
     def check(copy: Path) -> None:
-        if wanted not in (None, storage.digest_folder(copy, without=(RECORD,))):
+        if wanted not in (None, storage.digest_folder(copy, without=_BESIDE)):
             raise InputError(
                 KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
             )
@@ -138,10 +143,21 @@ def exclusive(target: Location) -> Iterator[None]:
 
 
 @contextmanager
-def copied(target: Location, model: Location, record: dict[str, Any]) -> Iterator[Location]:
+def copied(
+    target: Location,
+    model: Location,
+    record: dict[str, Any],
+    observations: Mapping[str, Observations],
+) -> Iterator[Location]:
     """Yields a copy of a model beside the versions, which ends with the block unless it is placed.
 
     It takes as long as it takes: others may promote meanwhile.
+
+    Args:
+        target: The folder that models are served from.
+        model: What is copied.
+        record: What is noted beside it.
+        observations: What its figures are of, which is kept beside it for the next comparison.
 
     Raises:
         PipelineError: The model has changed meanwhile.
@@ -155,6 +171,7 @@ def copied(target: Location, model: Location, record: dict[str, Any]) -> Iterato
             storage.copy_folder(model, aside)
             if storage.digest_folder(aside) != record["model"]:
                 raise PipelineError(f"{model} has changed while it was copied")
+            write_observations(aside / OBSERVATIONS, observations)
             storage.write_json(aside / RECORD, record)
             storage.flush_tree(aside)
             yield aside

@@ -10,10 +10,12 @@ from typing import Any
 
 from pipelines import __version__
 from pipelines.errors import InputError, NothingNew, PipelineError, PromotionRefused
+from pipelines.evaluation.observations import Observations, Observed, read_observations
+from pipelines.evaluation.sets import intervals_between
 from pipelines.files import storage
 from pipelines.files.folders import check_place
 from pipelines.files.locations import Location, location
-from pipelines.files.run_folder import RunFolder
+from pipelines.files.run_folder import OBSERVATIONS, RunFolder
 from pipelines.progress import activity
 from pipelines.promotion import history, served
 from pipelines.promotion.gate import Figures, Judgement, evaluations, judge
@@ -47,6 +49,20 @@ class _Candidate:
     digest: str
     figures: Figures
     sets: dict[str, str]
+    told: Mapping[str, Mapping[str, str]]
+
+    @property
+    def observations(self) -> dict[str, Observations]:
+        """What the figures are of."""
+        return read_observations(self.run.observations)
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What was measured of the model in service, on the texts of the candidate."""
+
+    figures: Figures
+    observations: Mapping[str, Observations]
 
 
 def promote(config: Config) -> Promotion:
@@ -78,14 +94,13 @@ def promote(config: Config) -> Promotion:
     if in_service is None:
         _refuse_without_current(target)
     _refuse_rolled_back(target, candidate, in_service)
-    figures = _served_figures(config, candidate, in_service, known) if in_service else None
-    judgements = judge(config.promotion, candidate.figures, figures)
+    judgements = _judgements(config, candidate, in_service, known)
     record = _record(candidate, in_service, judgements)
     refusals = {found.metric: found.refusal for found in judgements if found.refusal}
     if refusals:
         _write_refusals(verdict, record, *refusals.values())
         raise _all_of(refusals)
-    copied = served.copied(target, candidate.model, record)
+    copied = served.copied(target, candidate.model, record, candidate.observations)
     with copied as copy, _unchanged(target, in_service):
         _refuse_rolled_back(target, candidate, in_service)
         version = served.place(target, copy)
@@ -262,22 +277,41 @@ def _candidate(config: Config) -> _Candidate:
     digest = storage.digest_folder(model)
     if known["measured"]["model"] != digest:
         raise InputError("run.folder", f"{model} is not what was evaluated", AGAIN)
-    return _Candidate(folder, model, digest, known["after"], known["measured"]["sets"])
+    return _Candidate(
+        folder, model, digest, known["after"], known["measured"]["sets"], known.get("sets", {})
+    )
 
 
-def _served_figures(
+def _judgements(
+    config: Config, candidate: _Candidate, in_service: Location | None, known: dict[str, Any]
+) -> list[Judgement]:
+    """What the gate says of the candidate beside the model in service, if there is one."""
+    # What was not measured is refused before the model in service is measured anew.
+    alone = judge(config.promotion, candidate.figures, None)
+    if in_service is None:
+        return alone
+    other = _served_measured(config, candidate, in_service, known)
+    with activity("comparing with the model in service"):
+        names = evaluations(config.promotion)
+        new, old = (
+            {name: found[name] for name in names if name in found}
+            for found in (candidate.observations, other.observations)
+        )
+        intervals = intervals_between(candidate.told, old, new, config.promotion.confidence)
+    return judge(config.promotion, candidate.figures, other.figures, intervals)
+
+
+def _served_measured(
     config: Config, candidate: _Candidate, in_service: Location, known: dict[str, Any]
-) -> Figures:
-    """The figures of the model in service on the texts that the new one was measured on.
+) -> _Served:
+    """What was measured of the model in service on the texts that the new one was measured on.
 
-    Those noted when it was promoted, if they are of the same texts; else it is measured anew.
+    What was noted when it was promoted, if that is of the same texts; else it is measured anew.
     """
     names = evaluations(config.promotion)
     wanted = {name: candidate.sets.get(name) for name in names}
-    judge(config.promotion, candidate.figures, None)
     if all(known.get("sets", {}).get(name) == wanted[name] for name in names):
-        noted: Figures = known["figures"]
-        return noted
+        return _Served(known["figures"], read_observations(in_service / OBSERVATIONS))
 
     from pipelines.evaluation.sets import digest_sets
     from pipelines.evaluation.stage import evaluate
@@ -291,8 +325,10 @@ def _served_figures(
                 "run.folder", f"`{name}` holds other texts than when it was evaluated", AGAIN
             )
     logger.info("measuring the model in service on %s: %s", ", ".join(names), in_service)
+    observed: dict[str, Observed] = {}
     with activity("measuring the model in service", detail=running_tasks):
-        return evaluate(session, config, in_service)
+        figures = evaluate(session, config, in_service, observed.__setitem__)
+    return _Served(figures, {name: one.observations for name, one in observed.items()})
 
 
 def _all_of(refusals: Mapping[str, PromotionRefused]) -> PromotionRefused:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pipelines.evaluation.base import figure_named
+from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval
+from pipelines.evaluation.sets import Role
 from pipelines.report.series import is_number
 
 Figures = Mapping[str, Mapping[str, float]]
 """Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
+
+
+_UNSEEN = 0.005
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,10 @@ class Comparison:
         before: Times 100; None where it was not measured.
         after: The same.
         better: Where a better model has it; None for what says nothing of quality.
-        margin: How far the difference is to be from 0 to be more than chance, in points; None
-            where that is not known. See :func:`pipelines.evaluation.intervals.margin`.
+        interval: Where the difference lies; None where that is not known. See
+            :mod:`pipelines.evaluation.intervals`.
+        role: What the set says of a model; None in figures of which that is not known.
+        items: Queries or pairs that were measured; 0 where that is not known.
     """
 
     evaluation: str
@@ -34,20 +41,22 @@ class Comparison:
     before: float | None
     after: float | None
     better: Literal["higher", "lower"] | None = "higher"
-    margin: float | None = None
+    interval: Interval | None = None
+    role: Role | None = None
+    items: int = 0
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse`; empty where the difference may be chance, or its margin is unknown.
+        """`better`, `worse` or `cannot be told`; empty where the interval is unknown.
 
         What cannot be seen in two decimals is no difference.
         """
         difference = self.difference
-        if self.better is None or difference is None or self.margin is None:
+        if self.better is None or difference is None or self.interval is None:
             return ""
-        if not abs(difference) > max(self.margin, 0.005):
-            return ""
-        return "better" if (difference > 0) != (self.better == "lower") else "worse"
+        if abs(difference) <= _UNSEEN:
+            return CANNOT_BE_TOLD
+        return self.interval.told(lower_is_better=self.better == "lower")
 
     @property
     def places(self) -> tuple[float, float] | None:
@@ -65,14 +74,16 @@ class Comparison:
         return self.after - self.before
 
 
-def compare(before: Figures, after: Figures, margins: Figures | None = None) -> list[Comparison]:
+def compare(figures: Mapping[str, Any]) -> list[Comparison]:
     """A line for each figure that is in either, in the order in which they were measured.
 
     Args:
-        before: Figures of the start.
-        after: Figures of the trained model.
-        margins: Of the differences, where they are known.
+        figures: As ``metrics.json`` has them: of the start under `before`, of the trained model
+            under `after`, and where they are known `interval` and `sets`. See
+            :class:`pipelines.evaluation_job.Measured`.
     """
+    before, after = figures.get("before", {}), figures.get("after", {})
+    intervals, sets = figures.get("interval", {}), figures.get("sets", {})
     lines = []
     for evaluation in {**before, **after}:
         old, new = before.get(evaluation, {}), after.get(evaluation, {})
@@ -81,6 +92,7 @@ def compare(before: Figures, after: Figures, margins: Figures | None = None) -> 
         basis = ", ".join(
             f"{both[name]:,.0f} {figure.label}" for name, figure in known.items() if figure.is_count
         )
+        counts = [int(both[name]) for name, figure in known.items() if figure.is_count]
         lines += [
             Comparison(
                 evaluation,
@@ -89,9 +101,19 @@ def compare(before: Figures, after: Figures, margins: Figures | None = None) -> 
                 old.get(metric),
                 new.get(metric),
                 figure.better,
-                (margins or {}).get(evaluation, {}).get(metric),
+                _interval(intervals.get(evaluation, {}).get(metric)),
+                _role(sets.get(evaluation)),
+                next(iter(counts), 0),
             )
             for metric, figure in known.items()
             if not figure.is_count
         ]
     return lines
+
+
+def _interval(known: Mapping[str, float] | None) -> Interval | None:
+    return None if known is None else Interval(**known)
+
+
+def _role(known: Mapping[str, str] | None) -> Role | None:
+    return None if known is None else Role(known["role"])

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pipelines.files.locations import Location
 from pipelines.report.funnel import funnel_bars
-from pipelines.report.tables import points, with_margin
+from pipelines.report.tables import points, signed_points, told_interval
 from pipelines.report.text import shown
 
 _PREFIXES = {"dropped": "dropped: ", "quarantined": "quarantined: "}
@@ -77,7 +77,8 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     )
     templates.filters |= {
         "points": points,
-        "with_margin": with_margin,
+        "signed_points": signed_points,
+        "told_interval": told_interval,
         "markup": Markup,
         "shown": shown,
     }

@@ -15,6 +15,7 @@ from pipelines.report.comparison import Comparison, compare
 from pipelines.report.page_parts import read_if_there
 from pipelines.report.series import read_lines
 from pipelines.report.text import shown
+from pipelines.report.verdict import Verdict, verdict
 from pipelines.runs.jobs import JobsRecord, read_jobs
 from pipelines.settings.load import read_tree
 
@@ -36,6 +37,7 @@ class RecordedRun:
         lines: Of ``metrics.jsonl``.
         evaluations: Lines of ``evaluations.jsonl``.
         comparisons: Its figures, before and after training.
+        verdict: On its model, against its start; None where that is not known.
         sets: Digests of what was measured on, by the name of the evaluation.
         training: The figures of the training itself; empty where it has not ended.
         jobs: That have worked on it.
@@ -48,6 +50,7 @@ class RecordedRun:
     lines: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
     comparisons: Sequence[Comparison]
+    verdict: Verdict | None
     sets: Mapping[str, str]
     training: Mapping[str, Any]
     jobs: JobsRecord
@@ -111,9 +114,8 @@ def _read(folder: Location, name: str) -> RecordedRun:
         environment=read_if_there(run.environment, storage.read_json) or {},
         lines=read_if_there(run.step_metrics, read_lines) or [],
         evaluations=read_if_there(run.evaluations, read_lines) or [],
-        comparisons=compare(
-            figures.get("before", {}), figures.get("after", {}), figures.get("margin", {})
-        ),
+        comparisons=compare(figures),
+        verdict=verdict(figures),
         sets=figures.get("measured", {}).get("sets", {}),
         training=figures.get("training", {}),
         jobs=read_jobs(folder),

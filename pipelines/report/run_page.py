@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pipelines.evaluation.sets import Role
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -18,6 +19,7 @@ from pipelines.report.page_parts import duration, funnel_levels, read_if_there, 
 from pipelines.report.run_charts import evaluation_charts, time_spent, training_charts
 from pipelines.report.samples import MAP_SIZE, changes, maps, queries, similarity_charts
 from pipelines.report.series import is_number, read_lines
+from pipelines.report.verdict import main_lines, verdict
 from pipelines.runs.choice import told_choice
 from pipelines.runs.jobs import read_jobs
 from pipelines.runs.restarts import read_restarts
@@ -55,9 +57,7 @@ def write_report(
     samples = read_if_there(run.samples, storage.read_json) or {}
     tokens = read_if_there(run.tokens, storage.read_json) or {}
     has_finished = "training" in figures and run.model.is_dir()
-    comparisons = compare(
-        figures.get("before", {}), figures.get("after", {}), figures.get("margin", {})
-    )
+    comparisons = compare(figures)
     jobs = read_jobs(run_folder)
     page = render(
         TEMPLATE,
@@ -67,6 +67,7 @@ def write_report(
             "sentence": _sentence(config) if config else "Training report",
             "settings": _settings(config) | _texts(tokens) | _model(figures) if config else {},
             "whole_config": _whole(config) if config else "",
+            "verdict": verdict(figures),
             "notice": _notice(has_finished, lines, comparisons),
             "scores": _scores(comparisons),
             "tiles": _tiles(figures.get("training", {})),
@@ -221,12 +222,9 @@ def _restart(restart: Restart) -> dict[str, str]:
 
 
 def _scores(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The first figure of the first evaluations, of those that are better the higher they are."""
-    first: dict[str, Comparison] = {}
-    for line in comparisons:
-        if line.after is not None and line.better == "higher":
-            first.setdefault(line.evaluation, line)
-    return list(first.values())[:_MAX_SCORES]
+    """The first figures, those that decide before others."""
+    lines = main_lines(comparisons)
+    return sorted(lines, key=lambda line: line.role != Role.JUDGED)[:_MAX_SCORES]
 
 
 def _notice(

@@ -167,6 +167,7 @@ def _told(run: RecordedRun) -> dict[str, str]:
     )
     return {
         "State": "finished" if run.has_finished else f"not finished, step {last:,}",
+        "Against its start": _word(run),
         "Trained by": f"{engine} ({mode}), {workers} workers" if engine else "",
         "Began": moment(jobs[0].began) if jobs else "",
         "Host": ", ".join(dict.fromkeys(job.host for job in jobs)),
@@ -178,6 +179,12 @@ def _told(run: RecordedRun) -> dict[str, str]:
         "All stages": short_duration(wall) if wall else "",
         "Examples/s": _number(run.training, "examples_per_second", whole),
     }
+
+
+def _word(run: RecordedRun) -> str:
+    if run.verdict is None:
+        return ""
+    return f"{run.verdict.word}{' (held-out pairs)' if run.verdict.is_proxy else ''}"
 
 
 def _number(figures: Mapping[str, Any], key: str, form: Callable[[float], str]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from pipelines.report.comparison import Comparison, Figures, compare
+from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, WORSE
+from pipelines.report.comparison import Comparison, compare
+from pipelines.report.verdict import MIXED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,33 +16,37 @@ if TYPE_CHECKING:
     from pipelines.search.text_search import Hit
 
 NOT_MEASURED = "–"  # noqa: RUF001 - a dash, as tables have it
-_COLOURS = {"better": "green", "worse": "red", "": ""}
+VERDICT_STYLES = {BETTER: "bold green", WORSE: "bold red", MIXED: "bold", CANNOT_BE_TOLD: "bold"}
+_COLOURS = {BETTER: "green", WORSE: "red", CANNOT_BE_TOLD: "", "": ""}
 
 
-def metrics_table(before: Figures, after: Figures, margins: Figures | None = None) -> Table:
+def metrics_table(figures: Mapping[str, Any]) -> Table:
     """A line for each figure, before and after training, with the difference.
 
-    Green and red are differences that are more than chance; behind a difference stands its margin.
+    Green and red are differences that are more than chance; behind a difference stands its
+    interval.
 
     Args:
-        before: Figures by evaluation and metric of the start, times 100.
-        after: The same of the trained model.
-        margins: How far a difference is to be from 0 to be more than chance, where that is known.
+        figures: As ``metrics.json`` has them; see :func:`pipelines.report.comparison.compare`.
     """
     from rich.table import Table
     from rich.text import Text
 
-    caption = None if before or after else "nothing was measured"
-    if margins:
-        caption = "±: half the 95 % interval of a difference; coloured where 0 is outside it"
+    lines = compare(figures)
+    has_intervals = any(line.interval for line in lines)
+    caption = "95 % intervals of the differences, by paired bootstrap" if has_intervals else None
+    if not lines:
+        caption = "nothing was measured"
     table = Table(caption=caption)
     table.add_column("evaluation", overflow="fold")
     table.add_column("measured on")
     table.add_column("metric", no_wrap=True)
     for name in ("before", "after", "difference"):
         table.add_column(name, justify="right", no_wrap=True)
+    if has_intervals:
+        table.add_column("interval", no_wrap=True)
     last = None
-    for line in compare(before, after, margins):
+    for line in lines:
         is_new = line.evaluation != last
         if is_new and last is not None:
             table.add_section()
@@ -52,7 +58,8 @@ def metrics_table(before: Figures, after: Figures, margins: Figures | None = Non
             Text(line.metric),
             points(line.before),
             points(line.after),
-            _coloured(line),
+            _coloured(line, signed_points(line.difference)),
+            *([_coloured(line, told_interval(line))] if has_intervals else []),
         )
     return table
 
@@ -95,13 +102,15 @@ def signed_points(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:+.2f}"
 
 
-def with_margin(line: Comparison) -> str:
-    """A difference with the margin of it, where that is known."""
-    difference = signed_points(line.difference)
-    return difference if line.margin is None else f"{difference} ±{line.margin:.2f}"
+def told_interval(line: Comparison) -> str:
+    """Where a difference lies, and what that says; empty where it is not known."""
+    if line.interval is None or line.difference is None:
+        return ""
+    ends = f"{signed_points(line.interval.low)} to {signed_points(line.interval.high)}"
+    return f"{ends}, {line.verdict}" if line.verdict else ends
 
 
-def _coloured(line: Comparison) -> Text:
+def _coloured(line: Comparison, text: str) -> Text:
     from rich.text import Text
 
-    return Text(with_margin(line), _COLOURS[line.verdict])
+    return Text(text, _COLOURS[line.verdict])

@@ -13,7 +13,7 @@ from pipelines.runs.metrics_log import read_metrics_lines
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 
-_OF_AN_EARLIER_MODEL = ("training", "model", "after", "margin", "measured")
+_OF_AN_EARLIER_MODEL = ("training", "model", "after", "interval", "sets", "measured")
 
 
 def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
@@ -39,6 +39,7 @@ def forget_earlier_model(folder: Location) -> None:
         left = {name: known[name] for name in known if name not in _OF_AN_EARLIER_MODEL}
         storage.write_json(RunFolder(folder).metrics, left)
     RunFolder(folder).samples.unlink(missing_ok=True)
+    RunFolder(folder).observations.unlink(missing_ok=True)
 
 
 def training_figures(

@@ -27,6 +27,13 @@ class EvaluationSettings(Settings):
             "of the files in `qrels`; of a folder, `test.tsv`, or else `dev.tsv`."
         ),
     )
+    guards: tuple[StoredPath, ...] = Field(
+        default=(),
+        description=(
+            "What a model must not lose: files of scored pairs (with `similarity_columns`) and "
+            "folders in BEIR's layout, on other subjects than the corpus."
+        ),
+    )
     classification: tuple[StoredPath, ...] = Field(
         default=(),
         description="Files of pairs with label 1 or 0 (Parquet, CSV or JSON lines).",

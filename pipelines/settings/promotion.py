@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -33,7 +33,24 @@ class PromotionSettings(Settings):
     tolerance: Mapping[str, Annotated[Points, Field(ge=0)]] = Field(
         default_factory=dict,
         description=(
-            "By metric, how many points lower than the model in service it may be; 0 unless set."
+            "By metric, how many points lower than the model in service it may be; 0 unless set. "
+            "What has no interval is refused where it is lower by more."
+        ),
+    )
+    confidence: float = Field(
+        default=0.95,
+        gt=0.5,
+        lt=1,
+        description=(
+            "Of the interval of a difference to the model in service, by paired bootstrap over the "
+            "queries (or pairs): what is decided by."
+        ),
+    )
+    required: Literal["not_worse", "better"] = Field(
+        default="not_worse",
+        description=(
+            "`not_worse`: refused where the whole interval is lower than the tolerance allows; "
+            "`better`: refused unless the whole interval is above 0."
         ),
     )
     minimum: Mapping[str, Points] = Field(

@@ -1,35 +1,106 @@
-"""How far a difference is to be from 0 to be more than chance."""
+"""How sure a difference between two models is."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from pipelines.evaluation.intervals import FEWEST_QUERIES, margin, retrieval_margins
+from pipelines.evaluation.intervals import (
+    FEWEST_ITEMS,
+    Interval,
+    mean_intervals,
+    pair_intervals,
+)
+from pipelines.evaluation.observations import Observations
 from pipelines.evaluation.retrieval import Queries, Retrieved, retrieval_metrics
+from pipelines.evaluation.similarity import similarity_figures
 
 RANDOM = np.random.default_rng(5)
 
 
-def test_the_margin_is_that_of_the_paired_t_test():
-    before, after = RANDOM.random(50), RANDOM.random(50)
-    interval = stats.ttest_rel(after, before).confidence_interval(0.95)
-    assert margin(before, after) == pytest.approx((interval.high - interval.low) / 2)
+def of_means(**values) -> Observations:
+    count = len(next(iter(values.values())))
+    return Observations(np.arange(count), {name: np.asarray(one) for name, one in values.items()})
 
 
-def test_nineteen_of_twenty_intervals_hold_the_true_difference():
-    hits, tries, queries = 0, 2000, 142
-    for _ in range(tries):
-        # Ranks of a found document, as recall@1 sees them: few queries change at all.
-        change = RANDOM.choice([-1.0, 0.0, 1.0], queries, p=[0.05, 0.85, 0.10])
-        hits += abs(change.mean() - 0.05) <= margin(np.zeros(queries), change)
-    assert hits / tries == pytest.approx(0.95, abs=0.015)
+def test_the_interval_is_about_that_of_the_paired_t_test():
+    before, after = RANDOM.normal(50, 20, 60), RANDOM.normal(53, 20, 60)
+    expected = stats.ttest_rel(after, before).confidence_interval(0.95)
+    found = mean_intervals(of_means(figure=before), of_means(figure=after))["figure"]
+    width = expected.high - expected.low
+    assert found.low == pytest.approx(expected.low, abs=0.05 * width)
+    assert found.high == pytest.approx(expected.high, abs=0.05 * width)
+
+
+@pytest.mark.parametrize("queries", [15, 142])
+def test_nineteen_of_twenty_intervals_hold_the_true_difference(queries, monkeypatch):
+    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 499)
+    # Many tries in one call: each is a figure of its own on the same queries.
+    tries = 400
+    change = RANDOM.normal(1.0, 10.0, (tries, queries))
+    before = of_means(**{str(place): np.zeros(queries) for place in range(tries)})
+    after = of_means(**{str(place): row for place, row in enumerate(change)})
+    found = mean_intervals(before, after).values()
+    held = np.mean([one.low <= 1.0 <= one.high for one in found])
+    assert held == pytest.approx(0.95, abs=0.03)
+
+
+def test_a_difference_that_can_be_shown_is_shown_four_times_of_five():
+    queries, tries = 80, 400
+    before = of_means(figure=np.zeros(queries))
+    noise = RANDOM.normal(0.0, 10.0, (tries, queries))
+    detectable = mean_intervals(before, of_means(figure=noise[0]))["figure"].detectable
+    exact = (stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * noise[0].std() / np.sqrt(queries)
+    assert detectable == pytest.approx(exact, rel=0.05)
+    shown = stats.ttest_1samp(noise + exact, 0, axis=1).pvalue < 0.05
+    assert shown.mean() == pytest.approx(0.8, abs=0.1)
 
 
 def test_too_few_queries_and_what_is_no_number_have_none():
-    few = np.zeros(FEWEST_QUERIES - 1)
-    assert margin(few, few + 1) is None
-    assert margin(np.zeros(50), np.full(50, np.nan)) is None
-    assert margin(np.zeros(50), np.zeros(50)) == 0
+    few = of_means(figure=np.zeros(FEWEST_ITEMS - 1))
+    assert mean_intervals(few, few) == {}
+    both = {"whole": np.ones(50), "broken": np.full(50, np.nan)}
+    assert list(mean_intervals(of_means(**both), of_means(**both))) == ["whole"]
+
+
+def test_equal_figures_differ_by_nothing():
+    ones = of_means(figure=np.arange(50.0))
+    assert mean_intervals(ones, ones) == {"figure": Interval(0.0, 0.0, 0.0)}
+
+
+def test_other_items_are_not_compared():
+    other = Observations(np.arange(1, 51), {"figure": np.zeros(50)})
+    with pytest.raises(ValueError, match="same items"):
+        mean_intervals(of_means(figure=np.zeros(50)), other)
+
+
+def test_correlations_are_drawn_pair_by_pair():
+    scores = RANDOM.normal(size=300)
+    noisy, close = (scores + RANDOM.normal(0, spread, 300) for spread in (2.0, 0.5))
+    before, after = (of_means(cosine=cosines, score=scores) for cosines in (noisy, close))
+    found = pair_intervals(similarity_figures, before, after)["spearman"]
+    old, new = (similarity_figures(cosines, scores)["spearman"] for cosines in (noisy, close))
+    assert 0 < found.low < new - old < found.high
+    same = pair_intervals(similarity_figures, before, before)["spearman"]
+    assert (same.low, same.high) == (0.0, 0.0)
+    # The two models' errors are of the same pairs, which an unpaired interval would not know.
+    near = of_means(cosine=noisy + RANDOM.normal(0, 0.01, 300), score=scores)
+    paired = pair_intervals(similarity_figures, before, near)["spearman"]
+    assert paired.high - paired.low < 0.1 * (found.high - found.low)
+
+
+@pytest.mark.parametrize(
+    ("ends", "lower_is_better", "told"),
+    [
+        ((0.1, 2.0), False, "better"),
+        ((-2.0, -0.1), False, "worse"),
+        ((0.1, 2.0), True, "worse"),
+        ((-2.0, -0.1), True, "better"),
+        ((-0.1, 2.0), False, "cannot be told"),
+        ((0.0, 0.0), True, "cannot be told"),
+    ],
+)
+def test_in_words(ends, lower_is_better, told):
+    assert Interval(*ends, detectable=1.0).told(lower_is_better=lower_is_better) == told
 
 
 def found(ranked: dict[int, list[int]]) -> Retrieved:
@@ -44,9 +115,7 @@ def test_figures_of_one_query_are_compared_with_those_of_the_same():
     first = {key: [key] if key % 2 else [-1, key] for key in keys}
     # The same ranks, and the queries in another order.
     again = {key: first[key] for key in reversed(keys)}
-    before, after = found(first), found(again)
-    margins = retrieval_margins({"retrieval": before}, {"retrieval": after})
-    assert margins == {
-        "retrieval": dict.fromkeys(retrieval_metrics(first, before.queries.relevant), 0.0)
-    }
-    assert retrieval_margins({"retrieval": before}, {}) == {}
+    before, after = found(first).observations, found(again).observations
+    assert mean_intervals(before, after) == dict.fromkeys(
+        retrieval_metrics(first, found(first).queries.relevant), Interval(0.0, 0.0, 0.0)
+    )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import InputError
 from pipelines.evaluation.classification import FIGURES, classification_figures
+from pipelines.evaluation.intervals import Interval
 from pipelines.promotion.gate import Judgement, evaluations, judge
 from pipelines.settings import PromotionSettings
 
@@ -60,6 +61,48 @@ def refused(new, served) -> list[str]:
 )
 def test_refuses_what_is_worse_by_more_than_the_tolerance(new, served, refusals):
     assert refused(new, served) == refusals
+
+
+def judged(low: float, high: float, *, tolerance: float = 0.0, required: str = "not_worse"):
+    """A model whose difference to the one in service lies in an interval."""
+    middle = (low + high) / 2
+    interval = Interval(low, high, detectable=1.0)
+    return Judgement(NDCG, 50 + middle, 50.0, tolerance, None, interval, required).refusal
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "tolerance", "required", "key"),
+    [
+        # What may be chance is no reason to refuse it.
+        (-2.0, 0.5, 0.0, "not_worse", None),
+        (-2.0, -0.5, 0.0, "not_worse", "promotion.tolerance"),
+        (-2.0, -0.5, 1.0, "not_worse", None),
+        (-2.0, -1.5, 1.0, "not_worse", "promotion.tolerance"),
+        (-0.5, 2.0, 0.0, "better", "promotion.required"),
+        (0.5, 2.0, 0.0, "better", None),
+        (-2.0, -1.5, 1.0, "better", "promotion.required"),
+    ],
+)
+def test_decides_on_the_interval(low, high, tolerance, required, key):
+    refusal = judged(low, high, tolerance=tolerance, required=required)
+    assert (refusal and refusal.key) == key
+    if refusal:
+        assert f"(the difference is {low:+.2f} to {high:+.2f})" in str(refusal)
+
+
+def test_takes_the_interval_of_its_metric():
+    intervals = {"retrieval": {"ndcg@10": Interval(-3.0, 1.0, 2.0)}}
+    found = judge(SETTINGS, figures(40.0, 70.0), figures(41.0, 70.5), intervals)
+    # Of the other one there is none: the figures themselves are compared.
+    assert [judgement.refusal is None for judgement in found] == [True, False]
+
+
+def test_must_be_better_where_no_interval_is_known():
+    settings = PromotionSettings(required="better")
+    same = judge(settings, figures(41.0, 0.0), figures(41.0, 0.0))
+    assert str(same[0].refusal).startswith("promotion.required: ")
+    assert judge(settings, figures(41.1, 0.0), figures(41.0, 0.0))[0].refusal is None
+    assert judge(settings, figures(41.0, 0.0), None)[0].refusal is None
 
 
 def test_a_figure_that_is_no_number_never_passes():

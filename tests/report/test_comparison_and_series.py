@@ -20,7 +20,7 @@ def test_compare_keeps_order_and_counts_apart() -> None:
         "retrieval": {"queries": 2000, "documents": 1500, "ndcg@10": 62.5, "recall@1": 49.0},
         "dev": {"pairs": 7, "spearman": 80.0},
     }
-    lines = compare(before, after)
+    lines = compare({"before": before, "after": after})
     assert [(line.evaluation, line.metric, line.difference) for line in lines] == [
         ("retrieval", "nDCG@10", 2.5),
         ("retrieval", "Recall@1", -1.0),

@@ -147,18 +147,23 @@ def test_few_steps_are_shown_as_they_are(run) -> None:
     assert "smoothed" not in words_of(2)
 
 
-@pytest.mark.parametrize(("margin", "judged"), [(None, False), (1.3, False), (1.2, True)])
-def test_a_difference_that_may_be_chance_is_not_judged(run, margin, judged) -> None:
+@pytest.mark.parametrize(
+    ("ends", "verdict"), [(None, ""), ((-2.6, 0.1), "cannot be told"), ((-2.4, -0.1), "worse")]
+)
+def test_a_difference_that_may_be_chance_is_not_judged(run, ends, verdict) -> None:
     figures = storage.read_json(run / "metrics.json")
-    figures["margin"] = {} if margin is None else {"retrieval": {"mrr@10": margin}}
+    known = None if ends is None else {"low": ends[0], "high": ends[1], "detectable": 1.8}
+    figures["interval"] = {} if ends is None else {"retrieval": {"mrr@10": known}}
     storage.write_json(run / "metrics.json", figures)
     page = write_report(run, run.parent / "prepared")
-    shown = "-1.25" if margin is None else f"-1.25 ±{margin:.2f}"
-    assert read(page).words.count(shown) == 2
+    words = read(page).words
+    # At the head and in the table.
+    assert words.count("-1.25") == 2
+    assert (ends is not None) == any(f", {verdict}" in word for word in words if verdict)
     text = page.read_text(encoding="utf-8")
     # At the head, in the table, and on the track.
     found = re.findall(r'class="(?:number |path )?worse"', text)
-    assert len(found) == (3 if judged else 0)
+    assert len(found) == (3 if verdict == "worse" else 0)
 
 
 def test_one_line_and_losses_that_are_no_numbers(run) -> None:

@@ -5,10 +5,18 @@ from rich.console import Console
 from pipelines.report.tables import metrics_table
 
 
-def printed(before, after, margins=None) -> list[str]:
-    console = Console(width=100, record=True, file=None, force_terminal=False, quiet=False)
+def figures(before, after, ends=None):
+    """As metrics.json has them; `ends` are those of the intervals, by metric of `dev`."""
+    known = {
+        name: {"low": low, "high": high, "detectable": 1} for name, (low, high) in ends.items()
+    }
+    return {"before": before, "after": after, "interval": {"dev": known}}
+
+
+def printed(before, after, ends=None) -> list[str]:
+    console = Console(width=120, record=True, file=None, force_terminal=False, quiet=False)
     with console.capture() as capture:
-        console.print(metrics_table(before, after, margins))
+        console.print(metrics_table(figures(before, after, ends or {})))
     return capture.get().splitlines()
 
 
@@ -33,30 +41,38 @@ def test_says_that_nothing_was_measured() -> None:
 def test_better_is_green_and_worse_is_red() -> None:
     before = {"dev": {"a": 1.0, "b": 1.0, "alignment": 0.9, "uniformity": -2.0, "same": 1.0}}
     after = {"dev": {"a": 2.0, "b": 0.5, "alignment": 0.5, "uniformity": -1.0, "same": 1.001}}
-    margins = {"dev": dict.fromkeys(before["dev"], 0.1) | {"same": 0.0}}
-    cells = metrics_table(before, after, margins).columns[-1].cells
-    assert [(str(cell), cell.style) for cell in cells] == [
-        ("+1.00 ±0.10", "green"),
-        ("-0.50 ±0.10", "red"),
+    ends = {
+        "a": (0.9, 1.1),
+        "b": (-0.6, -0.4),
         # Of these two less is more.
-        ("-0.40 ±0.10", "green"),
-        ("+1.00 ±0.10", "red"),
-        ("+0.00 ±0.00", ""),
+        "alignment": (-0.5, -0.3),
+        "uniformity": (0.9, 1.1),
+        # Nobody would see it.
+        "same": (0.0005, 0.0015),
+    }
+    cells = metrics_table(figures(before, after, ends)).columns[-1].cells
+    assert [(str(cell), cell.style) for cell in cells] == [
+        ("+0.90 to +1.10, better", "green"),
+        ("-0.60 to -0.40, worse", "red"),
+        ("-0.50 to -0.30, better", "green"),
+        ("+0.90 to +1.10, worse", "red"),
+        ("+0.00 to +0.00, cannot be told", ""),
     ]
 
 
 def test_what_may_be_chance_has_no_colour() -> None:
     before = {"dev": {"a": 1.0, "b": 1.0, "c": 9.0}}
     after = {"dev": {"a": 2.0, "b": 2.0, "c": 1.0}}
-    cells = metrics_table(before, after, {"dev": {"a": 1.5, "b": 0.5}}).columns[-1].cells
+    ends = {"a": (-0.5, 2.5), "b": (0.5, 1.5)}
+    cells = metrics_table(figures(before, after, ends)).columns[-1].cells
     assert [(str(cell), cell.style) for cell in cells] == [
-        ("+1.00 ±1.50", ""),
-        ("+1.00 ±0.50", "green"),
-        # How far this one is to be from 0 is not known.
-        ("-8.00", ""),
+        ("-0.50 to +2.50, cannot be told", ""),
+        ("+0.50 to +1.50, better", "green"),
+        # Where this one lies is not known.
+        ("", ""),
     ]
-    shown = " ".join(map(str.strip, printed(before, after, {"dev": {"a": 1.5}})))
-    assert "coloured where 0 is outside it" in shown
+    shown = " ".join(map(str.strip, printed(before, after, ends)))
+    assert "by paired bootstrap" in shown
 
 
 def test_brackets_in_a_name_are_shown() -> None:
