@@ -13,9 +13,9 @@ from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.samples import write_samples
 from pipelines.evaluation.sets import check_sets, digest_sets, intervals_between, told_sets
 from pipelines.evaluation.stage import evaluate
-from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+from pipelines.models.digest import digest_model
 from pipelines.progress import activity
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.runs.evaluations import add_evaluations
@@ -126,7 +126,7 @@ def log_figures(run: RunFolder, measured: Measured, tracking: RunTracking) -> No
 
 
 def _digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:
-    return {"model": storage.digest_folder(run.model), "sets": digest_sets(session, config)}
+    return {"model": digest_model(run.model), "sets": digest_sets(session, config)}
 
 
 def _models(run: RunFolder) -> dict[str, Location]:

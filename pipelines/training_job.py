@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,14 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
+from pipelines.model_card.card import model_card, write_card
+from pipelines.model_card.facts import CardFacts, read_facts
 from pipelines.models.adaptation import split, without_objective
 from pipelines.models.adapter import check_names, exports_adapter, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
-from pipelines.models.card import model_card
+from pipelines.models.card import start_card
 from pipelines.models.folder import start_encoder, write_encoder
+from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights
 from pipelines.pretraining.start import objective_weights, special_ids
 from pipelines.progress import activity
@@ -43,7 +47,7 @@ from pipelines.runs.checkpoint import (
     save_checkpoint,
     save_frozen,
 )
-from pipelines.runs.choice import choose, told_choice
+from pipelines.runs.choice import choose
 from pipelines.runs.history import go_on, last_step_of
 from pipelines.runs.metrics_log import MetricsLog
 from pipelines.runs.opening import (
@@ -62,7 +66,7 @@ from pipelines.runs.run_metrics import (
 )
 from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source, common_widths
+from pipelines.settings.sources import by_source
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
@@ -207,13 +211,17 @@ def _write_start(
     # Another preparation may take the place of this one before the report is drawn.
     tokens = storage.read_json(prepared.tokens.manifest)
     storage.write_json(RunFolder(folder).tokens, tokens)
+    if prepared.corpus.funnel.is_file():
+        funnel = storage.read_json(prepared.corpus.funnel)
+        storage.write_json(RunFolder(folder).funnel, funnel)
     if not can_resume(folder):
         save_frozen(folder, start.frozen)
         save_checkpoint(folder, start, config.training.keep_checkpoints)
     start_folder = RunFolder(folder).start
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):
-            _write(load_checkpoint(folder, 0), prepared, start_folder)
+            start_state = load_checkpoint(folder, 0)
+            _write(start_state, prepared, start_folder, start_card(start_state.spec))
 
 
 def train_steps(
@@ -255,13 +263,25 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
             run.config.training.keep_best,
         )
     made, figures = choice.checkpoint, choice.figures
-    _write(made, prepared, paths.model, common_widths(run.config), told_choice(figures))
+    if step < (last_step_of(folder) or 0):
+        figures["early_end"] = step
+    _write(made, prepared, paths.model, model_card(_unmeasured(run, made.spec, figures)))
     if exports_adapter(run.config.encoder):
         factors = without_objective(made.averages)
         write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
-    if step < (last_step_of(folder) or 0):
-        figures["early_end"] = step
     update_run_metrics(folder, {"model": figures})
+    # Figures that are there are of this model, if a finished training was asked for again.
+    write_card(paths, run.config, made.spec)
+
+
+def _unmeasured(run: TrainingRun, spec: EncoderSpec, figures: Mapping[str, Any]) -> CardFacts:
+    """What the card says of a model that is not there yet.
+
+    Args:
+        figures: Which state it is.
+    """
+    known = read_facts(RunFolder(run.run_folder), run.config, spec)
+    return replace(known, model=figures, comparisons=(), verdict="")
 
 
 def _newest_step(run: TrainingRun) -> int:
@@ -330,16 +350,8 @@ def _write(
     checkpoint: Checkpoint,
     prepared: PreparedFolder,
     target: Location,
-    dimensions: Sequence[int] = (),
-    state: str = "",
+    card: str,
 ) -> None:
-    """Writes a state as a sentence-transformers folder.
-
-    Args:
-        dimensions: To which embeddings may be cut, for the card of a model.
-        state: Which it is, for the card too.
-    """
-    tokens = prepared.tokens
-    manifest = storage.read_json(tokens.manifest)
-    card = model_card(checkpoint.spec, checkpoint.step, manifest, dimensions, state)
-    write_encoder(target, checkpoint.spec, checkpoint.encoder_weights, tokens.tokenizer, card)
+    """Writes a state as a sentence-transformers folder."""
+    weights, tokenizer = checkpoint.encoder_weights, prepared.tokens.tokenizer
+    write_encoder(target, checkpoint.spec, weights, tokenizer, card)

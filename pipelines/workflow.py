@@ -20,6 +20,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.reader import check_unchanged
+from pipelines.model_card.card import write_card
 from pipelines.models.folder import check_start
 from pipelines.pretraining.start import check_objective
 from pipelines.progress import activity, job
@@ -188,7 +189,8 @@ def evaluate(config: Config) -> dict[str, Metrics]:
             end_job(folder.path, start_of_job)
             with activity("evaluating", "drawing the report"):
                 report(config)
-            tracking.keep(folder.report, folder.metrics, folder.evaluations)
+                card = write_card(folder, config)
+            tracking.keep(folder.report, folder.metrics, folder.evaluations, card)
     return measured.figures
 
 

@@ -18,6 +18,7 @@ from pipelines.files.locations import RemotePath
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.storage import read_json
 from pipelines.files.versions import POINTER, put_file
+from pipelines.models.digest import CARD_FILE
 from pipelines.promotion import current
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.settings import Config
@@ -76,6 +77,9 @@ def test_the_whole_job(any_bucket, tmp_path):
     served = current(config.promotion.target, config.storage)
     assert served.is_relative_to(tmp_path / "cache")
     assert (served / "modules.json").is_file()
+    card = (served / CARD_FILE).read_text()
+    assert "model-index:" in card, "the card of before the evaluation"
+    assert 'SentenceTransformer(".")' in card
     assert promotion.version.name == "00001"
     assert leftovers(any_bucket.root) == []
 

@@ -38,6 +38,7 @@ embedding
 search
 mining
 report
+model_card
 promotion
 tracking
 preparation training_plan training_job evaluation_job

@@ -18,8 +18,8 @@ from corpus_factory import small_config
 from pipelines import workflow
 from pipelines.cli import main
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
-from pipelines.files import storage
 from pipelines.files.locks import held
+from pipelines.models.digest import CARD_FILE, digest_model
 from pipelines.settings.load import dump
 
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
@@ -84,7 +84,20 @@ def overrides(*pairs: str) -> list[str]:
     return [part for pair in pairs for part in ("--set", pair)]
 
 
+def check_jobs(run: Path, config_file: Path) -> None:
+    """Both jobs have noted themselves, and the page shows them."""
+    jobs = json.loads((run / "jobs.json").read_text())
+    assert [stage["name"] for stage in jobs["preparation"]] == ["corpus", "tokens", "lanes"]
+    for name, job in zip(("train", "evaluate"), jobs["jobs"], strict=True):
+        assert job["command"] == f"sentence-pipelines {name} --config {config_file}"
+        assert job["seconds"] > 0
+        # Also the one that has drawn the page.
+        assert f"{name}: {job['began'][:10]}" in (run / "report.html").read_text()
+    assert "has not ended" not in (run / "report.html").read_text()
+
+
 def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_path, capsys):
+    from huggingface_hub import ModelCard
     from sentence_transformers import SentenceTransformer
 
     run = tmp_path / "run"
@@ -100,17 +113,25 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
     assert figures["before"]["retrieval"] != figures["after"]["retrieval"]
     assert set(figures["interval"]["retrieval"]) == {"ndcg@10", "mrr@10", "recall@1", "recall@10"}
     assert SentenceTransformer(str(run / "model")).encode(["a text"]).shape == (1, 32)
+    card = (run / "model" / CARD_FILE).read_text()
+    results = {one.metric_type: one.metric_value for one in ModelCard(card).data.eval_results}
+    assert results["cosine_ndcg@10"] == round(figures["after"]["retrieval"]["ndcg@10"] / 100, 6)
+    assert "kept: pairs for training |" in card
+    assert "W for a busy logical CPU" in card
+    assert digest_model(run / "model") == figures["measured"]["model"]
+    target = tmp_path / "served"
+    promoted = overrides(f"promotion.target={target}")
+    assert main(["promote", "--config", str(config_file), *promoted]) == 0
+    assert (target / "current" / CARD_FILE).read_text() == card
+    # Nothing is left to be done, and the figures are those of this model.
+    asked = ["train", "--config", str(config_file), *overrides("training.resume=true")]
+    assert main(asked) == 0
+    assert (run / "model" / CARD_FILE).read_text() == card
+    capsys.readouterr()
     assert {"config.yaml", "environment.json", "tokens.json", "metrics.jsonl", "report.html"} <= {
         path.name for path in run.iterdir()
     }
-    jobs = json.loads((run / "jobs.json").read_text())
-    assert [stage["name"] for stage in jobs["preparation"]] == ["corpus", "tokens", "lanes"]
-    for name, job in zip(("train", "evaluate"), jobs["jobs"], strict=True):
-        assert job["command"] == f"sentence-pipelines {name} --config {config_file}"
-        assert job["seconds"] > 0
-        # Also the one that has drawn the page.
-        assert f"{name}: {job['began'][:10]}" in (run / "report.html").read_text()
-    assert "has not ended" not in (run / "report.html").read_text()
+    check_jobs(run, config_file)
 
     assert main(["train", "--config", str(config_file)]) == 2
     assert "error: run.folder: " in capsys.readouterr().err
@@ -129,6 +150,7 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
     history = json.loads((run / "history.json").read_text())
     assert [(chapter["step"], chapter["last_step"]) for chapter in history] == [(0, 12), (12, 16)]
     assert history[1]["settings"]["training.max_steps"] == 16
+    assert "Nothing was measured" in (run / "model" / CARD_FILE).read_text()
 
 
 def test_a_training_may_be_asked_for_again_whatever_became_of_it(
@@ -138,10 +160,10 @@ def test_a_training_may_be_asked_for_again_whatever_became_of_it(
     settings = overrides("training.max_steps=1", "training.resume=true")
     train = ["train", "--config", str(config_file), *settings]
     assert main(train) == 0
-    model = storage.digest_folder(run / "model")
+    model = digest_model(run / "model")
     assert main(train) == 0
     assert "the run has made its 1 steps already" in caplog.text
-    assert storage.digest_folder(run / "model") == model
+    assert digest_model(run / "model") == model
     # Killed while the run folder was made.
     plan, settings_file = (run / "checkpoints" / "plan.json"), (run / "config.yaml")
     kept = {path: path.read_bytes() for path in (plan, settings_file)}
@@ -152,7 +174,7 @@ def test_a_training_may_be_asked_for_again_whatever_became_of_it(
     assert "holds other files" in capsys.readouterr().err
     plan.write_bytes(kept[plan])
     assert main(train) == 0
-    assert storage.digest_folder(run / "model") == model
+    assert digest_model(run / "model") == model
 
 
 def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
@@ -163,14 +185,14 @@ def test_a_run_goes_on_from_an_older_checkpoint_if_the_newest_is_torn(
     settings = overrides(*(f"training.{change}" for change in changes))
     train = ["train", "--config", str(config_file), *settings]
     assert main(train) == 0
-    model = storage.digest_folder(run / "model")
+    model = digest_model(run / "model")
     torn = run / "checkpoints" / "step-00000004" / "optimizer.safetensors"
     torn.unlink()
     assert main(train) == 0
     assert f"passed over: {torn} is missing" in caplog.text
     assert "has made its" not in caplog.text
     assert torn.is_file()
-    assert storage.digest_folder(run / "model") == model, "the steps were made again"
+    assert digest_model(run / "model") == model, "the steps were made again"
     for step in (0, 2, 4):
         os.truncate(run / f"checkpoints/step-0000000{step}/model.safetensors", 1000)
     assert main(train) == 2

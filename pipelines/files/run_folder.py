@@ -37,6 +37,7 @@ class RunFolder:
         """All else that a run writes, but for checkpoints."""
         return (
             self.tokens,
+            self.funnel,
             self.teacher_axes,
             self.step_metrics,
             self.metrics,
@@ -102,6 +103,11 @@ class RunFolder:
     def tokens(self) -> Location:
         """The manifest of the tokens that the run is trained on."""
         return self.path / "tokens.json"
+
+    @property
+    def funnel(self) -> Location:
+        """The funnel of the corpus that the run is trained on, where that has one."""
+        return self.path / "funnel.json"
 
     @property
     def teacher_axes(self) -> Location:

@@ -33,6 +33,7 @@ from pipelines.files import locks, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.files.run_folder import OBSERVATIONS
+from pipelines.models.digest import digest_model
 from pipelines.promotion import history
 from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
@@ -85,7 +86,7 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
     wanted = read_record(folder).get("model")
 
     def check(copy: Path) -> None:
-        if wanted not in (None, storage.digest_folder(copy, without=_BESIDE)):
+        if wanted not in (None, digest_model(copy, without=_BESIDE)):
             raise InputError(
                 KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
             )
@@ -169,7 +170,7 @@ def copied(
         aside = folder / f".{uuid.uuid4().hex[:8]}.part"
         try:
             storage.copy_folder(model, aside)
-            if storage.digest_folder(aside) != record["model"]:
+            if digest_model(aside) != record["model"]:
                 raise PipelineError(f"{model} has changed while it was copied")
             write_observations(aside / OBSERVATIONS, observations)
             storage.write_json(aside / RECORD, record)

@@ -16,6 +16,7 @@ from pipelines.files import storage
 from pipelines.files.folders import check_place
 from pipelines.files.locations import Location, location
 from pipelines.files.run_folder import OBSERVATIONS, RunFolder
+from pipelines.models.digest import digest_model
 from pipelines.progress import activity
 from pipelines.promotion import history, served
 from pipelines.promotion.gate import Figures, Judgement, evaluations, judge
@@ -274,7 +275,7 @@ def _candidate(config: Config) -> _Candidate:
     known: dict[str, Any] = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
     if "after" not in known or "measured" not in known:
         raise InputError("run.folder", f"{model} was not evaluated", "run `evaluate` first")
-    digest = storage.digest_folder(model)
+    digest = digest_model(model)
     if known["measured"]["model"] != digest:
         raise InputError("run.folder", f"{model} is not what was evaluated", AGAIN)
     return _Candidate(

@@ -11,14 +11,14 @@ _HIDDEN = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), "\ufe
 )
 
 
-def shown(text: str) -> str:
-    """A text on one line, at most :data:`MAX_CHARACTERS` long, with nothing hidden in it.
+def shown(text: str, most: int = MAX_CHARACTERS) -> str:
+    """A text on one line, at most so many characters long, with nothing hidden in it.
 
     Characters that control something, among them those that turn the direction of what follows,
     are written as escapes.
     """
-    line = " ".join(text[: 4 * MAX_CHARACTERS].split())
-    cut = line[:MAX_CHARACTERS].rstrip() + "…" if len(line) > MAX_CHARACTERS else line
+    line = " ".join(text[: 4 * most].split())
+    cut = line[:most].rstrip() + "…" if len(line) > most else line
     return "".join(_escaped(character) for character in cut)
 
 

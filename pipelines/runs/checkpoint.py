@@ -195,6 +195,12 @@ def load_state(run_folder: Location, folder: Location, rows: Rows | None = None)
     )
 
 
+def load_spec(run_folder: Location, step: int) -> EncoderSpec:
+    """Reads the shape of the encoder, of the checkpoint before a step, and nothing else."""
+    state = storage.read_json(checkpoint_path(run_folder, step) / _STATE)
+    return EncoderSpec.from_json(state["encoder"])
+
+
 def load_shapes(run_folder: Location, step: int) -> Shapes:
     """Reads the shapes of what is trained, of the checkpoint before a step.
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # How the names of what :mod:`pipelines.files.storage` puts aside end.
 _TORN = (".part", ".old", ".gone")
-_LIBRARIES = (
+LIBRARIES = (
     "pyspark",
     "tensorflow",
     "tensorflowonspark",
@@ -47,6 +47,8 @@ _LIBRARIES = (
     "numpy",
     "pyarrow",
 )
+"""Whose versions :func:`environment` tells."""
+MISSING = "not installed"
 
 
 def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> Location:
@@ -270,11 +272,11 @@ def environment() -> dict[str, str]:
         "platform": platform.platform(),
         "cores": str(os.cpu_count()),
     }
-    for name in _LIBRARIES:
+    for name in LIBRARIES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            found[name] = MISSING
     return found
 
 

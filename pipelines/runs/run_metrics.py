@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -54,13 +55,15 @@ def training_figures(
         outcome: Of the steps since.
         seconds_before: That those before took; see :func:`seconds_to`.
     """
+    lines = list(read_metrics_lines(run.run_folder))
     figures: dict[str, Any] = {
         "steps": run.first_step + outcome.steps,
         "examples": run.first_step * run.examples_per_step + outcome.examples,
         "seconds": round(seconds_before + outcome.seconds, 2),
         "examples_per_second": round(outcome.examples_per_second, 2),
-        "final_loss": _final_loss(list(read_metrics_lines(run.run_folder))),
+        "final_loss": _final_loss(lines),
     }
+    figures |= _cpu_figures(lines)
     if outcome.precision is not None:
         figures["precision"] = outcome.precision
     if outcome.staleness is not None:
@@ -90,7 +93,15 @@ def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
         "seconds": round(seconds, 2),
         "examples_per_second": round(examples / max(seconds, 1e-9), 2),
         "final_loss": _final_loss(lines),
+        **_cpu_figures(lines),
     }
+
+
+def _cpu_figures(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """CPU time of all workers for all steps; nothing where that of some is not known."""
+    if not all("cpu_seconds" in line for line in lines):
+        return {}
+    return {"cpu_seconds": round(math.fsum(line["cpu_seconds"] for line in lines), 2)}
 
 
 def _final_loss(lines: Sequence[Mapping[str, Any]]) -> float:

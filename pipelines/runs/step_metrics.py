@@ -41,6 +41,8 @@ class StepRecord:
         communication_seconds: Seconds of these that numbers travelled, or that the worker waited
             for others; None where they cannot be separated from arithmetic.
         step_seconds: Seconds from the end of the worker's step before to the end of this one.
+        cpu_seconds: CPU time of all threads of the worker's process in these seconds; None where
+            that is not measured.
         precision: In which the worker multiplied matrices.
         source: Number of the source that the step is of.
     """
@@ -60,6 +62,7 @@ class StepRecord:
     compute_seconds: float | None = None
     communication_seconds: float | None = None
     step_seconds: float = 0.0
+    cpu_seconds: float | None = None
     precision: str | None = None
     source: int = 0
 
@@ -212,6 +215,7 @@ class StepMetrics:
             "padding": 1 - tokens / max(sum(record.padded_tokens for record in records), 1),
             "data_wait": sum(record.data_seconds for record in records) / seconds / self._workers,
             "seconds": self._seconds,
+            **_cpu_seconds(records),
             "staleness_mean": staleness.mean if staleness else 0.0,
             "staleness_max": staleness.most if staleness else 0,
             **({"precision": self._precision} if self._precision else {}),
@@ -296,6 +300,12 @@ def _shares(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for part in ("arithmetic", "communication")
         if workers and all(part in worker for worker in workers)
     }
+
+
+def _cpu_seconds(records: Sequence[StepRecord]) -> dict[str, float]:
+    """CPU time of all workers for these steps; nothing where one of them did not measure it."""
+    known = [one.cpu_seconds for one in records if one.cpu_seconds is not None]
+    return {"cpu_seconds": round(math.fsum(known), 3)} if len(known) == len(records) else {}
 
 
 def _gradient_norm(records: Sequence[StepRecord]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from pipelines.settings.base import Settings
+from pipelines.settings.card import CardSettings
 from pipelines.settings.corpus import CorpusSettings
 from pipelines.settings.embedding import EmbeddingSettings
 from pipelines.settings.encoder import EncoderSettings
@@ -27,6 +28,7 @@ from pipelines.settings.tracking import TrackingSettings
 from pipelines.settings.training import TrainingSettings
 
 __all__ = [
+    "CardSettings",
     "Config",
     "CorpusSettings",
     "EmbeddingSettings",
@@ -67,6 +69,7 @@ class Config(Settings):
     mining: MiningSettings = MiningSettings()
     promotion: PromotionSettings = PromotionSettings()
     run: RunSettings = RunSettings()
+    card: CardSettings = CardSettings()
     spark: SparkSettings = SparkSettings()
     stages: StageSettings = StageSettings()
     storage: StorageSettings = StorageSettings()

@@ -30,6 +30,7 @@ import pipelines  # noqa: E402
 from pipelines.files import storage  # noqa: E402
 from pipelines.files.copies import local_folder  # noqa: E402
 from pipelines.files.locations import Location, location  # noqa: E402
+from pipelines.models.digest import digest_model  # noqa: E402
 from pipelines.settings.redaction import without_password  # noqa: E402
 from pipelines.tracking import pyfunc  # noqa: E402
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart  # noqa: E402
@@ -118,7 +119,7 @@ class MlflowTracker:
         """Logs a model, unless this run has it already: a finished training may be called again."""
         assert self._start is not None
         registered = self._start.settings.mlflow_registered_model
-        digest = storage.digest_folder(folder)
+        digest = digest_model(folder)
         noted = self._noted()
         there = noted.get(MODEL) or {}
         if there.get("digest") == digest and registered in (None, there["registered"]):

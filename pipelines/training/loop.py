@@ -144,6 +144,7 @@ class StepTimer:
         self._reporter = reporter
         self._precision = precision
         self._began = self._ended = time.monotonic()
+        self._cpu_ended = time.process_time()
         self._data_seconds = 0.0
         self._compute_seconds = 0.0
         self._communication_seconds: float | None = 0.0
@@ -196,7 +197,7 @@ class StepTimer:
         staleness: int | None = None,
     ) -> None:
         """Reports a step."""
-        now = time.monotonic()
+        now, cpu = time.monotonic(), time.process_time()
         self._reporter.step_done(
             StepRecord(
                 step=work.index,
@@ -213,8 +214,10 @@ class StepTimer:
                 compute_seconds=self._compute_seconds,
                 communication_seconds=self._communication_seconds,
                 step_seconds=now - self._ended,
+                cpu_seconds=cpu - self._cpu_ended,
                 precision=self._precision,
                 source=work.source,
             )
         )
-        self._ended, self._compute_seconds, self._communication_seconds = now, 0.0, 0.0
+        self._ended, self._cpu_ended = now, cpu
+        self._compute_seconds, self._communication_seconds = 0.0, 0.0

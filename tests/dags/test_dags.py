@@ -20,6 +20,7 @@ from corpus_factory import only_retrieval, small_config
 from local_servers import Chat, serving
 
 from pipelines.files import storage
+from pipelines.models.digest import digest_model
 from pipelines.settings.load import dump
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -255,7 +256,7 @@ def write_worse_run(run: Path, folder: Path) -> None:
     (folder / "model" / "README.md").write_text("Another model.\n")
     metrics = storage.read_json(folder / "metrics.json")
     metrics["after"]["retrieval"]["ndcg@10"] = 0.0
-    metrics["measured"]["model"] = storage.digest_folder(folder / "model")
+    metrics["measured"]["model"] = digest_model(folder / "model")
     storage.write_json(folder / "metrics.json", metrics)
 
 

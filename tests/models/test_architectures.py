@@ -12,7 +12,7 @@ from pipelines.errors import InputError
 from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.bert.architecture import BERT
-from pipelines.models.card import model_card
+from pipelines.models.card import start_card
 from pipelines.models.folder import check_start, read_encoder, start_encoder, write_encoder
 from pipelines.models.inference import BACKENDS
 from pipelines.models.inference.backends import choose_backend
@@ -36,7 +36,7 @@ def registered(monkeypatch):
 def folder(small_folder, tmp_path):
     spec = ToySpec(vocabulary=vocabulary_size(small_folder), hidden=16, max_length=32)
     weights = random_weights(spec, 5)
-    write_encoder(tmp_path / "model", spec, weights, small_folder, model_card(spec, 0, {}))
+    write_encoder(tmp_path / "model", spec, weights, small_folder, start_card(spec))
     return tmp_path / "model", spec, weights
 
 

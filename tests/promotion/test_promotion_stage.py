@@ -173,7 +173,7 @@ def test_only_what_was_evaluated_is_promoted(runs, target, tmp_path, capsys):
     assert refusal("good", target=None).startswith("error: promotion.target: it is not set, ")
     assert "there is no model in" in refusal("absent")
     shutil.copytree(runs / "good", tmp_path / "changed")
-    (tmp_path / "changed" / "model" / "README.md").write_text("Another model.\n")
+    (tmp_path / "changed" / "model" / "modules.json").write_text("[]")
     assert "is not what was evaluated, run `evaluate` again" in refusal(str(tmp_path / "changed"))
     (tmp_path / "changed" / "metrics.json").unlink()
     assert "was not evaluated, run `evaluate` first" in refusal(str(tmp_path / "changed"))

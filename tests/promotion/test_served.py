@@ -12,15 +12,15 @@ import pytest
 from run_factory import IN_ORDER, names, write_model
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.files import storage
 from pipelines.files.locations import RemotePath
+from pipelines.models.digest import digest_model
 from pipelines.promotion import served
 
 
 def promote(target: Path, model: Path, **record) -> str:
     """What the stage does once the gate is open."""
     before = served.served_model(target)
-    told = {"model": storage.digest_folder(model), "replaces": before and before.name, **record}
+    told = {"model": digest_model(model), "replaces": before and before.name, **record}
     with served.copied(target, model, told) as copy, served.exclusive(target):
         version = served.place(target, copy)
         served.put_in_service(target, version, "promoted")

@@ -70,3 +70,15 @@ def test_a_driver_that_died_behind_the_last_step_leaves_its_log(tmp_path):
     assert figures["final_loss"] == 0.5
     update_run_metrics(tmp_path, {"training": figures})
     assert logged_figures(run) is None
+
+
+def test_cpu_time_is_known_if_that_of_every_step_is(tmp_path):
+    run = dataclasses.replace(make_run(8, folder=tmp_path), first_step=8)
+    lines = [{"step": step, "seconds": 1.0, "loss": 0.5, "cpu_seconds": 1.25} for step in (4, 8)]
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert logged_figures(run)["cpu_seconds"] == 2.5
+    # Of an earlier release.
+    del lines[0]["cpu_seconds"]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "cpu_seconds" not in logged_figures(run)

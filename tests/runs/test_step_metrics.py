@@ -213,3 +213,13 @@ def test_the_order_of_arrival_changes_nothing(chance: random.Random, every: int,
     assert other.losses == pytest.approx(outcome.losses)
     assert [line["step"] for line in other_lines] == [line["step"] for line in lines]
     assert [line["loss"] for line in other_lines] == pytest.approx([line["loss"] for line in lines])
+
+
+def test_a_line_has_the_cpu_time_of_all_workers_if_all_measured_it():
+    lines = []
+    step_metrics = StepMetrics(make_run(2, log_every=1), 2, lines.append)
+    for step, times in enumerate([(0.5, 1.0), (0.5, None)]):
+        for rank, cpu_seconds in enumerate(times):
+            step_metrics.add(record(step, granules=1, rank=rank, cpu_seconds=cpu_seconds))
+    assert lines[0]["cpu_seconds"] == 1.5
+    assert "cpu_seconds" not in lines[1]

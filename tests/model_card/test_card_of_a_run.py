@@ -1,0 +1,138 @@
+"""What a person reads of a model."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from pipelines.files import storage
+from pipelines.model_card.card import model_card, write_card
+from pipelines.model_card.energy import watt_hours
+from pipelines.model_card.facts import read_facts
+from pipelines.models.digest import CARD_FILE, digest_model
+from pipelines.models.static.spec import StaticSpec
+from pipelines.settings.load import parse
+from pipelines.tokens.prompts import Prompts
+
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+RUN_ALL = "import runpy, sys; [runpy.run_path(path) for path in sys.argv[1:]]"
+SECTIONS = ["Model", "Usage", "Evaluation", "Limits", "Training", "Citation"]
+
+
+def test_a_card_holds_what_is_known_of_the_run(made_run, tmp_path) -> None:
+    tree = {
+        "corpus": {"inputs": ["a|b.csv"], "format": "csv", "pairs": "columns"},
+        "training": {"workers": 3, "granules_per_step": 3, "resume": True},
+        "card": {"data_license": "CC BY 4.0", "data_description": "Questions\nof customers."},
+    }
+    run, spec = made_run(tmp_path, tree)
+    card = write_card(run, parse(tree), spec).read_text()
+    assert re.findall(r"^## (.*)$", card, re.MULTILINE) == SECTIONS
+    verdict = "**Worse on held-out pairs of the corpus: MRR@10 on retrieval -1.25 (-1.75 to -0.75)."
+    assert card.index(verdict) < card.index("This is a [sentence-transformers]")
+    for told in (
+        "| MRR@10 | 40.00 | 38.75 | -1.25 | -1.75 to -0.75, worse |",
+        "by paired bootstrap",
+        "Held-out pairs are of the same kind",
+        "Questions of customers.\n",
+        "- **Texts:** csv of a&#124;b.csv; examples by the rule columns",
+        "- **Examples for training:** 960",
+        "texts of up to 32 tokens, 3 of 200 (1.5 %) cut, 10.0 % of the tokens left out",
+        "- **Licence of the texts:** CC BY 4.0",
+        "| rows | dropped: &lt;too short&gt; | 200 |",
+        "- **in_batch_negatives**; `temperature` 0.05; ",
+        "| `training.workers` | 3 |",
+        "with 3 workers",
+        "Linux&#124;x and 2 cores",
+        "- **Training time:** 1h 02m",
+        "- **CPU time of the workers' steps:** 2h 00m",
+        "7.68 Wh = CPU time x 3.84 W",
+        "`python 3.11.7`",
+        "on the first 32 tokens of texts",
+        "Nobody has said which languages",
+        "The model is the state after step 120, after an early end (`training.patience`).",
+        "- **Licence:** not stated",
+    ):
+        assert told in card, told
+    assert "training.resume" not in card, "it decides nothing of a model"
+    assert "not installed" not in card
+
+
+def test_what_is_not_known_is_left_out(made_run, tmp_path) -> None:
+    tree = {"corpus": {"languages": ["en", "de"]}}
+    run, spec = made_run(tmp_path, tree)
+    known = storage.read_json(run.metrics)
+    del known["training"]["cpu_seconds"]
+    # Measured of another model, whose place this one has taken.
+    known["measured"]["model"] = "0" * 16
+    storage.write_json(run.metrics, known)
+    for path in (run.funnel, run.tokens, run.environment):
+        path.unlink()
+    card = model_card(read_facts(run, parse(tree), spec))
+    for told in (
+        "Energy",
+        "MRR@10",
+        "Worse on",
+        "model-index",
+        "| rows |",
+        "Versions",
+        "tokens left",
+    ):
+        assert told not in card
+    assert "Nothing was measured of this model." in card
+    assert "- **Languages:** en, de" in card
+
+
+def test_a_static_encoder_from_random_weights(made_run, tmp_path) -> None:
+    tree = {"encoder": {"start": "random", "kind": "static"}}
+    run, _ = made_run(tmp_path, tree)
+    card = model_card(read_facts(run, parse(tree), StaticSpec(vocabulary=9, hidden=8)))
+    assert "trained from random weights" in card
+    assert "base_model:" not in card
+    assert "- **Maximum sequence length:** all tokens" in card
+    assert "It reads texts of any length" in card
+
+
+def test_a_card_with_figures_leaves_the_model_what_it_is(made_run, tmp_path) -> None:
+    run, _ = made_run(tmp_path, {})
+    known = digest_model(run.model)
+    # The shape is read from the folder.
+    write_card(run, parse({}))
+    assert "-1.75 to -0.75" in (run.model / CARD_FILE).read_text()
+    assert digest_model(run.model) == known
+
+
+def test_energy_is_the_product_that_the_card_tells() -> None:
+    assert watt_hours(3600.0) == 3.84
+
+
+def test_the_snippets_run_as_they_stand(made_run, tmp_path) -> None:
+    """In a process of their own, of a folder whose name needs care."""
+    prompts = Prompts((("query", 'ask "it": '), ("topic", "a\nb|c: ")), "topic")
+    pieces = []
+    for name, tree, own in (
+        ("prompts", {"objective": {"dimensions": [16, 8]}}, prompts),
+        ('a "quoted" | `path` \\ é', {}, Prompts()),
+    ):
+        run, spec = made_run(tmp_path / name, tree, own)
+        pieces += PYTHON.findall(write_card(run, parse(tree), spec).read_text())
+    assert len(pieces) == 3
+    for number, piece in enumerate(pieces):
+        (tmp_path / f"piece_{number}.py").write_text(piece)
+    paths = [str(tmp_path / f"piece_{number}.py") for number in range(3)]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, *paths],
+        cwd=tmp_path,
+        env={"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout
+    assert told.count("tensor(") == 2
+    # What the comments say of the shapes is so.
+    shapes = re.findall(r"^# (\(.*\))$", "\n".join(pieces), re.MULTILINE)
+    assert shapes == re.findall(r"^\(.*\)$", told, re.MULTILINE) == ["(1, 8)", "(4, 16)"]
