@@ -24,6 +24,7 @@ from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
 from pipelines.outcome import Results, noted
 from pipelines.progress import MessageHandler
+from pipelines.provenance import given_on_command_line
 
 # All else is imported by the command that uses it, so that help and refusals come at once.
 if TYPE_CHECKING:
@@ -116,9 +117,26 @@ def evaluate(
 
 
 @app.command()
-def report(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Write the report of a run again, or of an unfinished run."""
-    _configured(jobs.report, config, set_)
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Folders of runs; several are compared. Default: run.folder."
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            help="File to write; by default report.html in the folder of the run, or "
+            "comparison.html in the working folder if there are several.",
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Write the report of a run again, or of an unfinished run; or compare several runs."""
+    _configured(lambda found: jobs.report(found, runs or (), output), config, set_)
 
 
 @app.command()
@@ -225,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # It logs traces of connections that an interruption breaks; what fails besides is raised.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Outermost: the session is stopped inside, in the order that Spark needs.
-    with terminated_in_order() as interruption:
+    with terminated_in_order() as interruption, given_on_command_line(given):
         try:
             code = int(app(args=given, standalone_mode=False) or 0)
         except KeyboardInterrupt:

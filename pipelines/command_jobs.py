@@ -109,11 +109,11 @@ def evaluate(config: Config) -> Results:
     return figures
 
 
-def report(config: Config) -> None:
-    """Draws the report."""
+def report(config: Config, runs: Sequence[str], output: str | None) -> None:
+    """Draws the report of a run, or compares several."""
     from pipelines import workflow
 
-    print(f"report  {workflow.report(config)}")
+    print(f"report  {workflow.report(config, runs, output)}")
 
 
 def promote(config: Config) -> Results:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipelines import evaluation_job
 from pipelines.engines.base import Engine
 from pipelines.engines.loading import load_engine
-from pipelines.errors import InputError, NothingNew
+from pipelines.errors import NothingNew
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.files.folders import work_folder, working_in
 from pipelines.files.locations import Location
@@ -27,6 +27,7 @@ from pipelines.progress import activity, job
 from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
 from pipelines.runs.cleaning import Cleaned, remove_old_runs
+from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation
 from pipelines.runs.opening import check_run_folder, identity_digest
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
@@ -122,6 +123,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         EngineError: The run failed; ``training.resume`` goes on from its last checkpoint.
         PipelineError: A file could not be written, or the lanes were prepared again meanwhile.
     """
+    start_of_job = Start()
     chosen = chosen or load_engine(config.training.engine)
     check_settings(chosen, config)
     prepared = PreparedFolder.of(config)
@@ -142,12 +144,15 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
         snapshots = checkpoint_snapshots(config, session)
     run = open_run(config, prepared, plan, manifest, start)
     folder = RunFolder(run.run_folder)
+    begin_job(folder.path, "train", start_of_job)
+    keep_preparation(folder.path, prepared.path)
     with RunTracking(config, folder.path, run.first_step) as tracking:
         train_steps(chosen, session, run, snapshots, tracking)
         # The model takes its tokenizer from beside the lanes.
         check_unchanged(prepared.lanes.path, manifest)
         with activity("training", "writing the model"):
             write_model(run, prepared)
+        end_job(folder.path, start_of_job)
         tracking.keep(folder.environment, folder.step_metrics, folder.restarts, model=folder.model)
     return folder.model
 
@@ -166,11 +171,13 @@ def evaluate(config: Config) -> dict[str, Metrics]:
         InputError: There is no model, or what it is to be measured on cannot be read.
         PipelineError: A training has replaced the model meanwhile.
     """
+    start_of_job = Start()
     folder = RunFolder.of(config)
     evaluation_job.check_settings(config, folder)
     session = spark_session(for_stage(config, "evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         digests = evaluation_job.digests(session, config, folder)
+        begin_job(folder.path, "evaluate", start_of_job)
         with RunTracking(config, folder.path) as tracking:
             measured = evaluation_job.measure_models(session, config, folder)
             evaluation_job.check_unchanged(session, config, folder, digests)
@@ -178,6 +185,8 @@ def evaluate(config: Config) -> dict[str, Metrics]:
             update_run_metrics(folder.path, measured.figures | {"measured": digests})
             evaluation_job.sample_held_out(session, config, folder, measured)
             evaluation_job.log_figures(folder, measured, tracking)
+            # The report says how long it took.
+            end_job(folder.path, start_of_job)
             with activity("evaluating", "drawing the report"):
                 report(config)
                 card = write_card(folder, config)
@@ -186,14 +195,21 @@ def evaluate(config: Config) -> dict[str, Metrics]:
 
 
 @file_failures("drawing the report")
-def report(config: Config) -> Location:
-    """Draws the report of a run from what is in its folder, finished or not; returns its path."""
-    from pipelines.report.run_page import write_report
+def report(config: Config, runs: Sequence[str] = (), output: str | None = None) -> Location:
+    """Draws the report of a run, finished or not, or compares several; returns the page's path.
 
-    folder = RunFolder.of(config).path
-    if not folder.is_dir():
-        raise InputError("run.folder", f"there is no {folder}", "run `train` first")
-    return write_report(folder, PreparedFolder.of(config).path)
+    Args:
+        config: Says how stores are reached and, if no run is named, which run.
+        runs: Folders of runs.
+        output: The file; otherwise ``report.html`` in the folder of a single run, or
+            ``comparison.html`` in the working folder.
+
+    Raises:
+        InputError: There is no such run, one is named twice, or the page cannot be there.
+    """
+    from pipelines.report.pages import write_page
+
+    return write_page(config, runs, output)
 
 
 @file_failures("promoting")

@@ -84,6 +84,18 @@ def overrides(*pairs: str) -> list[str]:
     return [part for pair in pairs for part in ("--set", pair)]
 
 
+def check_jobs(run: Path, config_file: Path) -> None:
+    """Both jobs have noted themselves, and the page shows them."""
+    jobs = json.loads((run / "jobs.json").read_text())
+    assert [stage["name"] for stage in jobs["preparation"]] == ["corpus", "tokens", "lanes"]
+    for name, job in zip(("train", "evaluate"), jobs["jobs"], strict=True):
+        assert job["command"] == f"sentence-pipelines {name} --config {config_file}"
+        assert job["seconds"] > 0
+        # Also the one that has drawn the page.
+        assert f"{name}: {job['began'][:10]}" in (run / "report.html").read_text()
+    assert "has not ended" not in (run / "report.html").read_text()
+
+
 def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_path, capsys):
     from huggingface_hub import ModelCard
     from sentence_transformers import SentenceTransformer
@@ -119,6 +131,7 @@ def test_train_and_evaluate_give_a_model_figures_and_a_report(config_file, tmp_p
     assert {"config.yaml", "environment.json", "tokens.json", "metrics.jsonl", "report.html"} <= {
         path.name for path in run.iterdir()
     }
+    check_jobs(run, config_file)
 
     assert main(["train", "--config", str(config_file)]) == 2
     assert "error: run.folder: " in capsys.readouterr().err

@@ -42,6 +42,7 @@ class RunFolder:
             self.step_metrics,
             self.metrics,
             self.history,
+            self.jobs,
             self.restarts,
             self.evaluations,
             self.observations,
@@ -87,6 +88,11 @@ class RunFolder:
     def history(self) -> Location:
         """Since which step settings hold that may change while a run goes on."""
         return self.path / "history.json"
+
+    @property
+    def jobs(self) -> Location:
+        """Which jobs have worked on the run, when, where and how long."""
+        return self.path / "jobs.json"
 
     @property
     def restarts(self) -> Location:

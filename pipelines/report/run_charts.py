@@ -119,6 +119,7 @@ def training_charts(logged: Lines) -> list[Chart]:
             loss("Loss", size=_WIDE),
             wide=True,
             narrow=loss("Loss, narrow", size=_NARROW),
+            note=_thinning(logged),
         )
     ]
     charts += _source_charts(logged)
@@ -132,6 +133,12 @@ def training_charts(logged: Lines) -> list[Chart]:
         title = "Padding and data wait"
         charts.append(Chart(title, chart(title, steps, waste, shares=True, dots=few)))
     return charts
+
+
+def _thinning(logged: Lines) -> str:
+    """What a point of a curve is; empty where it is a line of the log."""
+    size = len(grouped(logged, _MAX_POINTS)[0])
+    return "" if size == 1 else f"A point is the mean of {size} logged lines, here and below."
 
 
 def _source_charts(logged: Lines) -> list[Chart]:

@@ -13,12 +13,15 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.models import ARCHITECTURES
 from pipelines.report.comparison import Comparison, compare
+from pipelines.report.history import commands, wall_bars, wall_times
+from pipelines.report.links import Link, link
 from pipelines.report.page_parts import duration, funnel_levels, read_if_there, render, whole
 from pipelines.report.run_charts import evaluation_charts, time_spent, training_charts
 from pipelines.report.samples import MAP_SIZE, changes, maps, queries, similarity_charts
 from pipelines.report.series import is_number, read_lines
 from pipelines.report.verdict import main_lines, verdict
 from pipelines.runs.choice import told_choice
+from pipelines.runs.jobs import read_jobs
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import Restart
 from pipelines.settings import Config, ObjectiveSettings
@@ -31,26 +34,31 @@ TEMPLATE = "page.html"
 _MAX_SCORES = 2
 
 
-def write_report(run_folder: Location, prepared_folder: Location) -> Location:
-    """Writes ``report.html`` of a run; what is not there yet leaves its section out.
+def write_report(
+    run_folder: Location, prepared_folder: Location, target: Location | None = None
+) -> Location:
+    """Writes the report of a run; what is not there yet leaves its section out.
 
     Args:
-        run_folder: Holds ``config.yaml``, ``environment.json``, ``tokens.json``,
+        run_folder: Holds ``config.yaml``, ``environment.json``, ``tokens.json``, ``jobs.json``,
             ``metrics.jsonl``, ``metrics.json``, ``samples.json`` and ``evaluations.jsonl``.
         prepared_folder: Holds ``corpus/funnel.json``.
+        target: The file; ``report.html`` of the run folder unless given.
 
     Returns:
         The path of the page.
     """
-    run = RunFolder(run_folder)
+    run, prepared = RunFolder(run_folder), PreparedFolder(prepared_folder)
+    target = target or run.report
     config = read_if_there(run.config, partial(configuration.load, recorded=True))
     figures: Mapping[str, Any] = read_if_there(run.metrics, storage.read_json) or {}
     lines = read_if_there(run.step_metrics, read_lines) or []
-    funnel = read_if_there(PreparedFolder(prepared_folder).corpus.funnel, storage.read_json) or []
+    funnel = read_if_there(prepared.corpus.funnel, storage.read_json) or []
     samples = read_if_there(run.samples, storage.read_json) or {}
     tokens = read_if_there(run.tokens, storage.read_json) or {}
     has_finished = "training" in figures and run.model.is_dir()
     comparisons = compare(figures)
+    jobs = read_jobs(run_folder)
     page = render(
         TEMPLATE,
         {
@@ -78,11 +86,22 @@ def write_report(run_folder: Location, prepared_folder: Location) -> Location:
             "times_known": bool(lines),
             "funnel": funnel_levels(funnel),
             "restarts": [_restart(one) for one in read_restarts(run_folder)],
+            "wall_bars": wall_bars(wall_times(jobs)),
+            "commands": commands(jobs),
+            "links": _links(run, prepared, target),
             "environment": read_if_there(run.environment, storage.read_json) or {},
         },
     )
-    storage.write_text(run.report, page)
-    return run.report
+    storage.write_text(target, page)
+    return target
+
+
+def _links(run: RunFolder, prepared: PreparedFolder, page: Location) -> list[Link]:
+    """To the model and to the report of the corpus, as far as they are there."""
+    # A folder of a store is one of its versions, of which people need not know.
+    model = [link("model folder", run.path / "model", page)] if run.model.is_dir() else []
+    corpus = [link("corpus report", prepared.report, page)] if prepared.report.is_file() else []
+    return model + corpus
 
 
 def _sentence(config: Config) -> str:

@@ -12,11 +12,16 @@ PALE_BLUE = "#93c5fd"
 ORANGE = "#c2410c"
 TEAL = "#0f766e"
 VIOLET = "#7c3aed"
+ROSE = "#be185d"
+OLIVE = "#4d7c0f"
 GREY = "#a1a1aa"
 INK, SOFT, AXIS, LINE = "#1f2937", "#4b5563", "#9ca3af", "#e5e7eb"
 
 SERIES = (BLUE, ORANGE, TEAL, VIOLET, PALE_BLUE, GREY)
 """Curves of one picture, in this order."""
+
+RUNS = (BLUE, ORANGE, TEAL, VIOLET, ROSE, OLIVE)
+"""Runs that are compared, in this order; thin lines in each can be seen in light and in dark."""
 
 PARTS = {
     "arithmetic": BLUE,
@@ -33,6 +38,8 @@ VARIABLES = {
     ORANGE: "--orange",
     TEAL: "--teal",
     VIOLET: "--violet",
+    ROSE: "--rose",
+    OLIVE: "--olive",
     GREY: "--grey",
     INK: "--ink",
     SOFT: "--soft",

@@ -2,70 +2,59 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import pairwise
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import Formatter, FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
-from pipelines.report.style import (
-    AXIS,
-    BLUE,
-    INK,
-    LINE,
-    ORANGE,
-    PALE_BLUE,
-    SOFT,
-    VARIABLES,
-    whole_numbers,
+from pipelines.report.readings import Readings, Series, summarised
+from pipelines.report.style import BLUE, ORANGE, PALE_BLUE, whole_numbers
+from pipelines.report.svg_pictures import (
+    DistinctTicks,
+    number_tick,
+    picture_of,
+    ticks_of,
+    whole_tick,
 )
 
-_STYLE = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10.5,
-    "axes.edgecolor": AXIS,
-    "axes.labelcolor": SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "text.color": INK,
-    "legend.frameon": False,
-    # Matplotlib would read a dollar in a name as the start of a formula.
-    "text.parse_math": False,
-}
-# The page's own background shows through.
-_CLEAR = {"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none"}
 _ROOM = 1.06
 """The vertical axis over the highest value, so that a level line does not lie on the edge."""
 _LETTERS_PER_INCH = 9
 _KEY_LETTERS = 6
 """What a legend's line and its margins take, in letters."""
-_MAX_DIGITS = 8
+STEP = "step"
+"""What the horizontal axis counts in most pictures."""
 FEWEST_OF_A_LINE = 3
 """Of fewer values there are dots."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart; ``label`` shows in the legend, where it is not empty."""
+    """One line of a chart.
+
+    Attributes:
+        values: In their order.
+        colour: Of :mod:`pipelines.report.style`.
+        label: Shows in the legend, where it is not empty.
+        width: Of the line, in points.
+        steps: Where its values are, if not at the steps of the chart.
+        dash: Lengths of line and gap, in widths of the line; empty where it is not broken.
+    """
 
     values: Sequence[float]
     colour: str = BLUE
     label: str = ""
     width: float = 1.8
+    steps: Sequence[float] | None = None
+    dash: tuple[float, ...] = ()
+
+    def places(self, steps: Sequence[float]) -> Sequence[float]:
+        """Where its values are, in a chart of these steps."""
+        return steps if self.steps is None else self.steps
 
 
 def chart(
@@ -77,6 +66,8 @@ def chart(
     shares: bool = False,
     from_zero: bool = True,
     dots: bool = False,
+    axis: str = STEP,
+    legend: bool = True,
 ) -> str:
     """An `<svg>` element that takes the width of what it is put into.
 
@@ -88,35 +79,53 @@ def chart(
         shares: Whether values are shares, to be shown in per cent.
         from_zero: Whether the vertical axis begins at zero.
         dots: Whether each value is marked, for few of them.
+        axis: What the horizontal axis counts.
+        legend: Whether the names of the curves stand on the picture.
     """
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for curve in curves:
+            places = curve.places(steps)
+            # Two points are always on a line, so the line would say nothing.
+            has_line = len(places) >= FEWEST_OF_A_LINE
             axes.plot(
-                steps,
+                places,
                 curve.values,
                 color=curve.colour,
                 label=curve.label or None,
                 linewidth=curve.width,
-                # Two points are always on a line, so the line would say nothing.
-                linestyle="none" if len(steps) < FEWEST_OF_A_LINE else "solid",
-                marker="o" if dots or len(steps) < FEWEST_OF_A_LINE else None,
+                linestyle=((0, curve.dash) if curve.dash else "solid") if has_line else "none",
+                marker="o" if dots or not has_line else None,
                 markersize=4.5,
             )
-        axes.set_xlabel("step")
+        axes.set_xlabel(axis)
         axes.margins(x=0.01)
         if from_zero:
             axes.set_ylim(0, _ROOM * max((*_finite(curves), 0.0)) or None)
         axes.xaxis.set_major_locator(whole_numbers(6))
-        axes.xaxis.set_major_formatter(FuncFormatter(_whole))
-        axes.yaxis.set_major_formatter(_values(shares))
+        axes.xaxis.set_major_formatter(FuncFormatter(whole_tick))
+        axes.yaxis.set_major_formatter(ticks_of(shares))
         labels = [curve.label for curve in curves if curve.label]
-        if labels:
+        if labels and legend:
             columns = _legend_columns(labels, size[0])
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderpad=0)
 
-    return _picture(name, size, draw)
+    return picture_of(name, size, draw, Readings(axis, _series(curves, steps, axis), shares))
+
+
+def _series(curves: Sequence[Curve], steps: Sequence[float], axis: str) -> list[Series]:
+    """What can be read off curves: each that has a name, or is alone."""
+
+    def series_of(curve: Curve) -> Series:
+        places = curve.places(steps)
+        # That of several logged lines is their mean.
+        read = [round(place) for place in places] if axis == STEP else places
+        return Series(curve.label, curve.colour, read, curve.values)
+
+    unnamed = [series_of(curve) for curve in curves if not curve.label]
+    named = [series_of(curve) for curve in curves if curve.label]
+    return named + (summarised(unnamed) if len(unnamed) > 1 else unnamed)
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
@@ -149,10 +158,10 @@ def histogram(
         size: See :func:`chart`.
     """
     last = max(*counts, *edges)
+    heights = [counts.get(number, 0) for number in range(last + 1)]
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        heights = [counts.get(number, 0) for number in range(last + 1)]
         axes.stairs(
             heights, [number - 0.5 for number in range(last + 2)], fill=True, color=PALE_BLUE
         )
@@ -169,11 +178,12 @@ def histogram(
         axes.set_xlim(min(counts) - 1, last + 1)
         axes.xaxis.set_major_locator(whole_numbers(12))
         axes.yaxis.set_major_locator(whole_numbers(5))
-        axes.yaxis.set_major_formatter(FuncFormatter(_whole))
+        axes.yaxis.set_major_formatter(FuncFormatter(whole_tick))
         if edges:
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
 
-    return _picture(name, size, draw)
+    bars = Series(labels[1], PALE_BLUE, range(last + 1), heights)
+    return picture_of(name, size, draw, Readings("length", [bars]))
 
 
 def stack(
@@ -207,12 +217,18 @@ def stack(
             axes.stackplot(steps, values, colors=colours, linewidth=0)
             axes.set_xlim(steps[0], steps[-1])
         axes.set_ylim(0, 1)
-        axes.set_xlabel("step")
+        axes.set_xlabel(STEP)
         axes.xaxis.set_major_locator(whole_numbers(6))
-        axes.xaxis.set_major_formatter(FuncFormatter(_whole))
-        axes.yaxis.set_major_formatter(_values(shares=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(whole_tick))
+        axes.yaxis.set_major_formatter(ticks_of(shares=True))
 
-    return _picture(name, size, draw)
+    places = [round(step) for step in steps]
+    # The highest first, as on the picture.
+    series = [
+        Series(label, colour, places, values)
+        for label, (values, colour) in reversed(list(layers.items()))
+    ]
+    return picture_of(name, size, draw, Readings(STEP, series, shares=True, marked=False))
 
 
 @dataclass(frozen=True)
@@ -243,12 +259,13 @@ def distributions(
         size: See :func:`chart`.
     """
 
+    shares = [np.histogram(shape.values, edges)[0] / max(len(shape.values), 1) for shape in shapes]
+
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for shape in shapes:
-            heights, _ = np.histogram(shape.values, edges)
+        for shape, heights in zip(shapes, shares, strict=True):
             axes.stairs(
-                heights / max(len(shape.values), 1),
+                heights,
                 edges,
                 fill=shape.fill,
                 color=shape.colour,
@@ -258,10 +275,15 @@ def distributions(
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(bottom=0)
         axes.set_xlabel(label)
-        axes.yaxis.set_major_formatter(_values(shares=True))
+        axes.yaxis.set_major_formatter(ticks_of(shares=True))
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(shapes), borderpad=0)
 
-    return _picture(name, size, draw)
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    series = [
+        Series(shape.label, shape.colour, middles, [float(share) for share in heights])
+        for shape, heights in zip(shapes, shares, strict=True)
+    ]
+    return picture_of(name, size, draw, Readings(label, series, shares=True))
 
 
 @dataclass(frozen=True)
@@ -289,73 +311,8 @@ def scaling(name: str, sizes: Sequence[float], panels: Sequence[Panel], label: s
             axes.set_title(panel.title, loc="left", fontsize=11)
             axes.set_xlabel(label)
             axes.set_xscale("log", base=2)
-            axes.set_xticks(sizes, [_number(size) for size in sizes])
+            axes.set_xticks(sizes, [number_tick(size) for size in sizes])
             axes.set_ylim(0, 1.15 * max(panel.values))
-            axes.yaxis.set_major_formatter(_DistinctTicks())
+            axes.yaxis.set_major_formatter(DistinctTicks())
 
-    return _picture(name, (4.6 * len(panels), 3), draw, alone=True)
-
-
-def _picture(
-    name: str, size: tuple[float, float], draw: Callable[[Figure], None], *, alone: bool = False
-) -> str:
-    """Draws in the style of the page; a standalone picture has fixed colours."""
-    style = _STYLE | {"svg.hashsalt": name} | ({} if alone else _CLEAR)
-    with mpl.rc_context(style):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
-        draw(figure)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    picture = _inline(text.getvalue(), name)
-    return picture if alone else _in_colours_of_the_page(picture)
-
-
-def _in_colours_of_the_page(picture: str) -> str:
-    def replaced(found: re.Match[str]) -> str:
-        variable = VARIABLES.get(found[1])
-        return f": var({variable})" if variable else found[0]
-
-    return re.sub(r": (#[0-9a-f]{6})\b", replaced, picture)
-
-
-def _values(shares: bool) -> Formatter:
-    return PercentFormatter(1.0, decimals=None, symbol=" %") if shares else _DistinctTicks()
-
-
-class _DistinctTicks(Formatter):
-    """Numbers with as many digits as it takes for all ticks to differ."""
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        return _number(value)
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        for digits in range(3, _MAX_DIGITS):
-            ticks = [_number(value, digits) for value in values]
-            if len(set(ticks)) == len(set(values)):
-                break
-        return ticks
-
-
-def _whole(value: float, _: object = None) -> str:
-    return f"{value:,.0f}"
-
-
-def _number(value: float, digits: int | None = None) -> str:
-    """With so many significant digits, 3 by default."""
-    return (
-        f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits or 3}g}".replace("e-0", "e-")
-    )
-
-
-def _inline(document: str, name: str) -> str:
-    """The element alone, without the size in points that would fix its width."""
-    _, _, rest = document.partition("<svg")
-    attributes, _, content = rest.partition(">")
-    # Groups are numbered anew in each picture (`axes_1`), and nothing refers to them.
-    content = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", content)
-    view = attributes.partition('viewBox="')[2].partition('"')[0]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'viewBox="{view}" role="img" aria-label="{escape(name)}">{content}'
-    )
+    return picture_of(name, (4.6 * len(panels), 3), draw)

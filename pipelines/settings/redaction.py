@@ -6,7 +6,7 @@ The one place that says what is a secret. In doubt a value is hidden.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.settings import Config, Settings
@@ -27,6 +27,9 @@ _SECRET_VALUE = re.compile(
     re.IGNORECASE,
 )
 _ADDRESS = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)(\S*)", re.IGNORECASE)
+_SETTING = re.compile(r"(?P<option>--\w+=)?(?P<key>[\w-][\w.-]*)\s*=(?P<value>.*)", re.DOTALL)
+# Their values are those of Spark, which may be anything.
+_CONF_SECTIONS = ("spark", "stages")
 # Parameters begin with one of these; those of databases with a semicolon.
 _PARAMETERS = re.compile(r"[?#;]")
 
@@ -51,6 +54,23 @@ def without_secret_conf(conf: Mapping[str, str]) -> dict[str, str]:
         key: HIDDEN if is_secret(key, value) else without_password(value)
         for key, value in conf.items()
     }
+
+
+def without_secret_arguments(arguments: Sequence[str]) -> list[str]:
+    """A command line for others to see: each `KEY=VALUE` as :func:`without_secrets` has it."""
+    return [_plain_argument(argument) for argument in arguments]
+
+
+def _plain_argument(argument: str) -> str:
+    found = _SETTING.fullmatch(argument)
+    if found is None:
+        return without_password(argument)
+    option, key, value = found["option"] or "", found["key"], found["value"]
+    section = key.partition(".")[0]
+    is_plain = section in Config.model_fields and section not in _CONF_SECTIONS
+    # A mapping holds keys of its own.
+    hidden = not is_plain and ("{" in value or is_secret(key, value))
+    return f"{option}{key}={HIDDEN if hidden else without_password(value)}"
 
 
 def without_password(text: str) -> str:

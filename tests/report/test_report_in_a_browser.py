@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines.report.run_page import write_report
+from pipelines.report.runs_page import write_comparison
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -82,15 +83,20 @@ def shown(request, tmp_path_factory):
 
     scheme, width = request.param
     run = write_run(tmp_path_factory.mktemp("shown"))
-    text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
-    page = run / "probed.html"
-    page.write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    page = write_report(run, run.parent / "prepared")
     picture = run / "page.png"
-    dom = browse(page, scheme, width, "--dump-dom", f"--screenshot={picture}")
+    probe = probed(page, scheme, width, f"--screenshot={picture}")
+    return scheme, width, np.asarray(Image.open(picture).convert("RGB")), probe
+
+
+def probed(page: Path, scheme: str, width: int, *options: str) -> dict:
+    """What the probe finds on a page."""
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    dom = browse(page, scheme, width, "--dump-dom", *options)
     found = re.search(r'data-probe="([^"]*)"', dom)
     assert found, "the probe did not run"
-    pixels = np.asarray(Image.open(picture).convert("RGB"))
-    return scheme, width, pixels, json.loads(html.unescape(found[1]))
+    return json.loads(html.unescape(found[1]))
 
 
 def test_no_picture_is_empty(shown) -> None:
@@ -117,6 +123,42 @@ def test_all_texts_can_be_read(shown) -> None:
         assert contrast(colour, behind) >= 4.5, (text, colour, behind)
 
 
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 500), ("light", 1200)])
+def test_five_runs_beside_one_another_can_be_read(run, tmp_path, scheme, width) -> None:
+    names = ("a", "b", "c", "d", "a-name-that-says-all-that-was-tried-in-it")
+    folders = [shutil.copytree(run, tmp_path / name) for name in names]
+    for number, folder in enumerate(folders):
+        (folder / "environment.json").write_text(json.dumps({"python": f"3.{number}"}))
+    probe = probed(write_comparison(folders, tmp_path / "five.html"), scheme, width)
+    assert probe["wide"] <= width
+    assert len(probe["texts"]) > 80
+    for text, colour, behind in probe["texts"]:
+        assert contrast(colour, behind) >= 4.5, (text, colour, behind)
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(run, tmp_path) -> None:
+    """In a frame, since no window of the browser is as narrow as a phone."""
+    folders = [run, shutil.copytree(run, tmp_path / "a-name-that-says-all-that-was-tried-in-it")]
+    pages = [write_report(run, run.parent / "prepared")]
+    pages.append(write_comparison(folders, tmp_path / "two.html"))
+    frames = "".join(
+        f'<iframe src="{page.as_uri()}" width="390" height="844"></iframe>' for page in pages
+    )
+    measure = """<script>
+      onload = () => {
+        const pages = [...document.querySelectorAll("iframe")].map((one) => one.contentDocument);
+        const widths = pages.map((one) => one.documentElement.scrollWidth);
+        document.body.dataset.wide = JSON.stringify(widths);
+      };
+    </script>"""
+    outer = tmp_path / "frames.html"
+    outer.write_text(f"<body>{frames}{measure}</body>", encoding="utf-8")
+    dom = browse(outer, "light", 1200, "--allow-file-access-from-files", "--dump-dom")
+    widths = json.loads(re.search(r'data-wide="([^"]*)"', dom)[1])
+    assert len(widths) == len(pages)
+    assert max(widths) <= 390
+
+
 def test_it_is_dark_where_that_is_wished_and_as_wide_as_the_window(shown) -> None:
     scheme, width, pixels, probe = shown
     corner = pixels[3, 3].astype(int)
@@ -138,6 +180,41 @@ def test_pointing_at_a_pair_shows_its_texts(run) -> None:
     assert all(one < other for one, other in pairwise(places))
     # On both maps.
     assert dom.count('class="pair first on"') + dom.count('class="pair near on"') == 2
+
+
+def test_a_chart_tells_its_values_to_pointer_and_keyboard(run) -> None:
+    text = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+    page = run / "read.html"
+    read = """<script>
+      const svg = [...document.querySelectorAll('svg[aria-label="Learning rate"]')][0];
+      const box = svg.parentElement.querySelector(".values");
+      const told = [box.hidden ? "hidden" : "shown"];
+      const tell = () => told.push(box.hidden ? "hidden" : box.textContent);
+      const press = (key) => {
+        svg.dispatchEvent(new KeyboardEvent("keydown", {key, cancelable: true}));
+        tell();
+      };
+      const bounds = svg.getBoundingClientRect();
+      const at = {clientX: bounds.right - 1, clientY: bounds.top + 5, pointerType: "mouse"};
+      svg.dispatchEvent(new PointerEvent("pointermove", at));
+      tell();
+      svg.dispatchEvent(new PointerEvent("pointerleave", at));
+      tell();
+      svg.focus();
+      ["Home", "ArrowRight", "End", "ArrowRight", "PageUp", "Escape"].forEach(press);
+      told.push(document.activeElement === svg ? "focused" : "lost");
+      document.body.dataset.told = JSON.stringify(told);
+    </script></body>"""
+    page.write_text(text.replace("</body>", read), encoding="utf-8")
+    dom = browse(page, "light", 1200, "--dump-dom")
+    told = json.loads(html.unescape(re.search(r'data-told="([^"]*)"', dom)[1]))
+    # PageUp goes on by a tenth, and there is nothing behind the end.
+    steps = ["120", "10", "20", "120", "120", "120"]
+    first, *others = [f"step {step}1.00e-5" for step in steps]
+    assert told == ["hidden", first, "hidden", *others, "hidden", "focused"]
+    # The hint of the browser would lie over the box; without scripts it is there.
+    assert "<title>Learning rate. " in text
+    assert "<title>Learning rate. " not in dom
 
 
 def test_what_is_pointed_at_covers_no_heading(run) -> None:

@@ -2,10 +2,10 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 from logged_runs import made_samples
+from page_reader import read
 
 from pipelines.files import storage
 from pipelines.report.corpus_page import write_corpus_report
@@ -21,6 +21,7 @@ HEADINGS = [
     "Nearest documents of a few queries",
     "Training",
     "Where the time went",
+    "Stages",
     "Corpus",
     "Settings",
     "Environment",
@@ -28,46 +29,6 @@ HEADINGS = [
 HOSTILE = (
     "</title><script>alert('a')</script>\u202egnp.exe \x00<img src=x onerror=b> 👩\u200d👧 يقول"
 )
-VOID = {"meta", "br", "img", "input", "link", "hr"}
-
-
-class Reader(HTMLParser):
-    """Collects text, headings and addresses, and checks that elements nest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.words: list[str] = []
-        self.headings: list[str] = []
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.seen.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            assert not name.startswith("on")
-            if name in ("src", "href", "xlink:href", "action"):
-                self.addresses.append(value)
-            if name == "id":
-                self.ids.append(value)
-
-    def handle_endtag(self, tag) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data) -> None:
-        if self.open and self.open[-1] == "h2" and data.strip():
-            self.headings.append(data.strip())
-        self.words.append(data.strip())
-
-
-def read(path) -> Reader:
-    reader = Reader()
-    reader.feed(path.read_text(encoding="utf-8"))
-    assert reader.open == []
-    return reader
 
 
 def test_shows_everything_there_is(run) -> None:
@@ -127,7 +88,9 @@ def test_staleness_is_shown_where_there_was_any(run) -> None:
 
 def test_needs_nothing_from_elsewhere(run) -> None:
     page = read(write_report(run, run.parent / "prepared"))
-    assert all(address.startswith("#") for address in page.addresses)
+    # Besides itself, it leads to what lies beside it.
+    beside = {"./model/", "../prepared/report.html"}
+    assert {one for one in page.addresses if not one.startswith("#")} == beside
     text = (run / "report.html").read_text(encoding="utf-8")
     assert "fetch(" not in text
     assert "url(http" not in text
@@ -136,7 +99,7 @@ def test_needs_nothing_from_elsewhere(run) -> None:
 
 def test_charts_of_one_page_do_not_share_ids(run) -> None:
     page = read(write_report(run, run.parent / "prepared"))
-    referred = {address[1:] for address in page.addresses}
+    referred = {address[1:] for address in page.addresses if address.startswith("#")}
     assert referred
     assert referred <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
@@ -156,6 +119,7 @@ def test_the_same_run_gives_the_same_page(run) -> None:
         ("prepared/corpus/funnel.json", {"Corpus"}),
         ("first-run/config.yaml", {"Settings"}),
         ("first-run/environment.json", {"Environment"}),
+        ("first-run/jobs.json", {"Stages"}),
     ],
 )
 def test_leaves_out_what_is_missing(run, missing, headings) -> None:
@@ -242,8 +206,8 @@ def test_hostile_texts_stay_texts(run) -> None:
     line = {"step": 10, "evaluation": HOSTILE, "$ndcg$": 3.0}
     storage.write_text(run / "evaluations.jsonl", json.dumps(line) + "\n")
     page = read(write_report(run, run.parent / "prepared"))
-    # One script, which is the page's own.
-    assert page.seen.count("script") == 1
+    # The page's own: of the map, and of the pictures.
+    assert page.seen.count("script") == 2
     assert "img" not in page.seen
     assert page.words.count(shown(HOSTILE)) >= len(samples["neighbours"])
     raw = (run / "report.html").read_bytes()

@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from pipelines.cli import main
 from pipelines.settings.load import dump, load, parse
-from pipelines.settings.redaction import HIDDEN, without_password, without_secrets
+from pipelines.settings.redaction import (
+    HIDDEN,
+    without_password,
+    without_secret_arguments,
+    without_secrets,
+)
 from pipelines.tracking.names import parameters
 
 SECRET_KEYS = [
@@ -75,7 +80,10 @@ def test_a_secret_is_never_shown(secret, key, value, address):
             "corpus": {"format": "delta", "inputs": ["a", address.format(secret)]},
         }
     )
-    text = shown(config)
+    given = [f"spark.{key}={secret}", f"--set=stages.train.spark.{key}={secret}"]
+    given += [f"spark={{{key}: {secret}}}", f"spark.some.setting={value.format(secret)}"]
+    given += [f"corpus.inputs=[a, {address.format(secret)}]", address.format(secret)]
+    text = shown(config) + " ".join(without_secret_arguments(given))
     assert secret not in text
     assert secret[-4:] not in text
     assert without_secrets(config).spark.conf[key] == HIDDEN
@@ -102,6 +110,12 @@ def test_what_is_no_secret_is_shown():
 )
 def test_addresses_without_what_gives_access(address, plain):
     assert without_password(address) == plain
+
+
+def test_what_is_no_secret_of_a_command_line_is_shown():
+    given = ["train", "--config", "/a/job.yaml", "--set", "tokens.max_length=64", "a=b c"]
+    given += ["--set=corpus.key_column=key", "spark.executor.memory=2g", "stages.train={}"]
+    assert without_secret_arguments(given) == [*given[:-1], f"stages.train={HIDDEN}"]
 
 
 def test_an_error_shows_no_password(capsys):

@@ -41,6 +41,33 @@ def made_samples() -> dict:
     }
 
 
+def made_jobs() -> dict:
+    """A training that was killed, and a command that went on with it."""
+
+    def job(name: str, began: str, seconds: float | None, **known: str) -> dict:
+        given = {"command": None, "commit": None} | known
+        return (
+            {"name": name, "began": f"2026-11-23T{began}+00:00", "host": "node-1"}
+            | given
+            | {"seconds": seconds}
+        )
+
+    again = {"command": "sentence-pipelines run --config '<job>.yaml'"}
+    again["commit"] = "16f5033c4333-dirty"
+    return {
+        "jobs": [
+            job("train", "20:47:17", None),
+            job("train", "20:50:00", 3740.0, **again),
+            job("evaluate", "21:55:00", 95.0, **again),
+        ],
+        "preparation": [
+            {"name": "corpus", "seconds": 60.25, "is_kept": True},
+            {"name": "tokens", "seconds": 70.0, "is_kept": False},
+        ],
+        "prepared_folder": "../prepared",
+    }
+
+
 def write_run(tmp_path: Path) -> Path:
     """Writes the folder of a whole run, and the funnel of its corpus beside it."""
     folder = tmp_path / "first-run"
@@ -84,8 +111,10 @@ def write_run(tmp_path: Path) -> Path:
     }
     storage.write_json(folder / "metrics.json", figures)
     storage.write_json(folder / "samples.json", made_samples())
+    storage.write_json(folder / "jobs.json", made_jobs())
     (folder / "model").mkdir()
     funnel = level_lines("rows", ("read", 1200), {"<too short>": 200}, {"for pairs": 1000})
     path = tmp_path / "prepared" / "corpus" / "funnel.json"
     storage.write_json(path, [line.as_json() for line in funnel])
+    storage.write_text(tmp_path / "prepared" / "report.html", "the corpus")
     return folder

@@ -1,0 +1,61 @@
+"""Where a job comes from: its command line, its host, and the commit of its working folder."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+GIT_SECONDS = 5.0
+"""The longest wait for git; a folder on a slow share is then of no known commit."""
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+_DESCRIBE = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+_arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
+
+
+@contextmanager
+def given_on_command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """While a block runs, jobs are those of a command line.
+
+    Args:
+        arguments: The name of the command, and what follows it.
+    """
+    token = _arguments.set(tuple(arguments))
+    try:
+        yield
+    finally:
+        _arguments.reset(token)
+
+
+def command_arguments() -> tuple[str, ...] | None:
+    """The arguments of the command line, as given; None where a job is called from Python."""
+    return _arguments.get()
+
+
+def host_name() -> str:
+    """The name of this machine."""
+    return platform.node()
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that is checked out around a folder, with `-dirty` if files differ from it.
+
+    Returns:
+        None where there is no git, the folder is in no repository, or git does not answer in time.
+    """
+    try:
+        told = subprocess.run(
+            [*_GIT, "-C", str(folder), *_DESCRIBE],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return told.stdout.strip() or None if told.returncode == 0 else None

@@ -1,0 +1,73 @@
+"""Which page the command `report` writes, of which runs, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.errors import InputError
+from pipelines.files.locations import Location, location
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.run_folder import RunFolder
+from pipelines.report.recorded_runs import KEY, check_run, check_runs
+from pipelines.report.run_page import write_report
+from pipelines.report.runs_page import write_comparison
+from pipelines.runs.jobs import prepared_folder_of
+from pipelines.settings import Config
+from pipelines.settings.load import parse, read_tree
+from pipelines.settings.paths import NotLocalError, stored_path
+from pipelines.settings.storage import StorageSettings
+
+OUTPUT_KEY = "--output"
+COMPARISON = "comparison.html"
+"""Of several runs, in the working folder."""
+
+
+def write_page(config: Config, runs: Sequence[str], output: str | None) -> Location:
+    """Writes the report of a run, or the page that compares several; returns its path.
+
+    Args:
+        config: Says how stores are reached and, if no run is named, which run.
+        runs: Folders of runs.
+        output: The file, if it is not to be at its usual place.
+
+    Raises:
+        InputError: There is no such run, one is named twice, or the page cannot be there.
+    """
+    target = None if output is None else _target(output, config.storage)
+    folders = [_named(KEY, run, config.storage) for run in runs]
+    if len(folders) > 1:
+        check_runs(folders)
+        return write_comparison(folders, target or location(COMPARISON).absolute())
+    if folders:
+        check_run(folders[0])
+        return write_report(folders[0], _prepared(folders[0], config.storage), target)
+    folder = RunFolder.of(config).path
+    if not folder.is_dir():
+        raise InputError("run.folder", f"there is no {folder}", "run `train` first")
+    return write_report(folder, PreparedFolder.of(config).path, target)
+
+
+def _target(output: str, stores: StorageSettings) -> Location:
+    target = _named(OUTPUT_KEY, output, stores)
+    if target.is_dir():
+        raise InputError(OUTPUT_KEY, f"{target} is a folder", "name a file in it")
+    return target
+
+
+def _prepared(run: Location, stores: StorageSettings) -> Location:
+    """The preparation that a run was trained on; as its settings name it if it is an old one."""
+    known = prepared_folder_of(run, stores)
+    if known is not None:
+        return known
+    settings = read_tree(RunFolder(run).config, recorded=True)
+    return PreparedFolder.of(
+        parse({"prepared": settings.get("prepared", {}), "storage": stores})
+    ).path
+
+
+def _named(key: str, given: str, stores: StorageSettings) -> Location:
+    """The place that an argument names, absolute."""
+    try:
+        return location(stored_path(given), stores).absolute()
+    except NotLocalError as error:
+        raise InputError(key, error.problem, error.remedy) from None
