@@ -208,6 +208,12 @@ def search(
             "--index", help="Search an index, built if there is none, instead of all rows."
         ),
     ] = False,
+    hybrid: Annotated[
+        bool,
+        typer.Option(
+            "--hybrid", help="Rank by the words of the query too (BM25), and fuse both rankings."
+        ),
+    ] = False,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
@@ -215,7 +221,9 @@ def search(
     from pipelines.search.text_search import read_queries
 
     asked = [*(query or ()), *(read_queries(queries) if queries else ())]
-    _configured(lambda found: jobs.search(found, asked, k, index), config, set_)
+    _configured(
+        lambda found: jobs.search(found, asked, k, index=index, hybrid=hybrid), config, set_
+    )
 
 
 @app.command()

@@ -82,14 +82,16 @@ def clean(config: Config) -> Results:
     return asdict(cleaned)
 
 
-def search(config: Config, asked: Sequence[str], k: int, index: bool) -> None:
+def search(
+    config: Config, asked: Sequence[str], k: int, *, index: bool = False, hybrid: bool = False
+) -> None:
     """Shows what is nearest to queries."""
     from rich.console import Console
 
     from pipelines import workflow
     from pipelines.report.tables import hits_table
 
-    hits = workflow.search(config, asked, k, indexed=index)
+    hits = workflow.search(config, asked, k, indexed=index, hybrid=hybrid)
     Console().print(hits_table(asked, hits))
 
 

@@ -332,7 +332,14 @@ def _mine(config: Config) -> MiningSummary:
 
 
 @file_failures("the search")
-def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = False) -> list[Hit]:
+def search(
+    config: Config,
+    queries: Sequence[str],
+    k: int,
+    *,
+    indexed: bool = False,
+    hybrid: bool = False,
+) -> list[Hit]:
     """The k rows of ``embedding.output`` that are nearest to each query, the best first.
 
     Spark starts only for a table that is too large for this process, or to build an index.
@@ -343,9 +350,11 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
         queries: Texts.
         k: Rows of each query.
         indexed: Search an index, which is built where there is none, instead of all rows.
+        hybrid: Rank by BM25 too, and fuse both rankings.
 
     Raises:
-        InputError: There is no such table, it was made with another model, or nothing is asked.
+        InputError: There is no such table, it was made with another model, nothing is asked, or
+            the table has no texts to rank by.
         PipelineError: An executor could not search.
     """
     from pipelines.embedding.store import open_table
@@ -353,7 +362,7 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
     from pipelines.search.text_search import find_texts, fits_in_process
 
     table = open_table(config.embedding.output, stores=config.storage)
-    here = fits_in_process(table) and not (indexed and not has_index(table))
+    here = fits_in_process(table, hybrid=hybrid) and not (indexed and not has_index(table))
     asked = for_stage(config, "embed")
     session = None if here else spark_session(asked, needs_context=False)
     return find_texts(
@@ -362,6 +371,7 @@ def search(config: Config, queries: Sequence[str], k: int, *, indexed: bool = Fa
         k,
         session=session,
         indexed=indexed,
+        hybrid=hybrid,
         backend=config.embedding.backend,
         model=config.embedding.model,
     )

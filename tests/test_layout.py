@@ -33,7 +33,7 @@ pretraining
 runs
 training
 engines
-evaluation
+lexical evaluation
 embedding
 search
 mining

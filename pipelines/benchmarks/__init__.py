@@ -18,6 +18,7 @@ BENCHMARKS: Mapping[str, str] = {
     "embed": "pipelines.benchmarks.embed",
     "feed": "pipelines.benchmarks.feed",
     "growth": "pipelines.benchmarks.growth",
+    "hybrid": "pipelines.benchmarks.hybrid",
     "increment": "pipelines.benchmarks.increment",
     "mine": "pipelines.benchmarks.mine",
     "objectives": "pipelines.benchmarks.objectives",

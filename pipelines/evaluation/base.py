@@ -43,28 +43,43 @@ Intervals: TypeAlias = "Callable[[Observations, Observations, float], dict[str, 
 WHOLE = 0
 """Stands for the whole width of an embedding, among widths to which it is cut."""
 
-ByWidth: TypeAlias = Mapping[int, dict[str, float]]
-"""Figures of embeddings that are cut to a width and scaled to length 1, :data:`WHOLE` first."""
+
+class Form(NamedTuple):
+    """How documents are ranked where an evaluation measures several ways of it.
+
+    Attributes:
+        width: To which embeddings are cut and scaled to length 1 again; :data:`WHOLE` for all.
+        hybrid: By embeddings and by BM25, both rankings fused.
+    """
+
+    width: int = WHOLE
+    hybrid: bool = False
+
+
+ByForm: TypeAlias = Mapping[Form, dict[str, float]]
+"""Figures by how documents are ranked, those of whole embeddings alone first."""
 
 
 class Nested(NamedTuple):
-    """How an evaluation measures embeddings that are cut to several widths, embedding once.
+    """How an evaluation measures several forms of ranking, embedding once.
 
     Attributes:
-        measure: As that of the evaluation, with the widths as a fourth argument; what is observed
-            is told with the width before it. Widths that embeddings do not exceed are left out.
-        measure_snapshot: The same on a snapshot, with the widths as a third argument.
+        measure: As that of the evaluation, with two arguments more: widths to which embeddings are
+            cut, and whether each is measured in the hybrid form too. What is observed is told with
+            the form before it. Widths that embeddings do not exceed are left out.
+        measure_snapshot: The same on a snapshot.
     """
 
     measure: Callable[
-        [Tables, EmbedderLoader, Callable[[int, Observed], None], Sequence[int]], ByWidth
+        [Tables, EmbedderLoader, Callable[[Form, Observed], None], Sequence[int], bool], ByForm
     ]
-    measure_snapshot: Callable[[SnapshotTables, EmbedderLoader, Sequence[int]], ByWidth]
+    measure_snapshot: Callable[[SnapshotTables, EmbedderLoader, Sequence[int], bool], ByForm]
 
 
-def nested_name(name: str, width: int) -> str:
-    """What a set is called in ``metrics.json`` where it is measured on at a width."""
-    return name if width == WHOLE else f"{name}@{width}"
+def form_name(name: str, form: Form) -> str:
+    """What a set is called in ``metrics.json`` where it is measured on in a form."""
+    at_width = name if form.width == WHOLE else f"{name}@{form.width}"
+    return f"{at_width}+bm25" if form.hybrid else at_width
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,8 @@ class Evaluation:
         measure_snapshot: The same figures on a snapshot, in this process.
         intervals: How sure the differences between two models are; those of means over the items
             unless given.
-        nested: How it measures at the widths of a run's `objective.dimensions`, if it does.
+        nested: How it measures at the widths of a run's `objective.dimensions`, and with BM25, if
+            it does.
         held_out: It measures on the pairs that the preparation holds out, which are not there
             before.
     """
@@ -140,21 +156,28 @@ class Evaluation:
         self,
         tables: Tables,
         load: EmbedderLoader,
-        on_observed: Callable[[int, Observed], None],
+        on_observed: Callable[[Form, Observed], None],
         dimensions: Sequence[int],
-    ) -> ByWidth:
-        """The figures at the whole width, and at others where this evaluation knows them."""
-        if self.nested is not None and dimensions:
-            return self.nested.measure(tables, load, on_observed, dimensions)
-        return {WHOLE: self.measure(tables, load, partial(on_observed, WHOLE))}
+        *,
+        hybrid: bool,
+    ) -> ByForm:
+        """The figures of whole embeddings, and of other forms where this evaluation knows them."""
+        if self.nested is not None:
+            return self.nested.measure(tables, load, on_observed, dimensions, hybrid)
+        return {Form(): self.measure(tables, load, partial(on_observed, Form()))}
 
     def measure_snapshot_at(
-        self, tables: SnapshotTables, load: EmbedderLoader, dimensions: Sequence[int]
-    ) -> ByWidth:
+        self,
+        tables: SnapshotTables,
+        load: EmbedderLoader,
+        dimensions: Sequence[int],
+        *,
+        hybrid: bool,
+    ) -> ByForm:
         """The same on a snapshot."""
-        if self.nested is not None and dimensions:
-            return self.nested.measure_snapshot(tables, load, dimensions)
-        return {WHOLE: self.measure_snapshot(tables, load)}
+        if self.nested is not None:
+            return self.nested.measure_snapshot(tables, load, dimensions, hybrid)
+        return {Form(): self.measure_snapshot(tables, load)}
 
 
 def figure_named(name: str) -> Figure:

@@ -11,7 +11,8 @@ SCORE_DECIMALS = 6
 """Cosines are compared to so many decimals: the last bits of a float32 product depend on how
 the work was cut, and must not decide the order of two equal texts."""
 
-_BLOCK_CELLS = 4 * 2**20
+BLOCK_CELLS = 4 * 2**20
+"""Scores that are in memory at a time: 32 MiB."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Neighbours:
     Attributes:
         queries: Row of the query, int64, ascending.
         documents: Id of the document, int64.
-        scores: Cosine similarity, float64, rounded to :data:`SCORE_DECIMALS`.
+        scores: Cosine similarity, or another score, float64; rounded to :data:`SCORE_DECIMALS`
+            where it was computed from embeddings.
     """
 
     queries: np.ndarray
@@ -45,7 +47,7 @@ def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int)
         ids: [documents], int64.
         k: Neighbours of a query; all documents where there are fewer.
     """
-    rows = max(1, _BLOCK_CELLS // max(len(documents), 1))
+    rows = max(1, BLOCK_CELLS // max(len(documents), 1))
     found = [Neighbours.none()]
     for start in range(0, len(queries), rows):
         scores = np.round(
@@ -53,16 +55,24 @@ def nearest(queries: np.ndarray, documents: np.ndarray, ids: np.ndarray, k: int)
         )
         # NaN would be ranked somewhere; a model that gives it finds nothing.
         scores[np.isnan(scores)] = -np.inf
-        found.append(_best_of_block(scores, start, ids, k))
+        found.append(best_of_block(scores, start, ids, k))
     return joined(found)
 
 
 def merged(left: Neighbours, right: Neighbours, k: int) -> Neighbours:
     """The k best of both for each query."""
-    return _best(joined([left, right]), k)
+    return best_of(joined([left, right]), k)
 
 
-def _best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
+def best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> Neighbours:
+    """The k best of a block of scores; of equal ones the lower id wins.
+
+    Args:
+        scores: [queries, documents]; minus infinity where a document is not found.
+        start: Number of the first query.
+        ids: [documents], int64.
+        k: Neighbours of a query.
+    """
     count = scores.shape[1]
     if count > k:
         # All ties with the k-th score are kept here; the ids decide among them later.
@@ -72,10 +82,11 @@ def _best_of_block(scores: np.ndarray, start: int, ids: np.ndarray, k: int) -> N
         rows, columns = (index.ravel() for index in np.indices(scores.shape))
     is_found = np.isfinite(scores[rows, columns])
     rows, columns = rows[is_found], columns[is_found]
-    return _best(Neighbours(rows + start, ids[columns], scores[rows, columns]), k)
+    return best_of(Neighbours(rows + start, ids[columns], scores[rows, columns]), k)
 
 
-def _best(found: Neighbours, k: int) -> Neighbours:
+def best_of(found: Neighbours, k: int) -> Neighbours:
+    """The k best of each query, in their order; of equal ones the lower id wins."""
     order = np.lexsort((found.documents, -found.scores, found.queries))
     queries = found.queries[order]
     first_of_query = np.searchsorted(queries, queries)

@@ -2,7 +2,7 @@
 
 Queries are few: their embeddings are broadcast. Documents may be many: each partition is embedded
 in a stream and keeps its ten best a query, and Spark merges those. The driver receives the
-queries and ten rows for each.
+queries and ten rows for each; where BM25 is to help, as many as are fused.
 """
 
 from __future__ import annotations
@@ -17,24 +17,32 @@ import pyarrow as pa
 from pipelines.evaluation.base import (
     BATCH_ROWS,
     WHOLE,
+    ByForm,
     Evaluation,
     Figure,
+    Form,
     Nested,
     OnObserved,
     SnapshotTables,
     Tables,
 )
+from pipelines.evaluation.best_rows import best_rows
+from pipelines.evaluation.by_words import rank_by_words, rank_snapshot_by_words
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, spread, unit_length
 from pipelines.evaluation.held_out import held_out_sets, held_out_sources, read_held_out
 from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
 from pipelines.evaluation.observations import Observations, Observed
+from pipelines.evaluation.rankings import Ranking, Rankings
+from pipelines.lexical.fusion import FUSED_RANKS
 from pipelines.spark.sharing import Shared, shared_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DEPTH = 10
+BM25_ALONE = "bm25_ndcg@10"
+"""What the hybrid form of a set is to be compared with; it says nothing of the model."""
 
 FIGURES = (
     Figure.count("queries"),
@@ -43,6 +51,7 @@ FIGURES = (
     Figure("mrr@10", "MRR@10"),
     Figure("recall@1", "Recall@1"),
     Figure("recall@10", "Recall@10"),
+    Figure(BM25_ALONE, "nDCG@10 of BM25", better=None),
 )
 METRICS: Mapping[str, tuple[Callable[[Sequence[int], Relevant, int], float], int]] = {
     "ndcg@10": (ndcg_at, 10),
@@ -107,50 +116,59 @@ def measure(
         ``queries`` and ``documents`` (counts) and :data:`METRICS` (means over the queries, times
         100).
     """
-    by_width = measure_nested(
-        tables, load, lambda _, found: on_observed(found), (), skip_themselves=skip_themselves
+    by_form = measure_nested(
+        tables,
+        load,
+        lambda _, found: on_observed(found),
+        (),
+        hybrid=False,
+        skip_themselves=skip_themselves,
     )
-    return by_width[WHOLE]
+    return by_form[Form()]
 
 
 def measure_nested(
     tables: Tables,
     load: EmbedderLoader,
-    on_observed: Callable[[int, Observed], None],
+    on_observed: Callable[[Form, Observed], None],
     dimensions: Sequence[int],
+    hybrid: bool,
     *,
     skip_themselves: bool = False,
-) -> dict[int, dict[str, float]]:
-    """The same at several widths of the embeddings; see :class:`pipelines.evaluation.base.Nested`.
+) -> ByForm:
+    """The same in several forms; see :class:`pipelines.evaluation.base.Nested`.
 
     Texts are embedded once.
     """
     queries = embed_queries(tables["asked"], load)
-    widths = _widths(queries, dimensions)
-    best = rank_documents(tables["documents"], queries, load, DEPTH + skip_themselves, widths)
+    widths, depth = _widths(queries, dimensions), FUSED_RANKS if hybrid else DEPTH
+    most = depth + skip_themselves
+    best = rank_documents(tables["documents"], queries, load, most, widths)
+    rankings = Rankings(best, rank_by_words(tables, most) if hybrid else None)
+    rankings = rankings.without_themselves(depth) if skip_themselves else rankings
     documents = tables["documents"].count()
-    figures = {}
-    for width in widths:
-        found = without_themselves(best[width]) if skip_themselves else best[width]
-        on_observed(width, Retrieved(queries, found))
-        figures[width] = _figures(queries, documents, found)
-    return figures
+    forms = rankings.in_forms(DEPTH)
+    for form, ranked in forms.items():
+        on_observed(form, Retrieved(queries, ranked))
+    return _figures(queries, documents, forms, rankings.by_words)
 
 
 def measure_snapshot(
     tables: SnapshotTables, load: EmbedderLoader, *, skip_themselves: bool = False
 ) -> dict[str, float]:
     """The same as :func:`measure` in this process; `asked` has its ``gain``."""
-    return measure_snapshot_nested(tables, load, (), skip_themselves=skip_themselves)[WHOLE]
+    by_form = measure_snapshot_nested(tables, load, (), False, skip_themselves=skip_themselves)
+    return by_form[Form()]
 
 
 def measure_snapshot_nested(
     tables: SnapshotTables,
     load: EmbedderLoader,
     dimensions: Sequence[int],
+    hybrid: bool,
     *,
     skip_themselves: bool = False,
-) -> dict[int, dict[str, float]]:
+) -> ByForm:
     """The same as :func:`measure_nested` in this process; `asked` has its ``gain``."""
     asked = pa.Table.from_batches(list(tables("asked")))
     judged = asked.select(["query_id", "document_id", "gain"]).to_pylist()
@@ -168,17 +186,17 @@ def measure_snapshot_nested(
             documents += batch.num_rows
             yield batch
 
-    shared, widths = Shared(queries.embeddings), _widths(queries, dimensions)
-    ranked: dict[int, dict[int, list[int]]] = {width: {} for width in widths}
+    widths, depth = _widths(queries, dimensions), FUSED_RANKS if hybrid else DEPTH
+    most = depth + skip_themselves
+    find = neighbour_batches(load, Shared(queries.embeddings), most, widths)
+    best: dict[int, dict[int, list[int]]] = {width: {} for width in widths}
     # Already sorted by score, since one task has seen all documents.
-    find = neighbour_batches(load, shared, DEPTH + skip_themselves, widths)
     for row in _rows(find(counted())):
         key = int(queries.ids[row["query"]])
-        ranked[row["width"]].setdefault(key, []).append(row["document_id"])
-    return {
-        width: _figures(queries, documents, without_themselves(found) if skip_themselves else found)
-        for width, found in ranked.items()
-    }
+        best[row["width"]].setdefault(key, []).append(row["document_id"])
+    rankings = Rankings(best, rank_snapshot_by_words(tables, most) if hybrid else None)
+    rankings = rankings.without_themselves(depth) if skip_themselves else rankings
+    return _figures(queries, documents, rankings.in_forms(DEPTH), rankings.by_words)
 
 
 def _widths(queries: Queries, dimensions: Sequence[int]) -> list[int]:
@@ -188,10 +206,16 @@ def _widths(queries: Queries, dimensions: Sequence[int]) -> list[int]:
 
 
 def _figures(
-    queries: Queries, documents: int, ranked: Mapping[int, Sequence[int]]
-) -> dict[str, float]:
-    metrics = retrieval_metrics(ranked, queries.relevant)
-    return {"queries": len(queries.ids), "documents": documents, **metrics}
+    queries: Queries, documents: int, forms: Mapping[Form, Ranking], by_words: Ranking | None
+) -> ByForm:
+    counts = {"queries": len(queries.ids), "documents": documents}
+    figures = {
+        form: counts | retrieval_metrics(ranked, queries.relevant) for form, ranked in forms.items()
+    }
+    if by_words is not None:
+        alone = retrieval_metrics(by_words, queries.relevant)["ndcg@10"]
+        figures |= {form: figures[form] | {BM25_ALONE: alone} for form in forms if form.hybrid}
+    return figures
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
@@ -288,24 +312,14 @@ def rank_documents(
     Returns:
         By width and query.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
-
     with shared_value(documents.sparkSession, queries.embeddings) as shared:
-        of_query = Window.partitionBy("width", "query")
-        best_first = of_query.orderBy(F.desc("score"), F.asc("document_id"))
-        best = (
-            spread(documents)
-            .mapInArrow(
-                neighbour_batches(load, shared, depth, widths),
-                "width int, query long, document_id long, score double",
-            )
-            .withColumn("rank", F.row_number().over(best_first))
-            .where(F.col("rank") <= depth)
-            .collect()
+        found = spread(documents).mapInArrow(
+            neighbour_batches(load, shared, depth, widths),
+            "width int, query long, document_id long, score double",
         )
+        best = best_rows(found, ["width", "query"], depth)
     ranked: dict[int, dict[int, list[int]]] = {width: {} for width in widths}
-    for row in sorted(best, key=lambda row: (row["query"], row["rank"])):
+    for row in best:
         key = int(queries.ids[row["query"]])
         ranked[row["width"]].setdefault(key, []).append(row["document_id"])
     return ranked
@@ -367,11 +381,6 @@ def neighbour_batches(
 def cut_to(embeddings: np.ndarray, width: int) -> np.ndarray:
     """The first numbers of each row, scaled to length 1; all of them for :data:`WHOLE`."""
     return embeddings if width == WHOLE else unit_length(embeddings[:, :width])
-
-
-def without_themselves(ranked: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
-    """What was found without the document of the query's own id."""
-    return {key: [item for item in found if item != key][:DEPTH] for key, found in ranked.items()}
 
 
 EVALUATION = Evaluation(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.evaluation import EVALUATIONS
-from pipelines.evaluation.base import WHOLE, Evaluation, Tables, nested_name
+from pipelines.evaluation.base import WHOLE, Evaluation, Form, Tables, form_name
 from pipelines.evaluation.held_out import set_name
 from pipelines.evaluation.intervals import CONFIDENCE, Interval
 from pipelines.runs.best import Metric
@@ -54,14 +54,19 @@ class Role(StrEnum):
     """Pairs of the corpus itself, which stand in for questions."""
     GUARD = "guard"
     """Other subjects, on which a model should be no worse than before."""
+    VARIANT = "variant"
+    """One of these again, with shorter embeddings or with BM25, which decides nothing."""
 
 
 def told_sets(config: Config) -> dict[str, dict[str, str]]:
-    """Of each set that is measured on, at each width, by its name: `evaluation` and `role`."""
+    """Of each set that is measured on, in each form, by its name: `evaluation` and `role`."""
     return {
-        name: {"evaluation": one.evaluation.name, "role": _role(config, one).value}
+        name: {
+            "evaluation": one.evaluation.name,
+            "role": (_role(config, one) if name == one.name else Role.VARIANT).value,
+        }
         for one in named_sets(config)
-        for name in names_at_widths(one, config)
+        for name in names_in_forms(one, config)
     }
 
 
@@ -103,10 +108,12 @@ def _named(config: Config, one: NamedSet, name: str) -> NamedSet:
     return NamedSet(name, one.given, evaluation)
 
 
-def names_at_widths(one: NamedSet, config: Config) -> list[str]:
-    """What a set is called, and what at each width at which it is measured on, too."""
-    widths = trained_widths(config) if one.evaluation.nested else ()
-    return [nested_name(one.name, width) for width in (WHOLE, *widths)]
+def names_in_forms(one: NamedSet, config: Config) -> list[str]:
+    """What a set is called, and what in each other form in which it is measured on, too."""
+    is_nested = one.evaluation.nested is not None
+    widths = (WHOLE, *(trained_widths(config) if is_nested else ()))
+    hybrids = (False, True) if is_nested and config.evaluation.hybrid else (False,)
+    return [form_name(one.name, Form(width, hybrid)) for width in widths for hybrid in hybrids]
 
 
 def intervals_between(
@@ -159,7 +166,7 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
 
     Args:
         key: The setting that names it.
-        name: The name of a set, with a width where several are measured, a dot, and the name of a
+        name: The name of a set, in one of the forms that are measured, a dot, and the name of a
             figure, as in ``metrics.json``.
 
     Raises:
@@ -172,7 +179,7 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
             sign=1 if figure.better == "higher" else -1,
         )
         for one in named_sets(config)
-        for measured in names_at_widths(one, config)
+        for measured in names_in_forms(one, config)
         for figure in one.evaluation.figures
         if figure.better is not None
     }
@@ -200,7 +207,7 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
     they are measured: two models measured under one digest may be compared.
 
     Returns:
-        By the names of the sets, also where they are measured on at a width, 16 hexadecimal digits.
+        By the names of the sets, in all forms in which they are measured on, 16 hexadecimal digits.
 
     Raises:
         InputError: See :func:`check_tables`.
@@ -212,7 +219,7 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
         source = (one.evaluation.read, one.given)
         if source not in known:
             known[source] = _digest(*one.read(session, config).values())
-        digests |= dict.fromkeys(names_at_widths(one, config), known[source])
+        digests |= dict.fromkeys(names_in_forms(one, config), known[source])
     return digests
 
 

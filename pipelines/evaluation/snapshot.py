@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.evaluation import EVALUATIONS
-from pipelines.evaluation.base import BATCH_ROWS, Tables, nested_name
+from pipelines.evaluation.base import BATCH_ROWS, Tables, form_name
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.evaluation.sets import named_sets
 from pipelines.files import storage
@@ -40,12 +40,14 @@ class Snapshot:
         kind: How it is measured on, the name of an evaluation.
         tables: By name.
         dimensions: Widths at which it is measured on beside the whole.
+        hybrid: It is measured on with BM25 too.
     """
 
     name: str
     kind: str
     tables: Tables
     dimensions: Sequence[int] = ()
+    hybrid: bool = False
 
 
 def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
@@ -60,6 +62,7 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
             one.evaluation.name,
             one.evaluation.snapshot(one.read(session, config)),
             trained_widths(config),
+            config.evaluation.hybrid,
         )
         for one in named_sets(config)
     ]
@@ -78,6 +81,7 @@ def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
                     "kind": snapshot.kind,
                     "number": number,
                     "dimensions": list(snapshot.dimensions),
+                    "hybrid": snapshot.hybrid,
                 }
             )
         storage.write_json(aside / PLAN, plan)
@@ -98,8 +102,10 @@ def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float
     for line in storage.read_json(folder / PLAN):
         evaluation = EVALUATIONS.load(line["kind"])
         tables = partial(_batches, folder, line["number"])
-        by_width = evaluation.measure_snapshot_at(tables, lambda: embedder, line["dimensions"])
-        figures |= {nested_name(line["name"], width): one for width, one in by_width.items()}
+        by_form = evaluation.measure_snapshot_at(
+            tables, lambda: embedder, line["dimensions"], hybrid=line["hybrid"]
+        )
+        figures |= {form_name(line["name"], form): one for form, one in by_form.items()}
     return figures
 
 

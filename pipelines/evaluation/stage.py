@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from pipelines.evaluation.base import nested_name
+from pipelines.evaluation.base import Form, form_name
 from pipelines.evaluation.embedder import embedder_loader
 from pipelines.evaluation.held_out import held_out_sets
 from pipelines.evaluation.observations import Observed
@@ -43,7 +43,7 @@ def evaluate(
     Returns:
         By the names of the sets the figures of their evaluations; at each of
         ``objective.dimensions``, of all sources' objectives, too where an evaluation measures at
-        several widths.
+        several widths; each fused with BM25 too with ``evaluation.hybrid``.
 
     Raises:
         InputError: What is asked for cannot be read.
@@ -60,9 +60,10 @@ def evaluate(
         tables = {one.name: read(one) for one in sets}
         for name, of_set in tables.items():
 
-            def observed(width: int, found: Observed, name: str = name) -> None:
-                on_observed(nested_name(name, width), found)
+            def observed(form: Form, found: Observed, name: str = name) -> None:
+                on_observed(form_name(name, form), found)
 
-            by_width = evaluation.measure_at(of_set, load, observed, trained_widths(config))
-            figures |= {nested_name(name, width): one for width, one in by_width.items()}
+            widths, hybrid = trained_widths(config), config.evaluation.hybrid
+            by_form = evaluation.measure_at(of_set, load, observed, widths, hybrid=hybrid)
+            figures |= {form_name(name, form): one for form, one in by_form.items()}
     return figures

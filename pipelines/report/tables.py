@@ -79,6 +79,10 @@ def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
     if several:
         table.add_column("query")
     table.add_column("cosine", justify="right")
+    is_hybrid = any(hit.by_vectors or hit.by_words for hit in hits)
+    if is_hybrid:
+        table.add_column("by vectors", justify="right")
+        table.add_column("by words", justify="right")
     has_keys = any(hit.key is not None for hit in hits)
     table.add_column("key" if has_keys else "row", justify="left" if has_keys else "right")
     table.add_column("text", overflow="fold")
@@ -88,8 +92,14 @@ def hits_table(queries: Sequence[str], hits: Sequence[Hit]) -> Table:
         text = Text("" if hit.text is None else hit.text)
         is_last = following is None or following.query != hit.query
         row = Text(f"{hit.position:,}" if hit.key is None else hit.key)
-        table.add_row(*asked, f"{hit.cosine:.4f}", row, text, end_section=several and is_last)
+        ranks = [_rank(hit.by_vectors), _rank(hit.by_words)] if is_hybrid else []
+        cosine = f"{hit.cosine:.4f}"
+        table.add_row(*asked, cosine, *ranks, row, text, end_section=several and is_last)
     return table
+
+
+def _rank(rank: int | None) -> str:
+    return "" if rank is None else str(rank)
 
 
 def points(value: float | None) -> str:

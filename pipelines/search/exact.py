@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from pipelines.spark.tasks import collect_from_tasks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FileSearch = Callable[[np.ndarray, VectorFile], Neighbours]
-"""Gives the best rows of a file for queries, rows of length 1; is sent to executors."""
+Asked = TypeVar("Asked")
+
+FileSearch: TypeAlias = Callable[[Asked, VectorFile], Neighbours]
+"""Gives the best rows of a file for queries; is sent to executors."""
 
 
 def search_table(
@@ -53,16 +55,16 @@ def search_table(
 
 def best_of_files(
     table: VectorTable,
-    queries: np.ndarray,
+    queries: Asked,
     k: int,
-    search: FileSearch,
+    search: FileSearch[Asked],
     session: SparkSession | None,
 ) -> Neighbours:
     """The k best rows of all files for each query.
 
     Args:
         table: Has the files.
-        queries: From :func:`check_queries`.
+        queries: As the search takes them.
         k: Neighbours of a query.
         search: Of one file.
         session: Has its executors search; without one, this process does.
@@ -107,8 +109,8 @@ def deal(files: Sequence[VectorFile], tasks: int) -> list[list[VectorFile]]:
 def _search_task(
     tasks: Iterable[Sequence[VectorFile]],
     *,
-    search: FileSearch,
-    shared: Shared[np.ndarray],
+    search: FileSearch[Asked],
+    shared: Shared[Asked],
     k: int,
 ) -> Iterator[Neighbours]:
     """Runs on an executor."""

@@ -13,10 +13,14 @@ from pipelines.embedding.options import embedding_options
 from pipelines.embedding.store import VectorTable, on_this_machine, rows_at
 from pipelines.embedding.vectors import shortened
 from pipelines.errors import InputError
+from pipelines.evaluation.nearest import Neighbours
 from pipelines.files.locations import Location, location
 from pipelines.files.versions import current
+from pipelines.lexical.fusion import ranks_of
 from pipelines.models.inference.embedder import load_embedder
+from pipelines.search.by_words import text_bytes, text_column
 from pipelines.search.exact import search_table
+from pipelines.search.hybrid import Fused, candidates, fuse_with_words
 from pipelines.search.index import build_index, has_index, search_index
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 IN_PROCESS_BYTES = 2**30
 """Vectors, as float32, that are searched in this process rather than by executors."""
+IN_PROCESS_TEXT_BYTES = 2**28
+"""Texts whose words are counted in this process: half a minute on one core."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Hit:
         position: Of the row in the table.
         text: The row's.
         key: The row's, in a table that has a column of keys.
+        by_vectors: Rank by cosine alone; None where it is not known, or below those that count.
+        by_words: Rank by BM25 alone; the same.
     """
 
     query: int
@@ -45,6 +53,8 @@ class Hit:
     position: int
     text: str | None
     key: str | None = None
+    by_vectors: int | None = None
+    by_words: int | None = None
 
 
 def find_texts(
@@ -54,6 +64,7 @@ def find_texts(
     *,
     session: SparkSession | None = None,
     indexed: bool = False,
+    hybrid: bool = False,
     backend: str = "auto",
     model: str | Location | None = None,
 ) -> list[Hit]:
@@ -65,31 +76,44 @@ def find_texts(
         k: Rows of each query.
         session: Has its executors search, or build an index; without one, this process does.
         indexed: Search the table's index, which the session builds where there is none.
+        hybrid: Rank by the words of the queries too, and fuse both rankings; see
+            :mod:`pipelines.search.hybrid`.
         backend: What embeds the queries.
         model: The folder of the table's model; where the table says unless given.
 
     Raises:
-        InputError: There is no query, the table's model or index is not there, or the model is
-            another one now.
+        InputError: There is no query, the table's model or index is not there, the model is
+            another one now, or there are no texts to find words in.
         PipelineError: An executor could not search.
     """
+    if hybrid:
+        text_column(table)
     vectors = embed_queries(table, queries, backend, model)
-    if indexed:
-        if not has_index(table) and session is not None:
-            build_index(session, table)
-        found = search_index(table, vectors, k, session)
-    else:
+    if indexed and not has_index(table) and session is not None:
+        build_index(session, table)
+    if not indexed and session is None:
         # Every row is looked at, in this search and in the next one.
-        table = on_this_machine(table) if session is None else table
-        found = search_table(table, vectors, k, session)
+        table = on_this_machine(table)
+    search = search_index if indexed else search_table
+    nearest = search(table, vectors, candidates(k) if hybrid else k, session)
+    if not hybrid:
+        return _hits(table, nearest, nearest.scores)
+    fused = fuse_with_words(table, queries, vectors, nearest, k, session)
+    return _hits(table, fused.found, fused.cosines, fused)
+
+
+def _hits(
+    table: VectorTable, found: Neighbours, cosines: np.ndarray, fused: Fused | None = None
+) -> list[Hit]:
+    """What was found, with texts and keys; and with both ranks where there were two rankings."""
     texts, keys = _texts_and_keys(table, found.documents)
-    starts = np.searchsorted(found.queries, found.queries)
-    return [
-        Hit(int(query), place - int(start) + 1, float(score), int(position), text, key)
-        for place, (query, start, score, position, text, key) in enumerate(
-            zip(found.queries, starts, found.scores, found.documents, texts, keys, strict=True)
-        )
-    ]
+    ranks = ranks_of(found).tolist()
+    nothing: list[int | None] = [None] * len(ranks)
+    by_vectors = nothing if fused is None else [rank or None for rank in fused.by_vectors.tolist()]
+    by_words = nothing if fused is None else [rank or None for rank in fused.by_words.tolist()]
+    queries, positions = found.queries.tolist(), found.documents.tolist()
+    columns = (queries, ranks, cosines.tolist(), positions, texts, keys, by_vectors, by_words)
+    return [Hit(*values) for values in zip(*columns, strict=True)]
 
 
 def _texts_and_keys(
@@ -162,6 +186,12 @@ def read_queries(path: str | Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def fits_in_process(table: VectorTable) -> bool:
-    """Whether a search needs no executors."""
+def fits_in_process(table: VectorTable, *, hybrid: bool = False) -> bool:
+    """Whether a search needs no executors; reads footers where the words of texts count.
+
+    Raises:
+        InputError: They do, and the table has no texts.
+    """
+    if hybrid and text_bytes(table) > IN_PROCESS_TEXT_BYTES:
+        return False
     return 4 * table.rows * table.dimensions <= IN_PROCESS_BYTES

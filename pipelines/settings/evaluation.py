@@ -41,6 +41,13 @@ class EvaluationSettings(Settings):
     classification_columns: tuple[str, str, str] = Field(
         default=("sentence1", "sentence2", "label"), description="Two texts and their label."
     )
+    hybrid: bool = Field(
+        default=False,
+        description=(
+            "Measure retrieval, of held-out pairs and `retrieval_sets`, also by vectors and BM25 "
+            "together (`NAME+bm25`), as `search --hybrid` ranks."
+        ),
+    )
     geometry: bool = Field(
         default=True, description="Measure alignment and uniformity of the held-out pairs."
     )

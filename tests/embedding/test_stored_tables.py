@@ -23,6 +23,7 @@ from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.files import storage, versions
 from pipelines.files.locations import RemotePath, arrow_source
+from pipelines.search.by_words import search_words
 from pipelines.search.index import build_index, has_index, index_folder, search_index
 from pipelines.settings.load import parse
 
@@ -219,6 +220,9 @@ def test_embed_and_search_as_on_a_file_system(
     assert found == told("search", tmp_path / "vectors", *queries)
     indexed = told("search", place, *queries, "--index")
     assert indexed.count(lines[17][:20]) == found.count(lines[17][:20])
+    hybrid = told("search", place, *queries, "--hybrid")
+    assert hybrid.count(lines[17][:20]) == found.count(lines[17][:20])
+    assert told("search", place, *queries, "--hybrid", "--index") == hybrid
     ours, theirs = (
         vectors_of(rows_of(open_table(where, stores=s3_bucket.options))["embedding"])
         for where in (str(place), tmp_path / "vectors")
@@ -257,6 +261,8 @@ def test_a_table_that_grows_keeps_vectors_and_indexes(
     assert has_index(table)
     queries = vectors_of(rows_of(table)["embedding"])[::20]
     for session in (None, spark):
+        newest = search_words(table, ["a new one"], 1, session).documents
+        assert rows_at(table, newest, ["id"])["id"].to_pylist() == [777]
         assert (search_index(table, queries, 1, session).scores > 0.99).all()
 
 

@@ -1,14 +1,12 @@
 """Retrieval sets in BEIR's layout, against sentence-transformers' evaluator and scikit-learn."""
 
 import gzip
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from measured_sets import measured_on
+from measured_sets import measured_on, write_set
 from sklearn.metrics import ndcg_score
 
 from pipelines.errors import InputError
@@ -26,21 +24,6 @@ DOCUMENTS = {
 }
 QUERIES = {"q1": "sleeping cats", "q2": "stocks went down", "q3": "asked by nobody"}
 QRELS = [("q1", "d1", 2), ("q1", "d2", 1), ("q1", "d4", 0), ("q2", "d5", 1)]
-
-
-def write_set(folder: Path, documents, queries, qrels, split: str = "test") -> Path:
-    (folder / "qrels").mkdir(parents=True, exist_ok=True)
-    lines = [
-        json.dumps({"_id": key, "title": title, "text": text, "metadata": {}})
-        for key, (title, text) in documents.items()
-    ]
-    (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    lines = [json.dumps({"_id": key, "text": text}) for key, text in queries.items()]
-    (folder / "queries.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    rows = [("query-id", "corpus-id", "score"), *qrels]
-    text = "".join("\t".join(map(str, row)) + "\n" for row in rows)
-    (folder / "qrels" / f"{split}.tsv").write_text(text, encoding="utf-8")
-    return folder
 
 
 def test_grades_and_own_documents_count_as_in_beir(spark, tmp_path, minilm, reference) -> None:

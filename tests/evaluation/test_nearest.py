@@ -63,7 +63,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch) -> None:
     queries = unit_length(generator.standard_normal((50, 8)))
     documents = unit_length(generator.standard_normal((30, 8)))
     whole = nearest(queries, documents, np.arange(30), 10)
-    monkeypatch.setattr(module, "_BLOCK_CELLS", 100)
+    monkeypatch.setattr(module, "BLOCK_CELLS", 100)
     cut = nearest(queries, documents, np.arange(30), 10)
     np.testing.assert_array_equal(cut.queries, whole.queries)
     np.testing.assert_array_equal(cut.documents, whole.documents)

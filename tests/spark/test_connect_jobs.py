@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ QUERIES = ["print the help", "a list of arguments"]
 def search(config):
     exact = workflow.search(config, QUERIES, 3)
     indexed = workflow.search(config, QUERIES, 3, indexed=True)
-    return [list(map(astuple, hits)) for hits in (exact, indexed)]
+    hybrid = workflow.search(config, QUERIES, 3, hybrid=True)
+    return [list(map(astuple, hits)) for hits in (exact, indexed, hybrid)]
 
 done = {}
 for given in sys.argv[1:]:
@@ -179,7 +181,7 @@ def test_embed_mine_and_search(spark, tmp_path, small_model, lines):
     workflow.mine(mined[0])
     jobs.append(f"mine={written(tmp_path, 'mine', mined[1])}")
     searching = f"search={tmp_path / 'csv.yaml'}"
-    exact, indexed = said_in_a_session(JOBS, *jobs, searching)[searching]
+    exact, indexed, hybrid = said_in_a_session(JOBS, *jobs, searching)[searching]
 
     for kind in ("csv", "jsonl"):
         ours, theirs = rows_of(tmp_path / f"connected-{kind}"), rows_of(tmp_path / kind)
@@ -190,10 +192,13 @@ def test_embed_mine_and_search(spark, tmp_path, small_model, lines):
     assert ours == theirs
     assert len(ours) > 50
     queries = ["print the help", "a list of arguments"]
-    hits = find_texts(open_table(tmp_path / "csv"), queries, 3)
-    wanted = [[hit.query, hit.rank, hit.position, hit.text, hit.key] for hit in hits]
-    for found in (exact, indexed):
-        assert [hit[:2] + hit[3:] for hit in found] == wanted
+    near, both = (
+        [list(astuple(hit)) for hit in find_texts(open_table(tmp_path / "csv"), queries, 3, **more)]
+        for more in ({}, {"hybrid": True})
+    )
+    # All but the cosine.
+    for found, wanted in ((exact, near), (indexed, near), (hybrid, both)):
+        assert [hit[:2] + hit[3:] for hit in found] == [hit[:2] + hit[3:] for hit in wanted]
 
 
 @needs_connect

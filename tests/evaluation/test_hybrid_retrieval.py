@@ -1,0 +1,109 @@
+"""Retrieval by vectors and BM25 together: a form of each set beside that by vectors alone."""
+
+import numpy as np
+import pytest
+from measured_sets import write_set
+
+from pipelines.errors import InputError
+from pipelines.evaluation.embedder import unit_length
+from pipelines.evaluation.metrics import ndcg_at
+from pipelines.evaluation.sets import digest_sets, metric_named
+from pipelines.evaluation.snapshot import measure, read_snapshots, write_snapshots
+from pipelines.evaluation.stage import evaluate
+from pipelines.lexical.bm25 import WordQueries, best_by_words, word_statistics
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.settings.load import parse
+
+DOCUMENTS = {
+    "d1": ("Error E4711", "The pump has lost its pressure."),
+    "d2": ("Error E4712", "The pump is too hot to go on."),
+    "d3": ("Pumps", "Water that is cold is lifted from a well."),
+    "d4": ("Wells", "Deep holes with drinking water in them."),
+    "d5": ("Heat", "Engines that overheat stop by themselves."),
+    "d6": ("", "A market fell by three per cent."),
+    "q3": ("", "overheated engine stops"),
+}
+QUERIES = {
+    "q1": "E4712",
+    "q2": "what is a spring of fresh groundwater",
+    "q3": "overheated engine stops",
+    "q4": "xyzzy",
+}
+QRELS = [("q1", "d2", 1), ("q2", "d4", 2), ("q2", "d3", 1), ("q3", "d5", 1), ("q4", "d6", 1)]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = write_set(tmp_path_factory.mktemp("sets") / "pumps", DOCUMENTS, QUERIES, QRELS)
+    section = {"retrieval": False, "geometry": False, "hybrid": True}
+    section["retrieval_sets"] = [str(folder)]
+    return parse({"evaluation": section, "objective": {"dimensions": [64]}})
+
+
+def expected_ndcg(reference, width: int | None) -> tuple[float, float]:
+    """Of both rankings fused, and of BM25 alone."""
+    names = list(DOCUMENTS)
+    texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
+    asked_of, there = (
+        unit_length(reference.encode(side)[:, :width]) for side in (list(QUERIES.values()), texts)
+    )
+    cosines = asked_of @ there.T
+    asked = WordQueries.of(list(QUERIES.values()))
+    words = best_by_words(
+        asked, word_statistics(asked, texts), [(texts, np.arange(len(texts)))], 10
+    )
+    fused, alone = [], []
+    for number, query in enumerate(QUERIES):
+        rankings = [
+            np.argsort(-cosines[number]).tolist(),
+            words.documents[words.queries == number].tolist(),
+        ]
+        rankings = [[names[one] for one in ranked if names[one] != query] for ranked in rankings]
+        sums = {
+            name: sum(1 / (61 + ranked.index(name)) for ranked in rankings if name in ranked)
+            for name in names
+            if name != query
+        }
+        gains = {document: gain for asked, document, gain in QRELS if asked == query}
+        best = sorted(sums, key=lambda name: -sums[name])
+        fused.append(ndcg_at(best, gains, 10))
+        alone.append(ndcg_at(rankings[1], gains, 10))
+    return 100 * float(np.mean(fused)), 100 * float(np.mean(alone))
+
+
+def test_each_set_is_measured_with_words_too(spark, config, minilm, reference, tmp_path) -> None:
+    retrieved = {}
+    figures = evaluate(spark, config, minilm, retrieved.__setitem__)
+    assert list(figures) == ["pumps", "pumps+bm25", "pumps@64", "pumps@64+bm25"]
+    assert list(retrieved) == list(figures)
+    for name, width in (("pumps", None), ("pumps@64", 64)):
+        fused, alone = expected_ndcg(reference, width)
+        hybrid = figures[f"{name}+bm25"]
+        assert hybrid["ndcg@10"] == pytest.approx(fused, abs=1e-6)
+        assert hybrid.pop("bm25_ndcg@10") == pytest.approx(alone, abs=1e-6)
+        assert hybrid.keys() == figures[name].keys()
+        assert hybrid["documents"] == 7
+    by_each = {alone, *(figures[name]["ndcg@10"] for name in ("pumps", "pumps+bm25"))}
+    assert len(by_each) == 3
+
+    plain = config.model_copy(
+        update={"evaluation": config.evaluation.model_copy(update={"hybrid": False})}
+    )
+    assert evaluate(spark, plain, minilm) == {name: figures[name] for name in ("pumps", "pumps@64")}
+    write_snapshots(read_snapshots(spark, config), tmp_path / "snapshots")
+    found = measure(tmp_path / "snapshots", lambda: load_embedder(minilm, precision="fp32"))
+    assert list(found) == list(figures)
+    for name, of_set in figures.items():
+        assert {key: found[name][key] for key in of_set} == pytest.approx(of_set, abs=1e-6)
+    assert found["pumps+bm25"]["bm25_ndcg@10"] == pytest.approx(alone, abs=1e-6)
+
+
+def test_a_model_may_be_judged_by_what_it_is_with_words(spark, config) -> None:
+    metric = metric_named(config, "promotion.metrics", "pumps@64+bm25.ndcg@10")
+    assert (metric.evaluation, metric.figure, metric.sign) == ("pumps@64+bm25", "ndcg@10", 1)
+    # BM25 alone says nothing of a model.
+    with pytest.raises(InputError, match=r"`pumps\+bm25.bm25_ndcg@10` is not measured"):
+        metric_named(config, "promotion.metrics", "pumps+bm25.bm25_ndcg@10")
+    digests = digest_sets(spark, config)
+    assert list(digests) == ["pumps", "pumps+bm25", "pumps@64", "pumps@64+bm25"]
+    assert len(set(digests.values())) == 1
