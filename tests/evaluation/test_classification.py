@@ -76,7 +76,8 @@ def test_equals_sentence_transformers(
     )
     pairs = labelled_pairs(spark, str(path), PairFiles(FILES, COLUMNS))
     load = reference_loader([text for *texts, _ in PAIRS for text in texts])
-    figures = classification_figures(*cosines_of(pairs, load))
+    found = cosines_of(pairs, load)
+    figures = classification_figures(found.cosines, found.scores)
     check_against_library(figures, PAIRS, evaluator, reference)
 
 

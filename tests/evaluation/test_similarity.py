@@ -54,7 +54,8 @@ def test_equals_sentence_transformers(spark, files, reference, reference_loader)
     pairs = scored_pairs(spark, files[0], PairFiles(FILES, COLUMNS))
     left, right, scores = map(list, zip(*PAIRS, strict=True))
     load = reference_loader([*left, *right])
-    figures = similarity_figures(*cosines_of(pairs, load))
+    found = cosines_of(pairs, load)
+    figures = similarity_figures(found.cosines, found.scores)
     expected = EmbeddingSimilarityEvaluator(left, right, scores, main_similarity="cosine")(
         reference
     )

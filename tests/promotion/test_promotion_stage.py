@@ -39,7 +39,9 @@ def call(runs: Path, run: str, command: str, *settings: str, **options: str) -> 
 
 
 def promote(runs: Path, run: str, target: Path, *settings: str) -> int:
-    return call(runs, run, "promote", f"promotion.target={target}", *settings)
+    # Of the few queries of a small corpus even a large difference may be chance at 95 %.
+    given = (f"promotion.target={target}", "promotion.confidence=0.6", *settings)
+    return call(runs, run, "promote", *given)
 
 
 def ndcg(runs: Path, run: str) -> float:

@@ -178,7 +178,7 @@ def test_every_setting_that_speaks_of_files_is_a_path():
     for key, field, is_path in settings_of_texts():
         speaks = told.search(f"{key.replace('_', ' ')} {field.description}") is not None
         assert is_path == (speaks and key not in NO_PATHS), key
-    assert len(PATHS) == 21
+    assert len(PATHS) == 22
 
 
 @pytest.mark.parametrize("key", PATHS)
