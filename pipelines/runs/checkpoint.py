@@ -27,6 +27,7 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+from pipelines.files.versions import current
 from pipelines.models.adaptation import NOTHING, Frozen, effective
 from pipelines.models.architecture import Shapes
 from pipelines.models.spec import EncoderSpec
@@ -197,7 +198,7 @@ def load_state(run_folder: Location, folder: Location, rows: Rows | None = None)
 
 def load_spec(run_folder: Location, step: int) -> EncoderSpec:
     """Reads the shape of the encoder, of the checkpoint before a step, and nothing else."""
-    state = storage.read_json(checkpoint_path(run_folder, step) / _STATE)
+    state = storage.read_json(current(checkpoint_path(run_folder, step)) / _STATE)
     return EncoderSpec.from_json(state["encoder"])
 
 

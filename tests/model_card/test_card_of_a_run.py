@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 
 from pipelines.files import storage
+from pipelines.files.run_folder import RunFolder
+from pipelines.files.versions import put_file
 from pipelines.model_card.card import model_card, write_card
 from pipelines.model_card.energy import watt_hours
 from pipelines.model_card.facts import read_facts
 from pipelines.models.digest import CARD_FILE, digest_model
 from pipelines.models.static.spec import StaticSpec
+from pipelines.models.weights import random_weights
+from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.settings.load import parse
 from pipelines.tokens.prompts import Prompts
 
@@ -136,3 +141,19 @@ def test_the_snippets_run_as_they_stand(made_run, tmp_path) -> None:
     # What the comments say of the shapes is so.
     shapes = re.findall(r"^# (\(.*\))$", "\n".join(pieces), re.MULTILINE)
     assert shapes == re.findall(r"^\(.*\)$", told, re.MULTILINE) == ["(1, 8)", "(4, 16)"]
+
+
+def test_a_card_in_a_store(made_run, tmp_path, s3_bucket) -> None:
+    """There a folder is a version of it; the shape is read from the checkpoint."""
+    here, spec = made_run(tmp_path, {})
+    run = RunFolder(s3_bucket.root / "run")
+    put_file(here.metrics, run.metrics)
+    with storage.built_folder(run.path / "model") as folder:
+        shutil.copytree(here.model, folder, dirs_exist_ok=True)
+    save_checkpoint(run.path, Checkpoint(120, spec, random_weights(spec, 5), {}), 1)
+    path = write_card(run, parse({}))
+    assert path == run.model / CARD_FILE
+    card = path.read_text()
+    assert "±0.50" in card
+    assert 'SentenceTransformer(".")' in card
+    assert digest_model(run.model) == digest_model(here.model)
