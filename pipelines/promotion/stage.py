@@ -292,13 +292,12 @@ def _judgements(
     if in_service is None:
         return alone
     other = _served_measured(config, candidate, in_service, known)
-    with activity("comparing with the model in service"):
-        names = evaluations(config.promotion)
-        new, old = (
-            {name: found[name] for name in names if name in found}
-            for found in (candidate.observations, other.observations)
-        )
-        intervals = intervals_between(candidate.told, old, new, config.promotion.confidence)
+    names = evaluations(config.promotion)
+    new, old = (
+        {name: found[name] for name in names if name in found}
+        for found in (candidate.observations, other.observations)
+    )
+    intervals = intervals_between(candidate.told, old, new, config.promotion.confidence)
     return judge(config.promotion, candidate.figures, other.figures, intervals)
 
 

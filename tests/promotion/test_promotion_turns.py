@@ -159,7 +159,7 @@ def test_copies_that_go_on_are_left_alone(tmp_path, run, target):
     run("a")
     model = write_run(tmp_path / "other", "other") / "model"
     record = {"model": digest_model(model), "replaces": "00001"}
-    with served.copied(target, model, record) as copy:
+    with served.copied(target, model, record, {}) as copy:
         run("b")
         roll_back(settings(target))
         assert copy.is_dir()

@@ -21,7 +21,7 @@ def promote(target: Path, model: Path, **record) -> str:
     """What the stage does once the gate is open."""
     before = served.served_model(target)
     told = {"model": digest_model(model), "replaces": before and before.name, **record}
-    with served.copied(target, model, told) as copy, served.exclusive(target):
+    with served.copied(target, model, told, {}) as copy, served.exclusive(target):
         version = served.place(target, copy)
         served.put_in_service(target, version, "promoted")
     return version
@@ -106,7 +106,7 @@ def test_versions_are_kept_as_far_as_they_are_in_service_or_were_before(tmp_path
 def test_a_model_that_changes_while_it_is_copied_is_left_out(tmp_path):
     target, model = tmp_path / "served", write_model(tmp_path / "model", "a")
     record = {"model": "of another content"}
-    copied = served.copied(target, model, record)
+    copied = served.copied(target, model, record, {})
     with pytest.raises(PipelineError, match="has changed while it was copied"), copied:
         pass
     assert list((target / "versions").iterdir()) == []
