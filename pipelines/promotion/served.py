@@ -172,7 +172,8 @@ def copied(
             storage.copy_folder(model, aside)
             if digest_model(aside) != record["model"]:
                 raise PipelineError(f"{model} has changed while it was copied")
-            write_observations(aside / OBSERVATIONS, observations)
+            if observations:
+                write_observations(aside / OBSERVATIONS, observations)
             storage.write_json(aside / RECORD, record)
             storage.flush_tree(aside)
             yield aside

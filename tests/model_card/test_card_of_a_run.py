@@ -154,6 +154,6 @@ def test_a_card_in_a_store(made_run, tmp_path, s3_bucket) -> None:
     path = write_card(run, parse({}))
     assert path == run.model / CARD_FILE
     card = path.read_text()
-    assert "±0.50" in card
+    assert "-1.75 to -0.75" in card
     assert 'SentenceTransformer(".")' in card
     assert digest_model(run.model) == digest_model(here.model)
