@@ -44,7 +44,7 @@ def metrics_table(figures: Mapping[str, Any]) -> Table:
     for name in ("before", "after", "difference"):
         table.add_column(name, justify="right", no_wrap=True)
     if has_intervals:
-        table.add_column("interval", no_wrap=True)
+        table.add_column("interval")
     last = None
     for line in lines:
         is_new = line.evaluation != last

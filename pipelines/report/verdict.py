@@ -87,9 +87,15 @@ def _of_judged(word: str, lines: Sequence[Comparison]) -> str:
         MIXED: "Better on some judged sets and worse on others",
         CANNOT_BE_TOLD: "Whether it is better on judged sets cannot be told",
     }
-    # What is told comes before what is not.
-    ordered = sorted(lines, key=lambda line: (BETTER, WORSE, CANNOT_BE_TOLD).index(line.verdict))
-    return f"{starts[word]}: {'; '.join(map(_told, ordered))}."
+    if word == CANNOT_BE_TOLD:
+        return f"{starts[word]}: {'; '.join(map(_told, lines))}."
+    told = {
+        verdict: "; ".join(_told(line) for line in lines if line.verdict == verdict)
+        for verdict in (BETTER, WORSE, CANNOT_BE_TOLD)
+    }
+    sure = "; ".join(filter(None, (told[BETTER], told[WORSE])))
+    unsure = f" Cannot be told: {told[CANNOT_BE_TOLD]}." if told[CANNOT_BE_TOLD] else ""
+    return f"{starts[word]}: {sure}.{unsure}"
 
 
 def _of_held_out(line: Comparison) -> str:
