@@ -33,18 +33,15 @@ def metrics_table(figures: Mapping[str, Any]) -> Table:
     from rich.text import Text
 
     lines = compare(figures)
-    has_intervals = any(line.interval for line in lines)
-    caption = "95 % intervals of the differences, by paired bootstrap" if has_intervals else None
-    if not lines:
-        caption = "nothing was measured"
+    caption = None if lines else "nothing was measured"
+    if any(line.interval for line in lines):
+        caption = "(95 % interval, by paired bootstrap); coloured where 0 is outside it"
     table = Table(caption=caption)
     table.add_column("evaluation", overflow="fold")
     table.add_column("measured on")
     table.add_column("metric", no_wrap=True)
     for name in ("before", "after", "difference"):
         table.add_column(name, justify="right", no_wrap=True)
-    if has_intervals:
-        table.add_column("interval")
     last = None
     for line in lines:
         is_new = line.evaluation != last
@@ -58,8 +55,7 @@ def metrics_table(figures: Mapping[str, Any]) -> Table:
             Text(line.metric),
             points(line.before),
             points(line.after),
-            _coloured(line, signed_points(line.difference)),
-            *([_coloured(line, told_interval(line))] if has_intervals else []),
+            _coloured(line),
         )
     return table
 
@@ -120,7 +116,11 @@ def told_interval(line: Comparison) -> str:
     return f"{ends}, {line.verdict}" if line.verdict else ends
 
 
-def _coloured(line: Comparison, text: str) -> Text:
+def _coloured(line: Comparison) -> Text:
+    """A difference with its interval, short enough for a narrow terminal."""
     from rich.text import Text
 
-    return Text(text, _COLOURS[line.verdict])
+    told = signed_points(line.difference)
+    if line.interval is not None:
+        told += f" ({points(line.interval.low)} to {points(line.interval.high)})"
+    return Text(told, _COLOURS[line.verdict])

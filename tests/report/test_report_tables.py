@@ -52,11 +52,11 @@ def test_better_is_green_and_worse_is_red() -> None:
     }
     cells = metrics_table(figures(before, after, ends)).columns[-1].cells
     assert [(str(cell), cell.style) for cell in cells] == [
-        ("+0.90 to +1.10, better", "green"),
-        ("-0.60 to -0.40, worse", "red"),
-        ("-0.50 to -0.30, better", "green"),
-        ("+0.90 to +1.10, worse", "red"),
-        ("+0.00 to +0.00, cannot be told", ""),
+        ("+1.00 (0.90 to 1.10)", "green"),
+        ("-0.50 (-0.60 to -0.40)", "red"),
+        ("-0.40 (-0.50 to -0.30)", "green"),
+        ("+1.00 (0.90 to 1.10)", "red"),
+        ("+0.00 (0.00 to 0.00)", ""),
     ]
 
 
@@ -66,10 +66,10 @@ def test_what_may_be_chance_has_no_colour() -> None:
     ends = {"a": (-0.5, 2.5), "b": (0.5, 1.5)}
     cells = metrics_table(figures(before, after, ends)).columns[-1].cells
     assert [(str(cell), cell.style) for cell in cells] == [
-        ("-0.50 to +2.50, cannot be told", ""),
-        ("+0.50 to +1.50, better", "green"),
+        ("+1.00 (-0.50 to 2.50)", ""),
+        ("+1.00 (0.50 to 1.50)", "green"),
         # Where this one lies is not known.
-        ("", ""),
+        ("-8.00", ""),
     ]
     shown = " ".join(map(str.strip, printed(before, after, ends)))
     assert "by paired bootstrap" in shown
