@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation import retrieval
-from pipelines.evaluation.observations import Observations, Observed, write_observations
+from pipelines.evaluation.observations import (
+    Observations,
+    Observed,
+    digest_observations,
+    write_observations,
+)
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.samples import write_samples
 from pipelines.evaluation.sets import check_sets, digest_sets, intervals_between, told_sets
@@ -86,9 +91,14 @@ def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Mea
     return measured
 
 
-def keep_observations(run: RunFolder, measured: Measured) -> None:
-    """Writes what the model's figures are of, with which a later model can be compared."""
+def keep_observations(run: RunFolder, measured: Measured) -> str | None:
+    """Writes what the model's figures are of, with which a later model can be compared.
+
+    Returns:
+        The digest of the file; see :func:`~pipelines.evaluation.observations.digest_observations`.
+    """
     write_observations(run.observations, measured.observations(AFTER))
+    return digest_observations(run.observations)
 
 
 def check_unchanged(

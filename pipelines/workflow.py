@@ -181,7 +181,7 @@ def evaluate(config: Config) -> dict[str, Metrics]:
         with RunTracking(config, folder.path) as tracking:
             measured = evaluation_job.measure_models(session, config, folder)
             evaluation_job.check_unchanged(session, config, folder, digests)
-            evaluation_job.keep_observations(folder, measured)
+            digests["observations"] = evaluation_job.keep_observations(folder, measured)
             update_run_metrics(folder.path, measured.figures | {"measured": digests})
             evaluation_job.sample_held_out(session, config, folder, measured)
             evaluation_job.log_figures(folder, measured, tracking)

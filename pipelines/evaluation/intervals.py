@@ -76,7 +76,8 @@ def mean_intervals(
     from scipy.stats import bootstrap
 
     _check_same(before, after)
-    differences = {name: after.values[name] - old for name, old in before.values.items()}
+    both = [name for name in before.values if name in after.values]
+    differences = {name: after.values[name] - before.values[name] for name in both}
     known = {name: one for name, one in differences.items() if np.isfinite(one).all()}
     count = len(before.items)
     if count < FEWEST_ITEMS or not known:
@@ -111,7 +112,7 @@ def pair_intervals(
         confidence: Of an interval.
 
     Returns:
-        By figure; where a figure is no number for some draw (all numbers alike), it has none.
+        By figure; nothing where all numbers of some draw are alike, since too few of them differ.
     """
     from scipy.stats import bootstrap
 
@@ -123,6 +124,8 @@ def pair_intervals(
     names = list(measure(cosines[0], scores))
 
     def differences(places: np.ndarray) -> np.ndarray:
+        if np.ptp(scores[places]) == 0:
+            return np.full(len(names), np.nan)
         old, new = (measure(one[places], scores[places]) for one in cosines)
         return np.array([new[name] - old[name] for name in names])
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,14 @@ def write_observations(path: Location, by_set: Mapping[str, Observations]) -> No
     empty = pa.table(dict.fromkeys(_COLUMNS[:2], pa.array([], pa.string())))
     with storage.built_file(path) as aside:
         pq.write_table(pa.concat_tables(tables) if tables else empty, aside, compression="zstd")
+
+
+def digest_observations(path: Location) -> str | None:
+    """SHA-256 of the file, by which figures and observations are known to be of one evaluation."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def read_observations(path: Location) -> dict[str, Observations]:

@@ -132,8 +132,11 @@ def pair_evaluation(
 
 
 def is_pair_file(given: str) -> bool:
-    """Whether a path is that of a file of pairs by its ending, such as `.csv` or `.parquet`."""
-    return _stem_and_suffix(given)[1] in _FORMATS
+    """Whether a path is that of a file of pairs by its ending, such as `.csv` or `.parquet`.
+
+    The judgements of a retrieval set, in its folder `qrels`, are not.
+    """
+    return _stem_and_suffix(given)[1] in _FORMATS and PurePath(given).parent.name != "qrels"
 
 
 def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -42,7 +43,8 @@ class NamedSet:
 
     def read(self, session: SparkSession, config: Config) -> Tables:
         """The tables; raises InputError if they are not what they are said to be."""
-        return self.evaluation.read(session, config, self.given)
+        with _naming_guards(config, self.given):
+            return self.evaluation.read(session, config, self.given)
 
 
 class Role(StrEnum):
@@ -158,7 +160,20 @@ def check_sets(config: Config) -> None:
     """
     for evaluation in map(EVALUATIONS.load, EVALUATIONS):
         for given in evaluation.sets(config):
-            evaluation.check(config, given)
+            with _naming_guards(config, given):
+                evaluation.check(config, given)
+
+
+@contextmanager
+def _naming_guards(config: Config, given: str) -> Iterator[None]:
+    """Errors about a guard name the setting that it stands in, and not that of its evaluation."""
+    try:
+        yield
+    except InputError as error:
+        named = tuple(f"evaluation.{name}" for name in EVALUATIONS)
+        if given not in config.evaluation.guards or error.key not in named:
+            raise
+        raise InputError("evaluation.guards", error.problem, error.remedy) from None
 
 
 def metric_named(config: Config, key: str, name: str) -> Metric:

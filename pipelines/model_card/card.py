@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from pipelines.evaluation import EVALUATIONS
+from pipelines.evaluation.sets import Role
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
@@ -238,7 +238,7 @@ def _limits_told(facts: CardFacts) -> Iterator[str]:
             "It was trained with its prompts, which `encode_query` and `encode_document` put "
             "before texts; without them it is worse than the figures say."
         )
-    if any(_is_held_out(line) for line in facts.comparisons):
+    if any(line.role == Role.HELD_OUT for line in facts.comparisons):
         yield (
             "Held-out pairs are of the same kind as those that it was trained on. What people "
             "ask may be answered better or worse than the figures on them say."
@@ -247,10 +247,3 @@ def _limits_told(facts: CardFacts) -> Iterator[str]:
         "Nothing is known of it on tasks, domains and languages that it was not measured on, nor "
         "of prejudices that it has from its base model or its texts."
     )
-
-
-def _is_held_out(line: Comparison) -> bool:
-    """Whether a set is the held-out pairs, whole or of a source, at any width."""
-    evaluations = (EVALUATIONS.load(name) for name in EVALUATIONS)
-    held_out = {evaluation.name for evaluation in evaluations if evaluation.held_out}
-    return line.evaluation.partition("@")[0].partition(".")[0] in held_out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipelines.evaluation.sets import Role
 from pipelines.model_card.facts import CardFacts
 from pipelines.model_card.licenses import hub_license
 from pipelines.report.comparison import Comparison
@@ -97,9 +98,9 @@ def _tags(facts: CardFacts) -> Iterator[str]:
 
 
 def _measured(facts: CardFacts) -> Iterator[Comparison]:
-    """The figures of the model that the hub has a name for."""
+    """The figures of whole embeddings, by cosine, that the hub has a name for."""
     for line in facts.comparisons:
-        if line.metric in MEASURES and line.after is not None:
+        if line.metric in MEASURES and line.after is not None and line.role != Role.VARIANT:
             yield line
 
 
@@ -112,6 +113,8 @@ def _result(line: Comparison, measure: _Measure) -> EvalResult:
         task_name=measure.task_name,
         dataset_type=DATASET_TYPE,
         dataset_name=shown(line.evaluation),
+        # The hub tells sets apart by type and configuration, not by name.
+        dataset_config=shown(line.evaluation),
         metric_type=measure.metric,
         metric_name=line.metric,
         # Here figures are times 100, there shares of 1.

@@ -16,6 +16,9 @@ Figures = Mapping[str, Mapping[str, float]]
 """Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
 
 
+_UNSEEN = 0.005
+
+
 @dataclass(frozen=True)
 class Judgement:
     """What the gate says of one metric.
@@ -53,7 +56,9 @@ class Judgement:
             return None
         if self.required == "better" and not self.low > 0:
             return self._refused("promotion.required", "it must be better")
-        if self.high < -self.tolerance:
+        # What cannot be seen in two decimals is no difference, but where there is nothing else.
+        unseen = 0.0 if self.interval is None else _UNSEEN
+        if self.high < -self.tolerance - unseen:
             return self._refused("promotion.tolerance", f"{self.tolerance:g} less would do")
         return None
 

@@ -86,7 +86,9 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
     wanted = read_record(folder).get("model")
 
     def check(copy: Path) -> None:
-        if wanted not in (None, digest_model(copy, without=_BESIDE)):
+        # Earlier releases counted the card of a model, too.
+        with_card = storage.digest_folder(copy, without=_BESIDE)
+        if wanted not in (None, with_card, digest_model(copy, without=_BESIDE)):
             raise InputError(
                 KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
             )

@@ -10,7 +10,12 @@ from typing import Any
 
 from pipelines import __version__
 from pipelines.errors import InputError, NothingNew, PipelineError, PromotionRefused
-from pipelines.evaluation.observations import Observations, Observed, read_observations
+from pipelines.evaluation.observations import (
+    Observations,
+    Observed,
+    digest_observations,
+    read_observations,
+)
 from pipelines.evaluation.sets import intervals_between
 from pipelines.files import storage
 from pipelines.files.folders import check_place
@@ -51,11 +56,7 @@ class _Candidate:
     figures: Figures
     sets: dict[str, str]
     told: Mapping[str, Mapping[str, str]]
-
-    @property
-    def observations(self) -> dict[str, Observations]:
-        """What the figures are of."""
-        return read_observations(self.run.observations)
+    observations: Mapping[str, Observations]
 
 
 @dataclass(frozen=True)
@@ -279,8 +280,23 @@ def _candidate(config: Config) -> _Candidate:
     if known["measured"]["model"] != digest:
         raise InputError("run.folder", f"{model} is not what was evaluated", AGAIN)
     return _Candidate(
-        folder, model, digest, known["after"], known["measured"]["sets"], known.get("sets", {})
+        folder,
+        model,
+        digest,
+        known["after"],
+        known["measured"]["sets"],
+        known.get("sets", {}),
+        _observations(folder, known["measured"].get("observations")),
     )
+
+
+def _observations(folder: RunFolder, digest: str | None) -> dict[str, Observations]:
+    """What the figures are of; nothing in a run that was evaluated by a release without them."""
+    if digest is None:
+        return {}
+    if digest_observations(folder.observations) != digest:
+        raise InputError("run.folder", f"{folder.observations} is not what was evaluated", AGAIN)
+    return read_observations(folder.observations)
 
 
 def _judgements(

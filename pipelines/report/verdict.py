@@ -2,8 +2,8 @@
 
 Questions that people judged decide. Pairs that were held out of the corpus stand in for them only
 where there are none, and the sentence says so: a model that finds the text of a held-out title may
-still answer questions worse than its start. What was lost on other subjects follows, and what to do
-next.
+still answer questions worse than its start. What was lost on other subjects follows, what could not
+be judged, and what to do next.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, WORSE
+from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, FEWEST_ITEMS, WORSE
 from pipelines.evaluation.sets import Role
 from pipelines.report.comparison import Comparison, compare
 from pipelines.report.text import shown
 
 MIXED = "mixed"
+_SUBJECTS = {Role.JUDGED: "judged sets", Role.HELD_OUT: "held-out pairs of the corpus"}
+_STAND_IN = "These stand in for questions of people, and what they gain need not be gained there."
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Verdict:
 
     Attributes:
         word: `better`, `worse`, `mixed` or `cannot be told`, by the sets that decide.
-        sentence: That, how sure it is and what was lost elsewhere.
+        sentence: That, how sure it is, what was lost elsewhere and what could not be judged.
         next_step: What to do now.
         is_proxy: No set with judged questions was measured.
     """
@@ -49,21 +51,31 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     Returns:
         None where nothing was measured whose interval is known.
     """
-    lines = [line for line in main_lines(compare(figures)) if line.verdict]
-    by_role = {role: [line for line in lines if line.role == role] for role in Role}
-    judged, held_out = by_role[Role.JUDGED], by_role[Role.HELD_OUT]
-    lost = [line for line in by_role[Role.GUARD] if line.verdict == WORSE]
-    deciding = judged or held_out
-    if not deciding:
+    by_role: dict[Role | None, list[Comparison]] = {role: [] for role in Role}
+    for line in main_lines(compare(figures)):
+        by_role.setdefault(line.role, []).append(line)
+    subject = Role.JUDGED if by_role[Role.JUDGED] else Role.HELD_OUT
+    deciding, guards = by_role[subject], by_role[Role.GUARD]
+    known = [line for line in [*deciding, *guards] if line.verdict]
+    unknown = [line for line in [*deciding, *guards] if not line.verdict]
+    if not known:
         return None
-    word = _word(deciding)
-    sentences = [_of_judged(word, judged) if judged else _of_held_out(held_out[0])]
+    told = [line for line in deciding if line.verdict]
+    lost = [line for line in guards if line.verdict == WORSE]
+    word = _word(told or lost)
+    sentences = _of_deciding(word, subject, told) if told else []
     if lost:
-        sentences.append(f"Lost elsewhere: {'; '.join(map(_told, lost))}.")
-    elif by_role[Role.GUARD]:
+        sentences.append(f"Lost elsewhere: {_all_told(lost)}.")
+    elif guards and not any(line in unknown for line in guards):
         sentences.append("No guard shows a loss.")
-    next_step = _next_step(word, is_proxy=not judged, has_lost=bool(lost), lines=deciding)
-    return Verdict(word, " ".join(sentences), next_step, not judged)
+    if unknown:
+        sentences.append(
+            f"Not judged, for fewer than {FEWEST_ITEMS} queries or figures that are no numbers: "
+            f"{'; '.join(map(_of_unknown, unknown))}."
+        )
+    is_proxy = subject == Role.HELD_OUT
+    next_step = _next_step(word, told, is_proxy=is_proxy, lost=bool(lost), unknown=bool(unknown))
+    return Verdict(word, " ".join(sentences), next_step, is_proxy)
 
 
 def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
@@ -80,73 +92,81 @@ def _word(lines: Sequence[Comparison]) -> str:
     return MIXED if len(words) > 1 else next(iter(words), CANNOT_BE_TOLD)
 
 
-def _of_judged(word: str, lines: Sequence[Comparison]) -> str:
+def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison]) -> list[str]:
+    """What the sets that decide say; those that say something come first."""
+    by_word = {
+        told: [line for line in lines if line.verdict == told]
+        for told in (BETTER, WORSE, CANNOT_BE_TOLD)
+    }
+    sure, unsure = [*by_word[BETTER], *by_word[WORSE]], by_word[CANNOT_BE_TOLD]
+    # Of many sets some are better by chance: how many there are belongs to it.
+    share = f"{len(sure)} of {len(lines)} " if sure and unsure else ""
+    on = f"{share}{_SUBJECTS[subject]}"
     starts = {
-        BETTER: "Better on judged sets",
-        WORSE: "Worse on judged sets",
-        MIXED: "Better on some judged sets and worse on others",
-        CANNOT_BE_TOLD: "Whether it is better on judged sets cannot be told",
+        BETTER: f"Better on {on}",
+        WORSE: f"Worse on {on}",
+        MIXED: f"Better on some and worse on others of {on}",
+        CANNOT_BE_TOLD: f"Whether it is better on {on} cannot be told",
     }
-    if word == CANNOT_BE_TOLD:
-        return f"{starts[word]}: {'; '.join(map(_told, lines))}."
-    told = {
-        verdict: "; ".join(_told(line) for line in lines if line.verdict == verdict)
-        for verdict in (BETTER, WORSE, CANNOT_BE_TOLD)
-    }
-    sure = "; ".join(filter(None, (told[BETTER], told[WORSE])))
-    unsure = f" Cannot be told: {told[CANNOT_BE_TOLD]}." if told[CANNOT_BE_TOLD] else ""
-    return f"{starts[word]}: {sure}.{unsure}"
+    sentences = [f"{starts[word]}: {_all_told(sure or unsure)}."]
+    if sure and unsure:
+        sentences.append(f"Cannot be told: {_all_told(unsure)}.")
+    if subject == Role.HELD_OUT:
+        sentences.append(_STAND_IN)
+    return sentences
 
 
-def _of_held_out(line: Comparison) -> str:
-    starts = {
-        BETTER: "Better on held-out pairs of the corpus",
-        WORSE: "Worse on held-out pairs of the corpus",
-        CANNOT_BE_TOLD: "Whether it is better on held-out pairs of the corpus cannot be told",
-    }
-    return (
-        f"{starts[line.verdict]}: {_told(line)}. These stand in for questions of people, "
-        "and what they gain need not be gained there."
-    )
+def _all_told(lines: Sequence[Comparison]) -> str:
+    return "; ".join(map(_told, lines))
 
 
 def _told(line: Comparison) -> str:
     """A figure, its difference and the interval of that."""
     interval = line.interval
-    assert interval is not None
+    assert interval is not None, "only figures with one are told"
     told = (
         f"{line.metric} on {shown(line.evaluation)} {line.difference:+.2f} "
         f"({interval.low:+.2f} to {interval.high:+.2f})"
     )
-    if line.verdict != CANNOT_BE_TOLD:
+    if line.verdict != CANNOT_BE_TOLD or not interval.detectable:
         return told
     return f"{told}, where differences show from {interval.detectable:.1f} on"
 
 
-def _next_step(word: str, *, is_proxy: bool, has_lost: bool, lines: Sequence[Comparison]) -> str:
-    if has_lost and word != WORSE:
+def _of_unknown(line: Comparison) -> str:
+    name = f"{line.metric} on {shown(line.evaluation)}"
+    return f"{name} {line.before:.2f} before and {line.after:.2f} after"
+
+
+def _next_step(
+    word: str, lines: Sequence[Comparison], *, is_proxy: bool, lost: bool, unknown: bool
+) -> str:
+    if lost and word != WORSE:
         return "Weigh the loss before promoting it: fewer steps or a lower learning rate lose less."
     if is_proxy and word != WORSE:
         return (
-            "Before promoting it, name a set of judged questions in evaluation.retrieval_sets; "
-            f"about {_enough(lines):,} show a difference of one point."
+            "Before promoting it, name a set of judged questions in evaluation.retrieval_sets"
+            f"{_how_many(lines)}."
         )
+    if word == BETTER and unknown:
+        return "Before promoting it, look at what was not judged."
     return {
         BETTER: "It may be promoted.",
         MIXED: "Decide which of these sets your users' questions are like.",
         WORSE: "Keep the start; try fewer steps, a lower learning rate or another objective.",
-        CANNOT_BE_TOLD: (
-            "Judge more questions, or train longer; "
-            f"about {_enough(lines):,} show a difference of one point."
-        ),
+        CANNOT_BE_TOLD: f"Judge more questions, or train longer{_how_many(lines)}.",
     }[word]
 
 
-def _enough(lines: Sequence[Comparison]) -> int:
-    """How many items of the same spread show a difference of one point; to two digits.
+def _how_many(lines: Sequence[Comparison]) -> str:
+    """How many items of the same spread show a difference of one point, where that are more.
 
     The smallest difference to be shown falls with the root of their number.
     """
-    wanted = max(line.items * line.interval.detectable**2 for line in lines if line.interval)
+    wanted = max(
+        (line.items * line.interval.detectable**2 for line in lines if line.interval), default=0.0
+    )
+    if wanted <= max((line.items for line in lines), default=0):
+        return ""
     digits = max(len(str(round(wanted))) - 2, 0)
-    return round(round(wanted), -digits)
+    return f"; about {round(round(wanted), -digits):,} show a difference of one point"

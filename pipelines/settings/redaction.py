@@ -27,7 +27,7 @@ _SECRET_VALUE = re.compile(
     re.IGNORECASE,
 )
 _ADDRESS = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)(\S*)", re.IGNORECASE)
-_SETTING = re.compile(r"(?P<option>--\w+=)?(?P<key>[\w-][\w.-]*)\s*=(?P<value>.*)", re.DOTALL)
+_SETTING = re.compile(r"(?P<option>--\w+=)?(?P<key>[^=:?]+)=(?P<value>.*)", re.DOTALL)
 # Their values are those of Spark, which may be anything.
 _CONF_SECTIONS = ("spark", "stages")
 # Parameters begin with one of these; those of databases with a semicolon.
@@ -64,8 +64,10 @@ def without_secret_arguments(arguments: Sequence[str]) -> list[str]:
 def _plain_argument(argument: str) -> str:
     found = _SETTING.fullmatch(argument)
     if found is None:
-        return without_password(argument)
-    option, key, value = found["option"] or "", found["key"], found["value"]
+        key, is_setting, _ = argument.partition("=")
+        hidden = is_setting and _SECRET_NAME.search(key) and not _ADDRESS.search(key)
+        return f"{key}={HIDDEN}" if hidden else without_password(argument)
+    option, key, value = found["option"] or "", found["key"].strip(), found["value"]
     section = key.partition(".")[0]
     is_plain = section in Config.model_fields and section not in _CONF_SECTIONS
     # A mapping holds keys of its own.

@@ -88,6 +88,18 @@ def test_correlations_are_drawn_pair_by_pair():
     assert paired.high - paired.low < 0.1 * (found.high - found.low)
 
 
+def test_too_few_of_a_label_have_no_interval():
+    labels = np.array([1.0, 1.0] + [0.0] * 18)
+    model = of_means(cosine=RANDOM.random(20), score=labels)
+    other = of_means(cosine=RANDOM.random(20), score=labels)
+    assert pair_intervals(similarity_figures, model, other) == {}
+
+
+def test_only_figures_of_both_are_compared():
+    old, new = of_means(a=np.zeros(20), b=np.zeros(20)), of_means(a=np.ones(20), c=np.ones(20))
+    assert list(mean_intervals(old, new)) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("ends", "lower_is_better", "told"),
     [

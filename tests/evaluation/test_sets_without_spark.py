@@ -41,6 +41,10 @@ def files(tmp_path):
         ("classification", "nowhere.csv", r": there is no file or folder `.*nowhere.csv`, name ex"),
         ("retrieval_sets", "nowhere", r": there is no .*nowhere, name a folder with corpus.jsonl"),
         ("retrieval_sets", "set", r": .*qrels holds no \*.tsv, name the file to take"),
+        ("guards", "nowhere.csv", r": there is no file or folder `.*nowhere.csv`, name ex"),
+        ("guards", "nowhere", r": there is no .*nowhere, name a folder with corpus.jsonl"),
+        # Of a retrieval set, and no file of pairs.
+        ("guards", "set/qrels/dev.tsv", r": there is no .*dev.tsv, name a folder with corpus"),
     ],
 )
 def test_what_cannot_be_measured_on_is_refused_by_every_job(files, key, name, told):

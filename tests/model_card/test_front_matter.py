@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from markup_texts import TEXTS
 
 from pipelines.evaluation import EVALUATIONS
+from pipelines.files import storage
 from pipelines.model_card.base_model import PACKAGED, base_model
 from pipelines.model_card.card import model_card
 from pipelines.model_card.facts import CardFacts, read_facts
@@ -47,6 +48,22 @@ def test_it_is_read_by_the_hubs_own_parser_as_it_was_meant(made_run, tmp_path) -
     assert (result.task_type, result.dataset_name) == ("information-retrieval", "retrieval")
     assert (result.metric_type, result.metric_value) == ("cosine_mrr@10", 0.3875)
     assert data.model_name == "Support: FAQ"
+
+
+def test_each_set_keeps_its_figures(made_run, tmp_path) -> None:
+    run, spec = made_run(tmp_path, {})
+    known = storage.read_json(run.metrics)
+    for name, role, value in (
+        ("retrieval", "held_out", 90.0),
+        ("scifact", "judged", 60.0),
+        ("scifact+bm25", "variant", 70.0),
+    ):
+        known["after"][name] = {"queries": 50, "ndcg@10": value}
+        known["sets"][name] = {"evaluation": "retrieval", "role": role}
+    storage.write_json(run.metrics, known)
+    data = ModelCard(model_card(read_facts(run, parse({}), spec))).data
+    found = {(one.dataset_name, one.metric_type): one.metric_value for one in data.eval_results}
+    assert found == {("retrieval", "cosine_ndcg@10"): 0.9, ("scifact", "cosine_ndcg@10"): 0.6}
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

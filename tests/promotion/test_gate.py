@@ -81,6 +81,8 @@ def judged(low: float, high: float, *, tolerance: float = 0.0, required: str = "
         (-0.5, 2.0, 0.0, "better", "promotion.required"),
         (0.5, 2.0, 0.0, "better", None),
         (-2.0, -1.5, 1.0, "better", "promotion.required"),
+        # Nobody would see it.
+        (-2e-7, -1e-8, 0.0, "not_worse", None),
     ],
 )
 def test_decides_on_the_interval(low, high, tolerance, required, key):

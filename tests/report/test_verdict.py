@@ -63,9 +63,56 @@ def test_what_was_lost_on_a_guard_is_named() -> None:
     assert kept.next_step == "It may be promoted."
 
 
-@pytest.mark.parametrize("known", [{}, figures(), figures(other=("guard", 1.0, 0.5))])
+@pytest.mark.parametrize("known", [{}, figures()])
 def test_nothing_that_decides_gives_no_verdict(known) -> None:
     assert verdict(known) is None
+
+
+def without_interval(known, name: str, after: float):
+    """A set of fewer queries than an interval needs."""
+    del known["interval"][name]
+    known["after"][name]["ndcg@10"] = after
+    return known
+
+
+def test_a_set_that_is_not_judged_is_named() -> None:
+    known = figures(retrieval=("held_out", 5.0, 1.0), users=("judged", 0.0, 1.0))
+    # Held-out pairs do not step in for questions that are there.
+    assert verdict(without_interval(known, "users", 20.0)) is None
+    known = figures(a=("judged", 2.0, 1.0), users=("judged", 0.0, 1.0), other=("guard", 0.0, 1.0))
+    known = without_interval(without_interval(known, "users", 20.0), "other", float("nan"))
+    found = verdict(known)
+    assert "nDCG@10 on users 60.00 before and 20.00 after" in found.sentence
+    assert "No guard shows a loss" not in found.sentence
+    assert "may be promoted" not in found.next_step
+
+
+def test_a_source_that_lost_is_named() -> None:
+    found = verdict(
+        figures(retrieval=("held_out", 2.0, 1.0), **{"retrieval.b": ("held_out", -5, 1)})
+    )
+    assert found.word == "mixed"
+    assert found.sentence.startswith("Better on some and worse on others of held-out pairs")
+    assert "on retrieval.b -5.00" in found.sentence
+    assert "need not be gained there" in found.sentence
+
+
+def test_guards_alone_speak_of_losses() -> None:
+    found = verdict(figures(other=("guard", -20.0, 2.0)))
+    assert found.word == "worse"
+    assert found.sentence == "Lost elsewhere: nDCG@10 on other -20.00 (-22.00 to -18.00)."
+
+
+def test_how_many_sets_there_are_belongs_to_it() -> None:
+    sets = {f"set{place}": ("judged", 0.1, 1.0) for place in range(14)}
+    found = verdict(figures(lucky=("judged", 1.5, 1.0), **sets))
+    assert found.sentence.startswith("Better on 1 of 15 judged sets: nDCG@10 on lucky")
+
+
+def test_fewer_questions_than_there_are_is_no_advice() -> None:
+    known = figures(a=("judged", 0.2, 0.4))
+    known["before"]["a"]["queries"] = known["after"]["a"]["queries"] = 2000
+    assert verdict(known).next_step == "Judge more questions, or train longer."
 
 
 @given(

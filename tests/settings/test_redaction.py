@@ -118,6 +118,21 @@ def test_what_is_no_secret_of_a_command_line_is_shown():
     assert without_secret_arguments(given) == [*given[:-1], f"stages.train={HIDDEN}"]
 
 
+@pytest.mark.parametrize(
+    ("argument", "plain"),
+    [
+        (" spark.conf.spark.my.password=abc", f"spark.conf.spark.my.password={HIDDEN}"),
+        ("--set=spark.conf.spark/x.secret=abc", f"--set=spark.conf.spark/x.secret={HIDDEN}"),
+        ('"spark.conf.a.token"=abc', f'"spark.conf.a.token"={HIDDEN}'),
+        ("spark.conf.a:b.secret=abc", f"spark.conf.a:b.secret={HIDDEN}"),
+        ("--output=s3://u:p@h/x?k=1", "--output=s3://h/x"),
+        ("s3://u:p@h/k?token=1", "s3://h/k"),
+    ],
+)
+def test_odd_arguments_show_no_secret(argument, plain):
+    assert without_secret_arguments([argument]) == [plain]
+
+
 def test_an_error_shows_no_password(capsys):
     assert main(["train", "--set", "run.folder=s3a://me:sesame@bucket/run"]) == 2
     told = capsys.readouterr().err
