@@ -85,14 +85,20 @@ def overrides(*pairs: str) -> list[str]:
 
 
 def check_jobs(run: Path, config_file: Path) -> None:
-    """Both jobs have noted themselves, and the page shows them."""
+    """All jobs have noted themselves, and the page shows them."""
     jobs = json.loads((run / "jobs.json").read_text())
     assert [stage["name"] for stage in jobs["preparation"]] == ["corpus", "tokens", "lanes"]
-    for name, job in zip(("train", "evaluate"), jobs["jobs"], strict=True):
-        assert job["command"] == f"sentence-pipelines {name} --config {config_file}"
+    of_file = f"--config {config_file}"
+    commands = [
+        f"train {of_file}",
+        f"evaluate {of_file}",
+        f"train {of_file} --set training.resume=true",
+    ]
+    for command, job in zip(commands, jobs["jobs"], strict=True):
+        assert job["command"] == f"sentence-pipelines {command}"
         assert job["seconds"] > 0
         # Also the one that has drawn the page.
-        assert f"{name}: {job['began'][:10]}" in (run / "report.html").read_text()
+        assert f"{job['name']}: {job['began'][:10]}" in (run / "report.html").read_text()
     assert "has not ended" not in (run / "report.html").read_text()
 
 

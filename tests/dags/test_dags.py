@@ -19,7 +19,13 @@ import pytest
 from corpus_factory import only_retrieval, small_config
 from local_servers import Chat, serving
 
+from pipelines.evaluation.observations import (
+    digest_observations,
+    read_observations,
+    write_observations,
+)
 from pipelines.files import storage
+from pipelines.files.run_folder import OBSERVATIONS
 from pipelines.models.digest import digest_model
 from pipelines.settings.load import dump
 
@@ -253,10 +259,14 @@ def test_figures_and_the_version_are_handed_on_and_the_texts_are_embedded(killed
 def write_worse_run(run: Path, folder: Path) -> None:
     """Writes a run of another model, measured on the same texts as a run's, with less success."""
     shutil.copytree(run, folder)
-    (folder / "model" / "README.md").write_text("Another model.\n")
+    (folder / "model" / "another").touch()
+    observed = read_observations(folder / OBSERVATIONS)
+    observed["retrieval"].values["ndcg@10"][:] = 0.0
+    write_observations(folder / OBSERVATIONS, observed)
     metrics = storage.read_json(folder / "metrics.json")
     metrics["after"]["retrieval"]["ndcg@10"] = 0.0
     metrics["measured"]["model"] = digest_model(folder / "model")
+    metrics["measured"]["observations"] = digest_observations(folder / OBSERVATIONS)
     storage.write_json(folder / "metrics.json", metrics)
 
 

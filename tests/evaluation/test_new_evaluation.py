@@ -74,7 +74,7 @@ def test_it_is_measured_and_shown_like_all_others(spark, config, tmp_path) -> No
     assert list(written["measured"]["sets"]) == ["texts"]
 
     console = Console(record=True, width=120)
-    console.print(metrics_table(figures["before"], figures["after"]))
+    console.print(metrics_table(figures))
     for shown in (console.export_text(), (tmp_path / "run" / "report.html").read_text()):
         assert "Longest text" in shown
         assert "2 documents" in shown
