@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.files.locations import Location
+from pipelines.files.run_folder import RunFolder
 from pipelines.models.adaptation import DOWN, UP, Frozen, changed
+from pipelines.models.folder import read_encoder
 from pipelines.models.weights import Weights
 from pipelines.runs.best import load_best, read_best
 from pipelines.runs.checkpoint import (
@@ -33,7 +35,7 @@ class Choice:
         checkpoint: Whose ``encoder_weights`` the model has.
         reasons: For ``metrics.json``, beside the step: ``best_by`` and ``value``, ``averaged``
             (the steps of the checkpoints that it is the mean of), ``ema``, and ``ema_of``
-            (:data:`FACTORS`) if that is not of the encoder's own weights.
+            (:data:`FACTORS`) if that is not of the encoder's own weights, and ``start_share``.
     """
 
     checkpoint: Checkpoint
@@ -49,9 +51,19 @@ def choose(run_folder: Location, training: TrainingSettings, last_step: int) -> 
     """The state that becomes the model of a run.
 
     Args:
-        training: ``keep_best``, ``average_checkpoints`` and ``ema`` say which.
+        training: ``keep_best``, ``average_checkpoints``, ``ema`` and ``start_share`` say which.
         last_step: Of the newest checkpoint, which is the model unless they say otherwise.
     """
+    chosen = _trained(run_folder, training, last_step)
+    if not training.start_share:
+        return chosen
+    _, start = read_encoder(RunFolder(run_folder).start)
+    state = _with_start(chosen.checkpoint, start, training.start_share)
+    return Choice(checkpoint=state, reasons={**chosen.reasons, "start_share": training.start_share})
+
+
+def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -> Choice:
+    """The state of the training alone, whatever share of the start the model is to have."""
     best = read_best(run_folder, training.keep_best) if training.keep_best else None
     if best is not None:
         state = load_best(run_folder)
@@ -68,6 +80,12 @@ def choose(run_folder: Location, training: TrainingSettings, last_step: int) -> 
 
 def told_choice(figures: Mapping[str, Any]) -> str:
     """A choice for people, from ``metrics.json``."""
+    told = _told_state(figures)
+    share = figures.get("start_share")
+    return told if share is None else f"{share:.0%} of the start and {1 - share:.0%} of {told}"
+
+
+def _told_state(figures: Mapping[str, Any]) -> str:
     step = f"step {figures['step']:,}"
     if "averaged" in figures:
         steps = figures["averaged"]
@@ -122,6 +140,20 @@ def _mean(
     untouched = {name: value for name, value in newest.frozen.weights.items() if name not in mean}
     state = replace(newest, weights=mean, moments={}, frozen=Frozen(weights=untouched))
     return state, sorted(steps)
+
+
+def _with_start(trained: Checkpoint, start: Weights, share: float) -> Checkpoint:
+    """A state between the start and a trained one.
+
+    Source: Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, whose `alpha` is
+    one minus the share: a straight line between the weights of both, since the loss along it is
+    low where the one was trained from the other.
+    """
+    kept = trained.frozen
+    moved = changed(trained.averages, kept.weights, kept.scale)
+    mixed = {name: share * start[name] + (1 - share) * value for name, value in moved.items()}
+    untouched = {name: value for name, value in kept.weights.items() if name not in mixed}
+    return replace(trained, weights=mixed, moments={}, frozen=Frozen(weights=untouched))
 
 
 def _changed(state: Checkpoint) -> Weights:

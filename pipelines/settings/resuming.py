@@ -60,6 +60,7 @@ CHOICES = (
     "training.keep_best",
     "training.patience",
     "training.average_checkpoints",
+    "training.start_share",
 )
 """They decide which of the states becomes the model."""
 RECORDED = (

@@ -168,6 +168,16 @@ class TrainingSettings(Settings):
             "multiples of `checkpoint_every`; all are kept."
         ),
     )
+    start_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description=(
+            "The model is this share of the start's weights and the rest of the trained ones, "
+            "whichever state that is; 0: the trained ones alone. 0.5 keeps what the start knew of "
+            "other texts. See [training](training.md#which-state-becomes-the-model)."
+        ),
+    )
     keep_best: str | None = Field(
         default=None,
         description=(
@@ -293,6 +303,8 @@ class TrainingSettings(Settings):
             )
         lora = config.encoder.lora
         is_adapter = lora.rank > 0 and lora.export == "adapter"
+        if self.start_share:
+            self._check_share(config, is_adapter)
         if is_adapter and averages["training.average_checkpoints"]:
             raise InputError(
                 "training.average_checkpoints",
@@ -328,4 +340,17 @@ class TrainingSettings(Settings):
                 "training.ema",
                 f"with training.sharding `{self.sharding}` there is none",
                 "leave it out, or training.sharding: none",
+            )
+
+    def _check_share(self, config: Config, is_adapter: bool) -> None:
+        """Refuses a share of a start that knows nothing, or that the export cannot hold."""
+        if config.encoder.start == "random":
+            raise InputError(
+                "training.start_share", "there is nothing in random weights to keep", "leave it out"
+            )
+        if is_adapter:
+            raise InputError(
+                "training.start_share",
+                "the adapter is of the trained weights alone",
+                "leave it out, or encoder.lora.export: merged",
             )

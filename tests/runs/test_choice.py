@@ -8,7 +8,9 @@ import pytest
 from steppers import SPEC
 
 from pipelines.errors import InputError
+from pipelines.files.run_folder import RunFolder
 from pipelines.models.adaptation import DOWN, UP, Frozen, effective
+from pipelines.models.folder import default_start, write_encoder
 from pipelines.models.weights import WORDS, random_weights
 from pipelines.runs.best import (
     Best,
@@ -210,6 +212,50 @@ def test_a_moving_average_takes_the_place_of_the_weights(run):
     assert choice.checkpoint.encoder_weights[WORDS][0, 0] == 6
     told = told_choice(choice.figures)
     assert told == "a moving average of the weights after step 12 (decay 0.99)"
+
+
+def write_start(run, others: dict) -> None:
+    """Writes the start of a run, of which some weights are others than those of its states."""
+    weights = random_weights(SPEC, 3) | others
+    write_encoder(RunFolder(run).start, SPEC, weights, default_start(), "The start.\n")
+
+
+@pytest.mark.parametrize("settings", [{}, {"average_checkpoints": 3, "checkpoint_every": 3}])
+def test_a_share_of_the_start_is_in_whatever_state_is_the_model(run, settings):
+    words = np.full((50, 16), 1, np.float32)
+    write_start(run, {WORDS: words})
+    trained = choose(run, training(**settings), 9)
+    choice = choose(run, training(start_share=0.25, **settings), 9)
+    assert choice.figures == {**trained.figures, "start_share": 0.25}
+    made, alone = choice.checkpoint.encoder_weights, trained.checkpoint.encoder_weights
+    np.testing.assert_array_equal(made[WORDS], 0.25 * words + 0.75 * alone[WORDS])
+    assert made.keys() == alone.keys()
+    assert made[WORDS].dtype == np.float32
+    told = told_choice(choice.figures)
+    assert told == f"25% of the start and 75% of {told_choice(trained.figures)}"
+
+
+def test_with_lora_the_share_is_of_what_the_factors_change(lora_run):
+    run, expected = lora_run
+    write_start(run, {})
+    start = random_weights(SPEC, 3)
+    made = choose(run, training(start_share=0.5), 6).checkpoint.encoder_weights
+    for name, value in expected.items():
+        np.testing.assert_allclose(made[name], (start[name] + value) / 2, rtol=1e-6, err_msg=name)
+        if name != MATRIX:
+            np.testing.assert_array_equal(made[name], start[name])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "told"),
+    [
+        ({"start": "random"}, "there is nothing in random weights to keep"),
+        ({"lora": {"rank": 2, "export": "adapter"}}, "the adapter is of the trained weights alone"),
+    ],
+)
+def test_a_share_of_a_start_that_cannot_be_kept_is_refused(encoder, told):
+    with pytest.raises(InputError, match=rf"^training\.start_share: {told}"):
+        parse({"encoder": encoder, "training": {"start_share": 0.5}})
 
 
 def test_the_best_state_is_the_model_and_without_one_the_last(run, tmp_path):
