@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
+import yaml
+
 from pipelines.engines import ENGINES
 from pipelines.engines.base import Engine
 from pipelines.engines.conf import ConfRule
@@ -19,6 +21,7 @@ from pipelines.models import ARCHITECTURES
 from pipelines.models.spec import Pooling
 from pipelines.settings import ObjectiveSettings
 from pipelines.settings.fields import fields
+from pipelines.settings.recipes import RECIPES
 from pipelines.settings.resuming import FIXED, RECORDED
 from pipelines.spark.releases import RELEASES
 
@@ -197,6 +200,27 @@ def architectures_page() -> str:
     return "\n".join(lines)
 
 
+def recipes_page() -> str:
+    """What each recipe sets, as Markdown."""
+    lines = [
+        NOTICE + "# Recipes\n",
+        "`recipe: NAME` in the YAML file, or `--set recipe=NAME`, stands for settings that were "
+        "found to work together. Whatever else the file or the command line sets comes before "
+        "them, key by key; where another loss is named, none of the recipe's objective is used. "
+        "The run's `config.yaml` has all of them as they were used.\n",
+    ]
+    for name in RECIPES:
+        recipe = RECIPES.load(name)
+        settings = dict(recipe.settings)
+        told = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=100)
+        lines += [
+            f"## `{name}`\n",
+            f"{recipe.purpose} {recipe.evidence}\n",
+            f"```yaml\n{told}```\n",
+        ]
+    return "\n".join(lines)
+
+
 _FORMS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "bigdl": "dllib", "openvino": "OpenVINO"}
 _POOLINGS: dict[Pooling, str] = {
     "mean": "The mean of its hidden states.",
@@ -231,6 +255,7 @@ PAGES = {
     "engines.md": engines_page,
     "losses.md": losses_page,
     "architectures.md": architectures_page,
+    "recipes.md": recipes_page,
 }
 
 

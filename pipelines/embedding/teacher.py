@@ -31,8 +31,10 @@ from pipelines.files.prepared_folder import PreparedFolder, TeacherFolder
 from pipelines.lanes.teacher import TeacherVectors
 from pipelines.progress import next_part
 from pipelines.settings import Config, EmbeddingSettings
+from pipelines.settings.teacher import START
 from pipelines.spark.frames import Scratch, read_files, read_parquet, write_parquet
 from pipelines.tokens.prompts import read_prompts, reads_alike
+from pipelines.tokens.start import teacher_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,7 +91,7 @@ def check_teacher(config: Config) -> None:
         return
     try:
         embedding_options(
-            _model(config), dimensions=config.teacher.dimensions, **_computed_as(config)
+            teacher_folder(config), dimensions=config.teacher.dimensions, **_computed_as(config)
         )
     except InputError as error:
         raise _renamed(error) from None
@@ -106,7 +108,7 @@ def teacher_digest(config: Config) -> str | None:
     settings = config.teacher
     told: list[object]
     if settings.model is not None:
-        told = [model_digest(_model(config)), settings.dimensions, reads_alike(config)]
+        told = [model_digest(teacher_folder(config)), settings.dimensions, reads_alike(config)]
     elif settings.vectors:
         told = [_table_digest(table) for table in _tables(config)]
     else:
@@ -172,11 +174,12 @@ def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
         InputError: They hold none, or those of another one.
     """
     key = "teacher.model" if config.teacher.model is not None else VECTORS
-    named = [path for path in (config.teacher.model, *config.teacher.vectors) if path is not None]
     if held is None:
         raise InputError(key, "the lanes hold no vectors of a teacher", _AGAIN)
-    there = (location(path, config.storage).expanduser().is_dir() for path in named)
-    if all(there) and teacher_digest(config) != held.source:
+    named = [location(path, config.storage).expanduser() for path in config.teacher.vectors]
+    if config.teacher.model is not None:
+        named.append(teacher_folder(config))
+    if all(path.is_dir() for path in named) and teacher_digest(config) != held.source:
         raise InputError(key, "the lanes hold the vectors of another teacher", _AGAIN)
 
 
@@ -201,7 +204,7 @@ def _roles(config: Config) -> tuple[Role, ...]:
     """Anchors and other texts, where the teacher reads them after different prompts."""
     if config.teacher.model is None:
         return (ALL,)
-    prompts = read_prompts(local_folder(_model(config)))
+    prompts = read_prompts(local_folder(teacher_folder(config)))
     query, document = (None, None) if reads_alike(config) else prompts.sides
     if prompts.before(query) == prompts.before(document):
         return (Role(ALL.name, query),)
@@ -233,7 +236,7 @@ def _embedded(
     known = storage.read_json(record) if record.is_file() else None
     rows = _written(texts.where(f"role = {number}"), home / "texts", known)
     asked = EmbeddingSettings(
-        model=settings.model,
+        model=str(teacher_folder(config)) if settings.model == START else settings.model,
         inputs=(str(rows),),
         text_column=TEXT,
         key_column=KEY,
@@ -353,11 +356,6 @@ def _by_example(texts: DataFrame, vectors: DataFrame) -> DataFrame:
     joined = texts.select("id", "place", "role", KEY).join(vectors, ["role", KEY])
     in_order = F.array_sort(F.collect_list(F.struct("place", VECTOR)))
     return joined.groupBy("id").agg(in_order.getField(VECTOR).alias("teacher"))
-
-
-def _model(config: Config) -> Location:
-    assert config.teacher.model is not None
-    return versions.current(location(config.teacher.model, config.storage).expanduser().absolute())
 
 
 def _tables(config: Config) -> list[VectorTable]:

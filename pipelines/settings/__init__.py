@@ -5,7 +5,9 @@ A section is a file of its name, with the rules that its keys are refused by.
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.settings.base import Settings
 from pipelines.settings.card import CardSettings
@@ -18,6 +20,7 @@ from pipelines.settings.mining import MiningSettings
 from pipelines.settings.objective import AnyObjective, ObjectiveSettings, objective
 from pipelines.settings.prepared import PreparedSettings
 from pipelines.settings.promotion import PromotionSettings
+from pipelines.settings.recipes import RECIPES, with_recipe
 from pipelines.settings.run import RunSettings
 from pipelines.settings.spark import SparkSettings
 from pipelines.settings.stages import StageSettings
@@ -54,6 +57,14 @@ __all__ = [
 class Config(Settings):
     """The whole configuration; ``Config()`` is the embedded default job."""
 
+    recipe: str | None = Field(
+        default=None,
+        json_schema_extra={"enum": [*RECIPES]},
+        description=(
+            "Settings that were found to work together for one kind of corpus, under whatever else "
+            "is set; see [recipes](recipes.md). Unset: the defaults below."
+        ),
+    )
     corpus: CorpusSettings = CorpusSettings()
     prepared: PreparedSettings = PreparedSettings()
     tokens: TokenSettings = TokenSettings()
@@ -73,6 +84,16 @@ class Config(Settings):
     spark: SparkSettings = SparkSettings()
     stages: StageSettings = StageSettings()
     storage: StorageSettings = StorageSettings()
+
+    @field_validator("recipe")
+    @classmethod
+    def _check_recipe(cls, name: str | None) -> str | None:
+        return name if name is None else RECIPES.check(name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_recipe(cls, given: Any) -> Any:
+        return with_recipe(given)
 
     @model_validator(mode="after")
     def _check_sections(self) -> Config:

@@ -18,9 +18,8 @@ def differing_settings(config: Config, sections: Collection[str] | None = None) 
         sections: Those that are looked at; all unless given.
     """
     found: dict[str, Any] = {}
-    for name in Config.model_fields:
-        if sections is None or name in sections:
-            section: Settings = getattr(config, name)
+    for name, section in config:
+        if (sections is None or name in sections) and isinstance(section, Settings):
             default = type(section)()
             found |= _differing(f"{name}.", section.model_dump(mode="json"), default)
     chosen, usual = config.objective.name, ObjectiveSettings().name

@@ -33,6 +33,9 @@ def fields() -> Iterator[SettingField]:
     for section, section_field in Config.model_fields.items():
         model = section_field.annotation
         if not _is_part(model):
+            schema = Config.model_json_schema()["properties"][section]
+            told = section_field.description or ""
+            yield SettingField(section, _kind_in_words(schema), "null", told)
             continue
         yield from _fields_of(section, model)
         if model.model_config.get("extra") == "allow":
@@ -59,6 +62,12 @@ def kinds(section: str, name: str) -> set[Any]:
         fields = [one.model_fields for one in found if _is_part(one)]
         found = [of_part[part].annotation for of_part in fields if part in of_part]
     return {get_origin(annotation) for annotation in found}
+
+
+def is_section(name: str) -> bool:
+    """Whether a name is that of a section, and not of the one setting that is in none."""
+    known = Config.model_fields.get(name)
+    return known is not None and _is_part(known.annotation)
 
 
 def has_parts(section: str, name: str) -> bool:

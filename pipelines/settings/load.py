@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
-from pipelines.settings.fields import fields, has_parts, kinds
+from pipelines.settings.fields import fields, has_parts, is_section, kinds
 from pipelines.settings.objective import own_keys
 from pipelines.settings.paths import NOT_LOCAL
 from pipelines.settings.stages import conf_text
@@ -52,7 +52,7 @@ def read_tree(
     tree: dict[str, Any] = {}
     for key, value in _leaves(_read_yaml(path) if path is not None else {}):
         # A section all of whose settings are commented out.
-        _put(tree, key, {} if value is None and "." not in key else value)
+        _put(tree, key, {} if value is None and is_section(key) else value)
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:
@@ -60,8 +60,11 @@ def read_tree(
                 "--set", f"`{override}` is not KEY=VALUE", "for example training.workers=2"
             )
         _put(tree, key.strip(), _parse_value(key.strip(), text))
-    if recorded and isinstance(tree.get("objective"), dict):
-        tree["objective"] = own_keys(tree["objective"])
+    if recorded:
+        # All that the recipe of its release set is in the file.
+        tree.pop("recipe", None)
+        if isinstance(tree.get("objective"), dict):
+            tree["objective"] = own_keys(tree["objective"])
     return tree
 
 

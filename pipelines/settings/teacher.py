@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pipelines.settings import Config
 
 Precision = Literal["fp16", "fp32"]
+START = "start"
+"""The teacher that is the start itself."""
 
 
 class TeacherSettings(Settings):
@@ -22,9 +24,9 @@ class TeacherSettings(Settings):
     model: StoredPath | None = Field(
         default=None,
         description=(
-            "A sentence-transformers folder. `prepare` has it embed each text of the corpus once, "
-            "anchors as queries and the others as documents; it computes as `embedding.backend`, "
-            "`precision` and `batch_tokens` say."
+            "A sentence-transformers folder, or `start`: that of `encoder.start`. `prepare` has it "
+            "embed each text of the corpus once, anchors as queries and the others as documents; "
+            "it computes as `embedding.backend`, `precision` and `batch_tokens` say."
         ),
     )
     vectors: tuple[StoredPath, ...] = Field(
@@ -55,6 +57,10 @@ class TeacherSettings(Settings):
         """
         if self.model is not None and self.vectors:
             raise InputError("teacher.vectors", "teacher.model is set too", "leave one of them out")
+        if self.model == START and config.encoder.start == "random":
+            raise InputError(
+                "teacher.model", "a random start teaches nothing", "name a model's folder"
+            )
         if self.dimensions is not None and self.model is None:
             raise InputError(
                 "teacher.dimensions", "it is of teacher.model", "set that, or leave it out"

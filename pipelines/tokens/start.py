@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import storage, versions
 from pipelines.files.copies import local_folder
-from pipelines.files.locations import location
+from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
+from pipelines.settings.teacher import START
 
 if TYPE_CHECKING:
     from pipelines.models.architecture import Architecture
@@ -60,6 +61,18 @@ def start_folder(config: Config) -> Path | None:
             "a checkpoint folder, `random`, `default`",
         )
     return local_folder(folder)
+
+
+def teacher_folder(config: Config) -> Location:
+    """The folder of ``teacher.model``, which is set; it may not be there.
+
+    Raises:
+        InputError: It is the start, and that is not there.
+    """
+    assert config.teacher.model is not None
+    if config.teacher.model == START and (start := start_folder(config)) is not None:
+        return start
+    return versions.current(location(config.teacher.model, config.storage).expanduser().absolute())
 
 
 def folder_modules(folder: Path) -> list[tuple[str, str]]:

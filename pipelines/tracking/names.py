@@ -18,7 +18,8 @@ def parameters(config: Config) -> dict[str, str]:
     tree = without_secrets(config).model_dump(mode="json")
     # Their keys have dots of their own.
     conf = tree.pop("spark")
-    flat = {
+    flat = {"recipe": _text(tree.pop("recipe"))}
+    flat |= {
         f"{section}.{name}": _text(value)
         for section, values in tree.items()
         for name, value in values.items()

@@ -220,6 +220,20 @@ def test_a_teacher_that_is_not_there_is_refused_before_spark_starts(settings, sm
             check_teacher(settings(**teacher))
 
 
+def test_the_start_may_be_the_teacher(settings, small_model):
+    named = settings(model=str(small_model))
+    encoder = named.encoder.model_copy(update={"start": str(small_model)})
+    config = settings(model="start").model_copy(update={"encoder": encoder})
+    check_teacher(config)
+    assert teacher_digest(config) == teacher_digest(named)
+    held = TeacherVectors(width=32, precision="fp16", source=teacher_digest(named))
+    check_lanes_of_teacher(config, held)
+    with pytest.raises(InputError, match=r"^teacher\.model: .* vectors of another teacher"):
+        check_lanes_of_teacher(settings(model="start"), held)
+    with pytest.raises(InputError, match=r"^teacher\.model: a random start teaches nothing"):
+        parse({"encoder": {"start": "random"}, "teacher": {"model": "start"}})
+
+
 def test_how_the_teacher_computes_is_checked_and_another_way_makes_its_vectors_anew(
     settings, small_model
 ):

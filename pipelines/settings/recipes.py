@@ -1,0 +1,91 @@
+"""What `recipe` stands for: settings that were found to work together, for one kind of corpus.
+
+What a file or the command line sets comes before what the recipe sets, key by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.registry import Registry
+
+Tree = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings for one kind of corpus.
+
+    Attributes:
+        purpose: What a user has and wants, in a sentence.
+        evidence: What was measured of it, Markdown.
+        settings: By section and key, as in YAML.
+    """
+
+    purpose: str
+    evidence: str
+    settings: Tree
+
+
+PAIRS = Recipe(
+    "Pairs of questions and answers, or of any two texts that belong together.",
+    "Four directions were the best of the objectives on three collections, or near it "
+    "([objectives](measurements.md#objectives)); a share of the start gives back what was "
+    "forgotten ([which state becomes the model](training.md#which-state-becomes-the-model)).",
+    {
+        "objective": {
+            "name": "in_batch_negatives",
+            "directions": ["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"],
+        },
+        "training": {"dropout": 0.0, "start_share": 0.5},
+    },
+)
+STATIC = Recipe(
+    "Raw text alone, and a static encoder for CPUs that learns from the start.",
+    "What is left of the start is in [smaller encoders](measurements.md#smaller-encoders): it "
+    "needs the texts that are to be searched among those that it learns from.",
+    {
+        "corpus": {"pairs": "single", "max_repeated": 0.8, "evaluation_share": 0.0},
+        "tokens": {"max_length": 256},
+        "teacher": {"model": "start"},
+        "encoder": {"keep_layers": 0},
+        "objective": {"name": "embedding_distillation"},
+        "training": {
+            "granules_per_step": 4,
+            "learning_rate": 0.01,
+            "epochs": 5,
+            "dropout": 0.0,
+        },
+        "evaluation": {"retrieval": False, "geometry": False},
+    },
+)
+RECIPES: Registry[Recipe] = Registry(
+    kind="recipe",
+    key="recipe",
+    entries={
+        "pairs": "pipelines.settings.recipes:PAIRS",
+        "static": "pipelines.settings.recipes:STATIC",
+    },
+)
+
+
+def with_recipe(given: Any) -> Any:
+    """Settings with those of the recipe that they name.
+
+    A loss has keys of its own, so a recipe's objective is taken as a whole or, where another loss
+    is named, not at all.
+
+    Args:
+        given: A nested mapping; anything else, and what names no recipe, is left as it is.
+    """
+    name = given.get("recipe") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or name not in RECIPES:
+        return given
+    completed = dict(given)
+    for section, keys in RECIPES.load(name).settings.items():
+        own = given.get(section, {})
+        if isinstance(own, Mapping) and own.get("name", keys.get("name")) == keys.get("name"):
+            completed[section] = {**keys, **own}
+    return completed
