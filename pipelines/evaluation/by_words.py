@@ -12,7 +12,7 @@ from pipelines.evaluation.base import SnapshotTables, Tables
 from pipelines.evaluation.best_rows import best_rows
 from pipelines.evaluation.embedder import Batches, spread
 from pipelines.evaluation.nearest import Neighbours
-from pipelines.evaluation.rankings import Ranking, ranking_of
+from pipelines.evaluation.rankings import neighbours_of
 from pipelines.lexical.bm25 import (
     TextBlock,
     WordQueries,
@@ -34,8 +34,8 @@ class _Asked(NamedTuple):
     statistics: WordStatistics
 
 
-def rank_by_words(tables: Tables, depth: int) -> Ranking:
-    """The best documents of each query by BM25, on the executors.
+def rank_by_words(tables: Tables, depth: int) -> Neighbours:
+    """The best documents of each query by BM25, on the executors; queries by their ids.
 
     Args:
         tables: `asked` and `documents` of a retrieval set.
@@ -52,10 +52,9 @@ def rank_by_words(tables: Tables, depth: int) -> Ranking:
         )
         best = best_rows(found, ["query"], depth)
     ids = list(texts)
-    ranked: dict[int, list[int]] = {}
-    for row in best:
-        ranked.setdefault(ids[row["query"]], []).append(row["document_id"])
-    return ranked
+    return neighbours_of(
+        [(ids[row["query"]], row["document_id"], row["score"]) for row in best], depth
+    )
 
 
 def _statistics(documents: DataFrame, queries: WordQueries) -> WordStatistics:
@@ -104,7 +103,7 @@ def _best_batches(shared: Shared[_Asked], depth: int) -> Batches:
     return find
 
 
-def rank_snapshot_by_words(tables: SnapshotTables, depth: int) -> Ranking:
+def rank_snapshot_by_words(tables: SnapshotTables, depth: int) -> Neighbours:
     """The same as :func:`rank_by_words` in this process."""
     asked = pa.Table.from_batches(list(tables("asked")))
     texts: dict[int, str] = {}
@@ -115,7 +114,7 @@ def rank_snapshot_by_words(tables: SnapshotTables, depth: int) -> Ranking:
     counted = (text for some, _ in _blocks(tables("documents")) for text in some)
     statistics = word_statistics(queries, counted)
     found = best_by_words(queries, statistics, _blocks(tables("documents")), depth)
-    return ranking_of(Neighbours(np.array(ids)[found.queries], found.documents, found.scores))
+    return Neighbours(np.array(ids, np.int64)[found.queries], found.documents, found.scores)
 
 
 def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[TextBlock]:

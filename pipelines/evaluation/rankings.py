@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pipelines.evaluation.base import Form
-from pipelines.evaluation.nearest import Neighbours
-from pipelines.lexical.fusion import reciprocal_rank_fusion
+from pipelines.evaluation.nearest import Neighbours, best_of
+from pipelines.lexical.fusion import weighted_fusion
 
 Ranking: TypeAlias = Mapping[int, Sequence[int]]
 """Ids of documents by query id, the best first; queries that find nothing may be left out."""
@@ -18,15 +18,15 @@ Ranking: TypeAlias = Mapping[int, Sequence[int]]
 
 @dataclass(frozen=True)
 class Rankings:
-    """The documents of the same queries, ranked in several ways.
+    """The documents of the same queries, ranked in several ways; queries are known by their ids.
 
     Attributes:
         by_width: By embeddings that are cut to a width.
         by_words: By BM25, where that is measured too.
     """
 
-    by_width: Mapping[int, Ranking]
-    by_words: Ranking | None = None
+    by_width: Mapping[int, Neighbours]
+    by_words: Neighbours | None = None
 
     def without_themselves(self, depth: int) -> Rankings:
         """The first documents of each query, that of the query's own id left out."""
@@ -36,20 +36,18 @@ class Rankings:
     def in_forms(self, depth: int) -> dict[Form, Ranking]:
         """The first documents by each width, and by it and BM25 together where that is there."""
         forms: dict[Form, Ranking] = {}
-        for width, ranked in self.by_width.items():
-            forms[Form(width)] = {key: found[:depth] for key, found in ranked.items()}
+        for width, found in self.by_width.items():
+            forms[Form(width)] = ranking_of(best_of(found, depth))
             if self.by_words is not None:
-                forms[Form(width, hybrid=True)] = fused([ranked, self.by_words], depth)
+                both = weighted_fusion(found, self.by_words, depth)
+                forms[Form(width, hybrid=True)] = ranking_of(both)
         return forms
 
 
-def _others(ranked: Ranking, depth: int) -> Ranking:
-    return {key: [item for item in found if item != key][:depth] for key, found in ranked.items()}
-
-
-def fused(rankings: Sequence[Ranking], depth: int) -> Ranking:
-    """Rankings of the same queries as one; see :mod:`pipelines.lexical.fusion`."""
-    return ranking_of(reciprocal_rank_fusion([*map(_neighbours, rankings)], depth))
+def _others(found: Neighbours, depth: int) -> Neighbours:
+    is_other = found.queries != found.documents
+    kept = (found.queries[is_other], found.documents[is_other], found.scores[is_other])
+    return best_of(Neighbours(*kept), depth)
 
 
 def ranking_of(found: Neighbours) -> Ranking:
@@ -60,9 +58,28 @@ def ranking_of(found: Neighbours) -> Ranking:
     return ranked
 
 
-def _neighbours(ranking: Ranking) -> Neighbours:
-    """The documents of all queries, the ids of the queries ascending; without scores."""
-    keys = sorted(ranking)
-    queries = np.repeat(np.array(keys, np.int64), [len(ranking[key]) for key in keys])
-    documents = np.array([one for key in keys for one in ranking[key]], np.int64)
-    return Neighbours(queries, documents, np.zeros(len(documents)))
+def neighbours_of(rows: Sequence[tuple[int, int, float]], depth: int) -> Neighbours:
+    """Rows of query id, document id and score, in any order; at most so many of a query."""
+    queries, documents, scores = zip(*rows, strict=True) if rows else ((), (), ())
+    found = Neighbours(
+        np.array(queries, np.int64), np.array(documents, np.int64), np.array(scores, np.float64)
+    )
+    return best_of(found, depth)
+
+
+def neighbours_by_width(
+    rows: Iterable[Mapping[str, Any]], ids: np.ndarray, widths: Sequence[int], depth: int
+) -> dict[int, Neighbours]:
+    """The same by width, of rows of ``width``, ``query``, ``document_id`` and ``score``.
+
+    Args:
+        rows: In any order.
+        ids: Of the queries, by the number that ``query`` is.
+        widths: All that are asked for.
+        depth: Documents of a query.
+    """
+    found: dict[int, list[tuple[int, int, float]]] = {width: [] for width in widths}
+    for row in rows:
+        key = int(ids[row["query"]])
+        found[row["width"]].append((key, row["document_id"], row["score"]))
+    return {width: neighbours_of(some, depth) for width, some in found.items()}

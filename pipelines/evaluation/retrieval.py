@@ -33,7 +33,7 @@ from pipelines.evaluation.held_out import held_out_sets, held_out_sources, read_
 from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
 from pipelines.evaluation.observations import Observations, Observed
-from pipelines.evaluation.rankings import Ranking, Rankings
+from pipelines.evaluation.rankings import Ranking, Rankings, neighbours_by_width, ranking_of
 from pipelines.lexical.fusion import FUSED_RANKS
 from pipelines.spark.sharing import Shared, shared_value
 
@@ -189,11 +189,7 @@ def measure_snapshot_nested(
     widths, depth = _widths(queries, dimensions), FUSED_RANKS if hybrid else DEPTH
     most = depth + skip_themselves
     find = neighbour_batches(load, Shared(queries.embeddings), most, widths)
-    best: dict[int, dict[int, list[int]]] = {width: {} for width in widths}
-    # Already sorted by score, since one task has seen all documents.
-    for row in _rows(find(counted())):
-        key = int(queries.ids[row["query"]])
-        best[row["width"]].setdefault(key, []).append(row["document_id"])
+    best = neighbours_by_width(_rows(find(counted())), queries.ids, widths, most)
     rankings = Rankings(best, rank_snapshot_by_words(tables, most) if hybrid else None)
     rankings = rankings.without_themselves(depth) if skip_themselves else rankings
     return _figures(queries, documents, rankings.in_forms(DEPTH), rankings.by_words)
@@ -206,14 +202,14 @@ def _widths(queries: Queries, dimensions: Sequence[int]) -> list[int]:
 
 
 def _figures(
-    queries: Queries, documents: int, forms: Mapping[Form, Ranking], by_words: Ranking | None
+    queries: Queries, documents: int, forms: Mapping[Form, Ranking], by_words: Neighbours | None
 ) -> ByForm:
     counts = {"queries": len(queries.ids), "documents": documents}
     figures = {
         form: counts | retrieval_metrics(ranked, queries.relevant) for form, ranked in forms.items()
     }
     if by_words is not None:
-        alone = retrieval_metrics(by_words, queries.relevant)["ndcg@10"]
+        alone = retrieval_metrics(ranking_of(by_words), queries.relevant)["ndcg@10"]
         figures |= {form: figures[form] | {BM25_ALONE: alone} for form in forms if form.hybrid}
     return figures
 
@@ -299,8 +295,8 @@ def rank_documents(
     load: EmbedderLoader,
     depth: int = DEPTH,
     widths: Sequence[int] = (WHOLE,),
-) -> dict[int, dict[int, list[int]]]:
-    """The ids of the best documents of each query, the best first.
+) -> dict[int, Neighbours]:
+    """The best documents of each query, by their ids.
 
     Args:
         documents: ``document_id``, ``text``.
@@ -310,7 +306,7 @@ def rank_documents(
         widths: To which embeddings are cut.
 
     Returns:
-        By width and query.
+        By width.
     """
     with shared_value(documents.sparkSession, queries.embeddings) as shared:
         found = spread(documents).mapInArrow(
@@ -318,11 +314,7 @@ def rank_documents(
             "width int, query long, document_id long, score double",
         )
         best = best_rows(found, ["width", "query"], depth)
-    ranked: dict[int, dict[int, list[int]]] = {width: {} for width in widths}
-    for row in best:
-        key = int(queries.ids[row["query"]])
-        ranked[row["width"]].setdefault(key, []).append(row["document_id"])
-    return ranked
+    return neighbours_by_width((row.asDict() for row in best), queries.ids, widths, depth)
 
 
 def query_batches(load: EmbedderLoader, *, as_documents: bool = False) -> Batches:

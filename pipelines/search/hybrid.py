@@ -15,7 +15,7 @@ from pipelines.embedding.store import VectorTable, rows_at
 from pipelines.embedding.vectors import vectors_of
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
-from pipelines.lexical.fusion import FUSED_RANKS, ranks_of, reciprocal_rank_fusion
+from pipelines.lexical.fusion import FUSED_RANKS, ranks_of, weighted_fusion
 from pipelines.search.by_words import search_words
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class Fused:
     """The best rows of each query by two rankings; all arrays have a value for each of them.
 
     Attributes:
-        found: Queries and positions, the best first; scores are sums of reciprocal ranks.
+        found: Queries and positions, the best first; scores are those of
+            :func:`~pipelines.lexical.fusion.weighted_fusion`.
         cosines: float64.
         by_vectors: int64, the rank by cosine; 0 where it is below those that count.
         by_words: The same by BM25.
@@ -67,7 +68,7 @@ def fuse_with_words(
         PipelineError: An executor could not search its files.
     """
     worded = search_words(table, queries, candidates(k), session)
-    found = reciprocal_rank_fusion([nearest, worded], k)
+    found = weighted_fusion(nearest, worded, k)
     return Fused(
         found=found,
         cosines=_cosines(table, vectors, found, nearest),

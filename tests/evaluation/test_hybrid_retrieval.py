@@ -54,20 +54,20 @@ def expected_ndcg(reference, width: int | None) -> tuple[float, float]:
     )
     fused, alone = [], []
     for number, query in enumerate(QUERIES):
-        rankings = [
-            np.argsort(-cosines[number]).tolist(),
-            words.documents[words.queries == number].tolist(),
-        ]
-        rankings = [[names[one] for one in ranked if names[one] != query] for ranked in rankings]
+        cosine = {name: cosines[number, place] for place, name in enumerate(names)}
+        of_query = words.queries == number
+        scores = zip(words.documents[of_query], words.scores[of_query], strict=True)
+        worded = {names[one]: score for one, score in scores if names[one] != query}
+        most = max(worded.values(), default=1.0)
         sums = {
-            name: sum(1 / (61 + ranked.index(name)) for ranked in rankings if name in ranked)
+            name: cosine[name] + 0.1 * worded.get(name, 0.0) / most
             for name in names
             if name != query
         }
         gains = {document: gain for asked, document, gain in QRELS if asked == query}
         best = sorted(sums, key=lambda name: -sums[name])
         fused.append(ndcg_at(best, gains, 10))
-        alone.append(ndcg_at(rankings[1], gains, 10))
+        alone.append(ndcg_at(list(worded), gains, 10))
     return 100 * float(np.mean(fused)), 100 * float(np.mean(alone))
 
 

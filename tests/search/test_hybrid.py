@@ -94,14 +94,18 @@ def test_both_rankings_are_fused_whoever_searches(spark, table, texts, monkeypat
     find = partial(find_texts, table, QUERIES, 5, hybrid=True)
     hits = find()
     assert find(session=spark) == hits
-    near = {(hit.query, hit.position): hit.rank for hit in find_texts(table, QUERIES, 6)}
+    nearest = find_texts(table, QUERIES, 6)
+    near = {(hit.query, hit.position): hit.rank for hit in nearest}
     worded: dict[tuple[int, int], int] = {}
-    for query, position, _ in as_rows(search_words(table, QUERIES, 6)):
-        worded[query, position] = sum(key[0] == query for key in worded) + 1
     sums: dict[int, dict[int, float]] = {query: {} for query in range(len(QUERIES))}
-    for ranks in (near, worded):
-        for (query, position), rank in ranks.items():
-            sums[query][position] = sums[query].get(position, 0) + 1 / (60 + rank)
+    for hit in nearest:
+        sums[hit.query][hit.position] = hit.cosine
+    lowest = {query: min(of_query.values()) for query, of_query in sums.items()}
+    best_words: dict[int, float] = {}
+    for query, position, score in as_rows(search_words(table, QUERIES, 6)):
+        worded[query, position] = sum(key[0] == query for key in worded) + 1
+        share = score / best_words.setdefault(query, score)
+        sums[query][position] = sums[query].get(position, lowest[query]) + 0.1 * share
     for query, of_query in sums.items():
         best = sorted(of_query, key=lambda one: (-of_query[one], one))[:5]
         found = [hit for hit in hits if hit.query == query]
