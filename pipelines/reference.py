@@ -204,8 +204,8 @@ def recipes_page() -> str:
     """What each recipe sets, as Markdown."""
     lines = [
         NOTICE + "# Recipes\n",
-        "`recipe: NAME` in the YAML file, or `--set recipe=NAME`, stands for settings that were "
-        "found to work together. Whatever else the file or the command line sets comes before "
+        "`recipe: NAME` in the YAML file, or `--set recipe=NAME`, stands for settings that are "
+        "meant for one another. Whatever else the file or the command line sets comes before "
         "them, key by key; where another loss is named, none of the recipe's objective is used. "
         "The run's `config.yaml` has all of them as they were used.\n",
     ]

@@ -61,7 +61,7 @@ class Config(Settings):
         default=None,
         json_schema_extra={"enum": [*RECIPES]},
         description=(
-            "Settings that were found to work together for one kind of corpus, under whatever else "
+            "Settings that are meant for one another, for one kind of corpus, under whatever else "
             "is set; see [recipes](recipes.md). Unset: the defaults below."
         ),
     )

@@ -1,4 +1,4 @@
-"""What `recipe` stands for: settings that were found to work together, for one kind of corpus.
+"""What `recipe` stands for: settings that are meant for one another, for one kind of corpus.
 
 What a file or the command line sets comes before what the recipe sets, key by key.
 """
@@ -32,8 +32,9 @@ class Recipe:
 PAIRS = Recipe(
     "Pairs of questions and answers, or of any two texts that belong together.",
     "Four directions were the best of the objectives on three collections, or near it "
-    "([objectives](measurements.md#objectives)); a share of the start gives back what was "
-    "forgotten ([which state becomes the model](training.md#which-state-becomes-the-model)).",
+    "([objectives](measurements.md#objectives)). With half of the start they were measured on "
+    "the documents of six collections ([documents alone](measurements.md#documents-alone)), not "
+    "on pairs of questions and answers.",
     {
         "objective": {
             "name": "in_batch_negatives",
