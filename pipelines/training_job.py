@@ -34,6 +34,8 @@ from pipelines.models.adapter import check_names, exports_adapter, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import start_card
 from pipelines.models.folder import start_encoder, write_encoder
+from pipelines.models.lsa.corpus import check_terms, corpus_terms
+from pipelines.models.lsa.embedding import with_terms
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights
 from pipelines.pretraining.start import objective_weights, special_ids
@@ -100,6 +102,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         asked = _begun(config, folder) if goes_on else config
         spec, weights = start_encoder(asked, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
+        check_terms(config, spec)
         held = manifest.teacher if config.objective.uses_teacher else None
         for objective in {one.objective: None for one in by_source(config)}:
             objective.check_width(spec.embedding_width, None if held is None else held.width)
@@ -221,7 +224,13 @@ def _write_start(
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):
             start_state = load_checkpoint(folder, 0)
-            _write(start_state, prepared, start_folder, start_card(start_state.spec))
+            write_encoder(
+                start_folder,
+                start_state.spec,
+                start_state.encoder_weights,
+                prepared.tokens.tokenizer,
+                start_card(start_state.spec),
+            )
 
 
 def train_steps(
@@ -265,13 +274,18 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     made, figures = choice.checkpoint, choice.figures
     if step < (last_step_of(folder) or 0):
         figures["early_end"] = step
-    _write(made, prepared, paths.model, model_card(_unmeasured(run, made.spec, figures)))
+    spec, weights = made.spec, made.encoder_weights
+    if run.config.encoder.lsa.dimensions:
+        terms = corpus_terms(prepared, spec, run.config.encoder.lsa)
+        spec, weights = with_terms(spec, weights, terms)
+    card = model_card(_unmeasured(run, spec, figures))
+    write_encoder(paths.model, spec, weights, prepared.tokens.tokenizer, card)
     if exports_adapter(run.config.encoder):
         factors = without_objective(made.averages)
         write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
     update_run_metrics(folder, {"model": figures})
     # Figures that are there are of this model, if a finished training was asked for again.
-    write_card(paths, run.config, made.spec)
+    write_card(paths, run.config, spec)
 
 
 def _unmeasured(run: TrainingRun, spec: EncoderSpec, figures: Mapping[str, Any]) -> CardFacts:
@@ -344,14 +358,3 @@ class _Listener:
         self._checked = now
         for lock in self._held:
             lock.check()
-
-
-def _write(
-    checkpoint: Checkpoint,
-    prepared: PreparedFolder,
-    target: Location,
-    card: str,
-) -> None:
-    """Writes a state as a sentence-transformers folder."""
-    weights, tokenizer = checkpoint.encoder_weights, prepared.tokens.tokenizer
-    write_encoder(target, checkpoint.spec, weights, tokenizer, card)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 from pipelines.evaluation.sets import Role
@@ -74,15 +75,17 @@ def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) 
         The file.
     """
     path = run.model / CARD_FILE
-    facts = read_facts(run, config, spec or _spec_of(run))
+    facts = read_facts(run, config, spec or _spec_of(run, config))
     storage.write_text(path, model_card(facts))
     return path
 
 
-def _spec_of(run: RunFolder) -> EncoderSpec:
+def _spec_of(run: RunFolder, config: Config) -> EncoderSpec:
     """The shape of a run's model, without its weights where a checkpoint tells it."""
     steps = checkpoint_steps(run.path)
-    return load_spec(run.path, max(steps)) if steps else read_encoder(run.model)[0]
+    if not steps:
+        return read_encoder(run.model)[0]
+    return replace(load_spec(run.path, max(steps)), lsa=config.encoder.lsa.dimensions)
 
 
 def _body(facts: CardFacts) -> Iterator[str]:

@@ -23,10 +23,13 @@ from pipelines.models.adaptation import split
 from pipelines.models.adapter import check_names, exports_adapter
 from pipelines.models.architecture import NORMALISING, Modules, architecture_of, check_framework
 from pipelines.models.fewer_layers import with_fewer_layers, with_layers
+from pipelines.models.lsa.embedding import with_terms, without_terms
+from pipelines.models.lsa.modules import part_modules, read_terms, write_terms
 from pipelines.models.sentence_modules import refusal
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.from_encoder import static_spec, static_weights
 from pipelines.models.weights import (
+    TERMS,
     WEIGHT_FILE,
     Weights,
     check_weights,
@@ -133,8 +136,10 @@ def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
     """
     folder = local_folder(location(folder))
     try:
-        modules = folder_modules(folder)
+        modules, of_terms = part_modules(folder_modules(folder))
         spec, weights = folder_architecture(folder, modules).folder.read(folder, modules)
+        if of_terms:
+            spec, weights = with_terms(spec, weights, read_terms(folder, of_terms))
     except SafetensorError as error:
         _refuse(folder, f"has a damaged {WEIGHT_FILE} ({error})")
     except (OSError, *_DAMAGED) as error:
@@ -167,7 +172,10 @@ def write_encoder(
     check_weights(spec, weights)
     write = architecture_of(spec).folder.write
     with storage.built_folder(folder) as aside:
-        modules = write(aside, spec, weights, local_folder(tokenizer_folder))
+        own, own_weights = without_terms(spec, weights)
+        modules = write(aside, own, own_weights, local_folder(tokenizer_folder))
+        if spec.lsa:
+            modules += write_terms(aside, spec, weights[TERMS], len(modules))
         if spec.normalise:
             modules.append((NORMALISING, f"{len(modules)}_{NORMALISING}"))
             (aside / modules[-1][1]).mkdir()
@@ -181,6 +189,12 @@ def write_encoder(
 def _read_start(config: Config, folder: Path) -> tuple[EncoderSpec, Weights]:
     """The whole encoder in a folder, with the pooling that is set if it says nothing of it."""
     spec, weights = read_encoder(folder)
+    if spec.lsa:
+        raise InputError(
+            KEY,
+            f"{folder} has the words of its corpus beside its encoder",
+            "the start of its run, with encoder.lsa.dimensions as it was there",
+        )
     own: dict[str, Any] = {}
     if not (folder / MODULES_FILE).is_file():
         own = {name: getattr(config.encoder, name) for name in _HEAD if hasattr(spec, name)}

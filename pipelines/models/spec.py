@@ -58,6 +58,7 @@ class EncoderSpec:
         max_length: Tokens that are read of a text, [CLS] and [SEP] included.
         pad_token_id: Fills short texts.
         prompts: What stands before texts.
+        lsa: Numbers behind those of the encoder, see :mod:`pipelines.models.lsa`; 0: none.
     """
 
     kind: ClassVar[str]
@@ -69,11 +70,12 @@ class EncoderSpec:
     max_length: int = UNLIMITED
     pad_token_id: int = 0
     prompts: Prompts = NO_PROMPTS
+    lsa: int = 0
 
     @property
     def embedding_width(self) -> int:
         """Width of an embedding."""
-        return self.dense[-1].width if self.dense else self.hidden
+        return (self.dense[-1].width if self.dense else self.hidden) + self.lsa
 
     @property
     def own_dropout(self) -> DropoutRates | None:

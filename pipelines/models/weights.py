@@ -21,6 +21,8 @@ Rows: TypeAlias = Callable[[int], slice]
 
 WORDS = "embeddings.word_embeddings.weight"
 """The word embedding, which every encoder has."""
+TERMS = "lsa.vectors"
+"""The vectors of terms that an encoder may have beside it; see :mod:`pipelines.models.lsa`."""
 WEIGHT_FILE = "model.safetensors"
 INITIAL_DEVIATION = 0.02
 """Standard deviation of fresh matrices; source: BERT's `initializer_range`."""
@@ -28,7 +30,8 @@ INITIAL_DEVIATION = 0.02
 
 def weight_shapes(spec: EncoderSpec) -> Shapes:
     """Shape of every weight, in canonical order; matrices are [out, in] as in torch."""
-    return {**architecture_of(spec).weight_shapes(spec), **dense_shapes(spec)}
+    own = architecture_of(spec).weight_shapes(spec)
+    return {**own, **dense_shapes(spec), **_term_shapes(spec)}
 
 
 def dense_shapes(spec: EncoderSpec) -> Shapes:
@@ -41,6 +44,13 @@ def dense_shapes(spec: EncoderSpec) -> Shapes:
             shapes[dense_name(number, "bias")] = (layer.width,)
         width = layer.width
     return shapes
+
+
+def _term_shapes(spec: EncoderSpec) -> Shapes:
+    """Shapes of the terms beside an encoder, if there are some."""
+    if not spec.lsa:
+        return {}
+    return {TERMS: (spec.vocabulary, spec.lsa)}
 
 
 def dense_name(number: int, part: str) -> str:

@@ -63,6 +63,25 @@ class LoraSettings(Settings):
     )
 
 
+class LsaSettings(Settings):
+    """Latent semantic analysis: numbers of an embedding that the words of a text alone decide."""
+
+    dimensions: int = Field(
+        default=0,
+        ge=0,
+        description=(
+            "Numbers that the model's embeddings have behind those of the encoder, by which of the "
+            "corpus' words stand in texts together, 128 for example; 0: none. See "
+            "[training](training.md#words-beside-an-encoder)."
+        ),
+    )
+    weight: float = Field(
+        default=0.25,
+        gt=0,
+        description="How much they count beside the encoder's numbers, which count 1.",
+    )
+
+
 class EncoderSettings(Settings):
     """The encoder that is trained. Its shape is read from here only with `start: random`."""
 
@@ -127,6 +146,7 @@ class EncoderSettings(Settings):
         default=FreezeSettings(), description="Parts that are not trained."
     )
     lora: LoraSettings = Field(default=LoraSettings(), description="Low-rank adaptation.")
+    lsa: LsaSettings = Field(default=LsaSettings(), description="Latent semantic analysis.")
 
     def check_with(self, config: Config) -> None:
         """Refuses shapes that no encoder has, and parts that an engine cannot leave untrained."""

@@ -61,6 +61,8 @@ CHOICES = (
     "training.patience",
     "training.average_checkpoints",
     "training.start_share",
+    "encoder.lsa.dimensions",
+    "encoder.lsa.weight",
 )
 """They decide which of the states becomes the model."""
 RECORDED = (

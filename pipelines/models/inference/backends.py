@@ -13,8 +13,9 @@ from pipelines.models import ARCHITECTURES
 from pipelines.models.inference import BACKENDS
 from pipelines.models.inference.batches import TokenEmbedder
 from pipelines.models.inference.processor import computes_in_bf16
+from pipelines.models.lsa.embedding import add_terms, without_terms
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Weights
+from pipelines.models.weights import TERMS, Weights
 
 Precision = Literal["auto", "fp32", "bf16"]
 """``auto``: bf16 on a GPU or CPU with the instructions for it, otherwise fp32."""
@@ -52,13 +53,15 @@ def token_embedder(
         device: ``cpu``, or a GPU of the backend `torch` (``cuda:0``).
     """
     open_backend = BACKENDS.load(choose_backend(backend, spec.kind))
-    return open_backend(
-        spec,
-        weights,
+    own_spec, own_weights = without_terms(spec, weights)
+    embed = open_backend(
+        own_spec,
+        own_weights,
         threads=threads,
         precision=choose_precision(precision, device),
         device=device,
     )
+    return add_terms(embed, weights[TERMS]) if spec.lsa else embed
 
 
 def choose_backend(name: str, kind: str | None = None) -> str:

@@ -1,0 +1,7 @@
+"""Latent semantic analysis beside an encoder: numbers of an embedding that words alone decide.
+
+An encoder that was trained on general text confuses the words of a field that it seldom saw. What
+its documents say of them is added behind the encoder's own numbers: each token has a direction, by
+which other tokens it stands in documents with, and a text the mean of its tokens' directions,
+weighted by how rare they are.
+"""

@@ -1,0 +1,129 @@
+"""The terms of latent semantic analysis as modules of sentence-transformers.
+
+No module of the library's puts two embeddings of a text side by side. One that pools tokens in two
+ways does: the terms are the `mean` of its tokens, and the encoder's embedding is what it is told to
+be the vector of the first token, `cls`. Naming what a Dense module writes is possible from release
+5.4 on; an earlier one refuses to load the folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.files import storage
+from pipelines.models.architecture import NORMALISING, Modules
+from pipelines.models.checkpoint_files import read_checkpoint
+from pipelines.models.sentence_modules import CONFIG_FILE, DENSE, POOLING, refuse
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import WEIGHT_FILE, save_weights
+
+VECTORS = "WordEmbeddings"
+BEHIND = (NORMALISING, VECTORS, DENSE, POOLING)
+"""What stands between an encoder's last module and the normalising that every folder ends with."""
+_EMBEDDING, _FIRST = "sentence_embedding", "cls_token_embeddings"
+
+
+def part_modules(modules: Modules) -> tuple[Modules, Modules]:
+    """Parts the modules of a folder into those of the encoder and those of the terms.
+
+    Returns:
+        What the folder of the encoder alone would have, and what is between; all and nothing where
+        there are no terms.
+    """
+    kinds = tuple(kind for kind, _ in modules)
+    if VECTORS not in kinds:
+        return modules, ()
+    first = kinds.index(VECTORS) - 1
+    return [*modules[:first], *modules[first + len(BEHIND) :]], modules[first : first + len(BEHIND)]
+
+
+def read_terms(folder: Path, modules: Modules) -> np.ndarray:
+    """The vectors of the terms beside an encoder, fp32 [vocabulary, dimensions].
+
+    Args:
+        folder: Of the model.
+        modules: The second of :func:`part_modules`.
+
+    Raises:
+        InputError: With the key ``encoder.start``: the modules are others than are written here.
+    """
+    homes = {kind: folder / path for kind, path in modules}
+    found = None
+    if tuple(homes) == BEHIND:
+        copying = storage.read_json(homes[DENSE] / CONFIG_FILE)
+        if copying.get("module_output_name") == _FIRST:
+            found = read_checkpoint(homes[VECTORS])
+    if found is None:
+        refuse(folder, "has WordEmbeddings that are not of `encoder.lsa`")
+    return np.ascontiguousarray(found["emb_layer.weight"], np.float32)
+
+
+def write_terms(
+    folder: Path, spec: EncoderSpec, vectors: np.ndarray, before: int
+) -> list[tuple[str, str]]:
+    """Writes the modules of the terms into the folder of an encoder.
+
+    Args:
+        folder: Existing.
+        spec: With terms.
+        vectors: Theirs.
+        before: How many modules the encoder has.
+
+    Returns:
+        Class and path of the modules.
+    """
+    modules = [(kind, f"{before + place}_{kind}") for place, kind in enumerate(BEHIND)]
+    homes = {kind: folder / path for kind, path in modules}
+    homes[NORMALISING].mkdir()
+    _write_vectors(homes[VECTORS], vectors, spec.max_length)
+    _write_copy(homes[DENSE], spec.embedding_width - spec.lsa)
+    storage.write_json(
+        homes[POOLING] / CONFIG_FILE,
+        {
+            # The library tells the model's width as this times the ways of pooling, and uses it
+            # for nothing else.
+            "word_embedding_dimension": spec.embedding_width // 2,
+            "pooling_mode_cls_token": True,
+            "pooling_mode_mean_tokens": True,
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+            "pooling_mode_weightedmean_tokens": False,
+            "pooling_mode_lasttoken": False,
+            "include_prompt": True,
+        },
+    )
+    return modules
+
+
+def _write_vectors(home: Path, vectors: np.ndarray, max_length: int) -> None:
+    storage.write_json(
+        home / "wordembedding_config.json",
+        {
+            "tokenizer_class": "sentence_transformers.models.tokenizer.WhitespaceTokenizer",
+            "update_embeddings": False,
+            "max_seq_length": max_length,
+        },
+    )
+    # The first module of the model makes the tokens; this tokenizer has to be there, unused.
+    storage.write_json(
+        home / "whitespacetokenizer_config.json",
+        {"vocab": [], "stop_words": [], "do_lower_case": False},
+    )
+    save_weights(home / WEIGHT_FILE, {"emb_layer.weight": vectors})
+
+
+def _write_copy(home: Path, width: int) -> None:
+    storage.write_json(
+        home / CONFIG_FILE,
+        {
+            "in_features": width,
+            "out_features": width,
+            "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+            "module_input_name": _EMBEDDING,
+            "module_output_name": _FIRST,
+        },
+    )
+    save_weights(home / WEIGHT_FILE, {"linear.weight": np.eye(width, dtype=np.float32)})
