@@ -72,6 +72,8 @@ from pipelines.settings.sources import by_source
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
+from pipelines.tokens.lengths import longest_unasked
+from pipelines.tokens.sample import corpus_length
 from pipelines.tokens.stage import check_tokens
 from pipelines.tracking import check_trackers
 from pipelines.tracking.names import evaluation_values, training_values
@@ -275,6 +277,9 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     if step < (last_step_of(folder) or 0):
         figures["early_end"] = step
     spec, weights = made.spec, made.encoder_weights
+    if run.config.encoder.max_length == "corpus":
+        longest = longest_unasked(run.config)
+        spec = replace(spec, max_length=corpus_length(prepared, spec.max_length, longest))
     if run.config.encoder.lsa.dimensions:
         terms = corpus_terms(prepared, spec, run.config.encoder.lsa)
         spec, weights = with_terms(spec, weights, terms)

@@ -236,6 +236,7 @@ PAIR_FORMS: Mapping[str, PairForm] = {
     "summary": _row_pairs,
     "adjacent": _adjacent_pairs,
     "title": _row_pairs,
+    "document": _row_pairs,
     "columns": _row_pairs,
     "triplets": _row_pairs,
     "group": _group_pairs,

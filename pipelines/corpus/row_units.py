@@ -75,11 +75,26 @@ def title_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.
     texts = clean_lines(batch["text_0"]).to_pylist()
     places = batch["place"].to_pylist()
     pairs = [_title(*row) for row in zip(titles, texts, places, strict=True)]
+    yield two_sided_batch(batch, pairs, settings)
+
+
+def two_sided_batch(
+    batch: pa.RecordBatch,
+    pairs: list[tuple[str | None, str | None, str | None]],
+    settings: CorpusSettings,
+) -> pa.RecordBatch:
+    """Judged rows of titles, or what stands for one, and of texts.
+
+    Args:
+        batch: Raw rows.
+        pairs: Of each row the title, the text, and the reason for which they are no pair.
+        settings: Of the corpus.
+    """
     columns = _two_sides(pairs)
     columns["reason"] = text_reasons(
         columns["reason"], [columns["anchor"]], settings, _RULES_OF_TITLES
     )
-    yield _judged(batch, columns, settings, [columns["positive"]])
+    return _judged(batch, columns, settings, [columns["positive"]])
 
 
 def _title(

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from pipelines.corpus.cleaning.redaction import TEXT_COLUMNS, redact_batches
 from pipelines.corpus.deleted_keys import hashed_keys, without_deleted
+from pipelines.corpus.document_units import document_units
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
 from pipelines.corpus.kept_units.sources import Naming
 from pipelines.corpus.readers import FORMATS
@@ -49,6 +50,7 @@ UNITS: Mapping[str, Unit] = {
     "rows": Unit(ROWS, row_units),
     "summary": Unit(ROWS, summary_units),
     "title": Unit(ROWS, title_units),
+    "document": Unit(ROWS, document_units),
     "lines": Unit(LINES, line_units),
     "paragraphs": Unit(PARAGRAPHS, paragraph_units),
     "sentences": Unit(SENTENCES, sentence_units),
@@ -57,7 +59,7 @@ UNITS: Mapping[str, Unit] = {
 
 def unit_of(settings: CorpusSettings) -> str:
     """The kind of unit: a key of :data:`UNITS`."""
-    if settings.pairs in ("summary", "title"):
+    if settings.pairs in ("summary", "title", "document"):
         return settings.pairs
     if settings.pairs == "adjacent" or settings.sentences:
         return "sentences"

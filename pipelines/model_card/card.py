@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import prod
 
 from pipelines.evaluation.sets import Role
@@ -83,9 +82,11 @@ def write_card(run: RunFolder, config: Config, spec: EncoderSpec | None = None) 
 def _spec_of(run: RunFolder, config: Config) -> EncoderSpec:
     """The shape of a run's model, without its weights where a checkpoint tells it."""
     steps = checkpoint_steps(run.path)
-    if not steps:
+    encoder = config.encoder
+    # What the corpus decides is in the model alone.
+    if not steps or encoder.lsa.dimensions or encoder.max_length == "corpus":
         return read_encoder(run.model)[0]
-    return replace(load_spec(run.path, max(steps)), lsa=config.encoder.lsa.dimensions)
+    return load_spec(run.path, max(steps))
 
 
 def _body(facts: CardFacts) -> Iterator[str]:

@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 from importlib import metadata
+from operator import attrgetter
 from typing import Any
 
 from pipelines import __version__
@@ -23,7 +24,7 @@ from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
 from pipelines.runs.history import last_step_of
 from pipelines.runs.run import TrainingRun
-from pipelines.settings import Config, TrainingSettings
+from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
 from pipelines.settings.resuming import CHOICES, current_name, fixed_settings
@@ -140,15 +141,10 @@ def _identity(config: Config, plan: BatchPlan, manifest: LaneManifest) -> dict[s
 
 
 def _choices(config: Config) -> dict[str, Any]:
-    """Which state becomes the model, where that is not the last: it may change in a resumed run."""
-    training = config.training
-    names = (key.partition(".")[2] for key in CHOICES)
-    defaults = {name: TrainingSettings.model_fields[name].default for name in names}
-    return {
-        f"training.{name}": getattr(training, name)
-        for name, default in defaults.items()
-        if getattr(training, name) != default
-    }
+    """What the model is made of, where that is not the last state: a resumed run may change it."""
+    usual = Config()
+    chosen = {key: attrgetter(key) for key in CHOICES}
+    return {key: get(config) for key, get in chosen.items() if get(config) != get(usual)}
 
 
 def identity_digest(config: Config, plan: BatchPlan, manifest: LaneManifest) -> str:

@@ -11,6 +11,7 @@ from pipelines.errors import InputError
 from pipelines.models import ARCHITECTURES
 from pipelines.settings.base import Settings, choice_of
 from pipelines.settings.paths import StoredPath
+from pipelines.settings.tokens import LONGEST_UNASKED
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -121,13 +122,13 @@ class EncoderSettings(Settings):
         ),
     )
     normalise: bool = Field(default=True, description="Scale embeddings to length 1.")
-    max_length: int | None = Field(
+    max_length: Annotated[int, Field(ge=8)] | Literal["corpus"] | None = Field(
         default=None,
-        ge=8,
         description=(
             "Most tokens of a text that the trained model reads. Unset: as many as the start "
             "does, or `tokens.max_length` if that is more; `random`: `tokens.max_length`, or as it "
-            "has positions; a random `static`: all."
+            "has positions; a random `static`: all. `corpus`: as unset, but where more than half "
+            f"of the documents are longer, as the start has positions, up to {LONGEST_UNASKED}."
         ),
     )
     prompts: Mapping[str, str] = Field(

@@ -43,6 +43,24 @@ PAIRS = Recipe(
         "training": {"dropout": 0.0, "start_share": 0.5},
     },
 )
+DOMAIN = Recipe(
+    "Documents alone, with titles or without, that people will ask questions about.",
+    "What it finds more on collections that it was not chosen by, and what else was tried, is in "
+    "[documents alone](measurements.md#documents-alone).",
+    {
+        "corpus": {"pairs": "document"},
+        "tokens": {"max_length": 128},
+        "encoder": {"max_length": "corpus", "lsa": {"dimensions": 128}},
+        "objective": PAIRS.settings["objective"],
+        "training": {
+            "epochs": 24,
+            "max_steps": 24,
+            "learning_rate": 3e-5,
+            "dropout": 0.0,
+            "start_share": 0.5,
+        },
+    },
+)
 STATIC = Recipe(
     "Raw text alone, and a static encoder for CPUs that learns from the start.",
     "What is left of the start is in [smaller encoders](measurements.md#smaller-encoders): it "
@@ -67,6 +85,7 @@ RECIPES: Registry[Recipe] = Registry(
     key="recipe",
     entries={
         "pairs": "pipelines.settings.recipes:PAIRS",
+        "domain": "pipelines.settings.recipes:DOMAIN",
         "static": "pipelines.settings.recipes:STATIC",
     },
 )
@@ -88,5 +107,14 @@ def with_recipe(given: Any) -> Any:
     for section, keys in RECIPES.load(name).settings.items():
         own = given.get(section, {})
         if isinstance(own, Mapping) and own.get("name", keys.get("name")) == keys.get("name"):
-            completed[section] = {**keys, **own}
+            completed[section] = _completed(own, keys)
+    return completed
+
+
+def _completed(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with the keys of others that it leaves out, in its own sections too."""
+    completed = {**others, **own}
+    for key, value in own.items():
+        if isinstance(value, Mapping) and isinstance(others.get(key), Mapping):
+            completed[key] = _completed(value, others[key])
     return completed

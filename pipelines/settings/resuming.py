@@ -64,7 +64,7 @@ CHOICES = (
     "encoder.lsa.dimensions",
     "encoder.lsa.weight",
 )
-"""They decide which of the states becomes the model."""
+"""They decide what the model is made of: which of the states, and what stands beside it."""
 RECORDED = (
     "training.engine",
     "training.mode",

@@ -47,17 +47,18 @@ class SourceForm(Settings):
     inputs: tuple[InputPath, ...] = Field(
         default=(), description="Files, folders or globs; empty only with format `docstrings`."
     )
-    pairs: Literal["summary", "adjacent", "title", "columns", "triplets", "group", "single"] = (
-        Field(
-            default="summary",
-            description=(
-                "`summary`: a text's first sentence with the paragraph after it; `adjacent`: two "
-                "sentences of a document that follow one another; `title`: a document's title with "
-                "its first paragraph; `columns`: the two `pair_columns`; `triplets`: the "
-                "`triplet_columns`; `group`: any two texts of one `group_column`; `single`: texts "
-                "alone."
-            ),
-        )
+    pairs: Literal[
+        "summary", "adjacent", "title", "document", "columns", "triplets", "group", "single"
+    ] = Field(
+        default="summary",
+        description=(
+            "`summary`: a text's first sentence with the paragraph after it; `adjacent`: two "
+            "sentences of a document that follow one another; `title`: a document's title with "
+            "its first paragraph; `document`: its title with its text, or without a title a "
+            "piece of its text with what is around it; `columns`: the two `pair_columns`; "
+            "`triplets`: the `triplet_columns`; `group`: any two texts of one `group_column`; "
+            "`single`: texts alone."
+        ),
     )
     sentences: bool = Field(
         default=False, description="Cut the texts of `pairs: single` into their sentences."
@@ -73,9 +74,12 @@ class SourceForm(Settings):
             "column of lists, `wrong[0:5]` are the first five texts."
         ),
     )
-    title_column: str = Field(
+    title_column: str | None = Field(
         default="title",
-        description="Column of the titles of `pairs: title`, where there are columns.",
+        description=(
+            "Column of the titles of `pairs: title` and `document`, where there are columns; "
+            "null: documents have none."
+        ),
     )
     group_column: str | None = Field(
         default=None,
@@ -113,7 +117,11 @@ class SourceForm(Settings):
         ),
     )
     min_characters: int = Field(default=10, ge=1, description="Shorter texts are dropped.")
-    max_characters: int = Field(default=5000, ge=1, description="Longer texts are dropped.")
+    max_characters: int = Field(
+        default=5000,
+        ge=1,
+        description="Longer texts are dropped, of `pairs: document` cut.",
+    )
     max_symbols: float = Field(
         default=0.4,
         ge=0,
@@ -165,6 +173,8 @@ class SourceForm(Settings):
                 "corpus.sentences", f"`{self.pairs}` does not ask for it", "leave it out, or single"
             )
         self._check_triplets()
+        if self.pairs == "title" and self.title_column is None:
+            raise InputError("corpus.title_column", "`pairs: title` needs it", "name the column")
         if self.pairs == "group" and self.group_column is None:
             raise InputError("corpus.group_column", "`pairs: group` needs it", "name the column")
         if self.min_characters > self.max_characters:

@@ -51,7 +51,7 @@ class TokenSettings(Settings):
     def check_with(self, config: Config) -> None:
         """Refuses longer texts than the encoder is to read."""
         longest = config.encoder.max_length
-        if longest is not None and longest < (self.max_length or 0):
+        if isinstance(longest, int) and longest < (self.max_length or 0):
             raise InputError(
                 "tokens.max_length",
                 f"{self.max_length} is more than encoder.max_length",

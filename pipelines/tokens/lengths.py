@@ -34,22 +34,36 @@ def model_length(config: Config) -> int:
     Raises:
         InputError: There is no such start, or it has fewer positions.
     """
-    encoder, told, folder = config.encoder, config.tokens.max_length, start_folder(config)
-    if folder is None:
-        own, most = ARCHITECTURES.load(encoder.kind).random_lengths(told)
-    else:
-        modules = folder_modules(folder)
-        own, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
-        if encoder.keep_layers == 0:
-            most = UNLIMITED
-    length = encoder.max_length or max(own, told or 0)
+    told = config.tokens.max_length
+    own, most = _start_lengths(config)
+    asked = None if config.encoder.max_length == "corpus" else config.encoder.max_length
+    length = asked or max(own, told or 0)
     if length > most:
         raise InputError(
-            "tokens.max_length" if encoder.max_length is None else "encoder.max_length",
+            "tokens.max_length" if asked is None else "encoder.max_length",
             f"{length} is more than the start's {most} positions",
             f"at most {most}",
         )
     return length
+
+
+def longest_unasked(config: Config) -> int:
+    """Tokens of a text that a model can read, of as many as anybody gets who names no number."""
+    return min(_start_lengths(config)[1], LONGEST_UNASKED)
+
+
+def _start_lengths(config: Config) -> tuple[int, int]:
+    """Tokens of a text that the start reads, and that it can read.
+
+    Raises:
+        InputError: There is no such start.
+    """
+    encoder, folder = config.encoder, start_folder(config)
+    if folder is None:
+        return ARCHITECTURES.load(encoder.kind).random_lengths(config.tokens.max_length)
+    modules = folder_modules(folder)
+    own, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
+    return own, UNLIMITED if encoder.keep_layers == 0 else most
 
 
 def reading_limit(config: Config) -> int:

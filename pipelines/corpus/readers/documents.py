@@ -136,7 +136,7 @@ def _form(file: Location, head: bytes) -> Form:
 
 
 _MARKDOWN_SUFFIXES = (".md", ".markdown")
-_PAIRS = ("summary", "adjacent", "title", "single")
+_PAIRS = ("summary", "adjacent", "title", "document", "single")
 
 TEXT = Format(
     files=FileNames((*TEXT_SUFFIXES, *_MARKDOWN_SUFFIXES)),

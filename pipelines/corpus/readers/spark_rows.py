@@ -30,7 +30,7 @@ def columns_of(settings: CorpusSettings) -> Columns:
     }
     return Columns(
         texts.get(settings.pairs, (settings.text_column,)),
-        settings.title_column if settings.pairs == "title" else None,
+        settings.title_column if settings.pairs in ("title", "document") else None,
         settings.score_column,
         settings.group_column,
         settings.key_column,

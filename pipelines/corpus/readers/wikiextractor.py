@@ -149,6 +149,6 @@ WIKIEXTRACTOR = Format(
     files=FileNames((*TEXT_SUFFIXES, *SUFFIXES), stem=is_wiki_name),
     form=wiki_form,
     is_documents=True,
-    pairs=("summary", "adjacent", "title", "single"),
+    pairs=("summary", "adjacent", "title", "document", "single"),
     unit="paragraphs",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from importlib.util import find_spec
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +15,14 @@ from pipelines.models.lsa.terms import find_term_vectors
 from pipelines.models.spec import EncoderSpec
 from pipelines.settings import Config
 from pipelines.settings.encoder import LsaSettings
-from pipelines.spark.parquet_parts import find_files, read_part
+from pipelines.spark.parquet_parts import find_files
 from pipelines.tokens.encoding import TextEncoder, open_encoder
+from pipelines.tokens.sample import SIDES, sampled_pairs
 from pipelines.tokens.vocabulary import load_tokenizer, read_special_ids
 
 KEY = "encoder.lsa.dimensions"
 MOST_TEXTS = 50_000
 """Pairs whose words are counted. Which tokens go together is known long before."""
-_SIDES = ("anchor", "positive")
 
 
 def check_terms(config: Config, spec: EncoderSpec) -> None:
@@ -43,6 +43,10 @@ def check_terms(config: Config, spec: EncoderSpec) -> None:
             f"{spec.embedding_width} numbers and {dimensions} are an odd number of them",
             f"{dimensions + 1}, for example",
         )
+    if find_spec("sklearn") is None:
+        raise InputError(
+            KEY, "scikit-learn is not installed", "pip install 'sentence-pipelines[evaluation]'"
+        )
     pairs = PreparedFolder.of(config).corpus.pairs
     if not find_files(pairs):
         raise InputError(KEY, f"there are no texts in {pairs}", "prepare the corpus again")
@@ -51,8 +55,7 @@ def check_terms(config: Config, spec: EncoderSpec) -> None:
 def corpus_terms(prepared: PreparedFolder, spec: EncoderSpec, settings: LsaSettings) -> np.ndarray:
     """The terms of the texts of a prepared corpus.
 
-    Of a larger one :data:`MOST_TEXTS` pairs are taken, the first of each file: there they lie in
-    the order of their hashes.
+    Of a larger one :data:`MOST_TEXTS` pairs are taken.
 
     Args:
         prepared: Its folder.
@@ -64,7 +67,7 @@ def corpus_terms(prepared: PreparedFolder, spec: EncoderSpec, settings: LsaSetti
     """
     tokenizer = prepared.tokens.tokenizer
     encoder = open_encoder(load_tokenizer(tokenizer), spec.max_length)
-    rows = [_ids(encoder, batch) for batch in _sample(prepared)]
+    rows = [_ids(encoder, batch) for batch in sampled_pairs(prepared, MOST_TEXTS)]
     lengths = [pc.binary_length(ids).to_numpy(zero_copy_only=False) // 4 for ids in rows]
     flat = b"".join(text for ids in rows for text in ids.to_pylist())
     # A prompt stands before every text and says nothing of any.
@@ -80,20 +83,7 @@ def corpus_terms(prepared: PreparedFolder, spec: EncoderSpec, settings: LsaSetti
     )
 
 
-def _sample(prepared: PreparedFolder) -> Iterator[pa.RecordBatch]:
-    """Batches of pairs, :data:`MOST_TEXTS` of them at most."""
-    files = find_files(prepared.corpus.pairs)
-    total = sum(file.rows for file in files)
-    for file in files:
-        left = -(-file.rows * min(total, MOST_TEXTS) // total)
-        for batch in read_part(file, _SIDES):
-            yield batch.slice(0, left)
-            left -= min(left, batch.num_rows)
-            if not left:
-                break
-
-
 def _ids(encoder: TextEncoder, batch: pa.RecordBatch) -> pa.BinaryArray:
     """The token ids of the texts of each pair, one text after the other."""
-    sides = [encoder.encode(batch[name]).ids for name in _SIDES if name in batch.schema.names]
+    sides = [encoder.encode(batch[name]).ids for name in SIDES if name in batch.schema.names]
     return pc.binary_join_element_wise(*sides, b"", null_handling="skip")
