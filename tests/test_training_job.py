@@ -13,12 +13,12 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.adaptation import DOWN, UP
 from pipelines.models.folder import read_encoder
-from pipelines.models.weights import load_weights
+from pipelines.models.weights import TERMS, load_weights
 from pipelines.runs.best import ask_to_end, is_to_end
 from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint
 from pipelines.runs.evaluations import forget_evaluations, read_evaluations
 from pipelines.settings import Config
-from pipelines.settings.encoder import LoraSettings
+from pipelines.settings.encoder import LoraSettings, LsaSettings
 
 PAIRS = {
     "sentence1": ["a cat sleeps", "the market fell", "it rains", "he sings", "open the file"],
@@ -116,3 +116,24 @@ def test_a_metric_that_is_not_measured_is_refused_before_the_run_begins(prepared
     with pytest.raises(InputError, match=r"^training\.keep_best: `sts\.ndcg@10` is not measured"):
         workflow.train(changed(config, "training", keep_best="sts.ndcg@10"))
     assert not (tmp_path / "run").exists()
+
+
+def test_words_of_the_corpus_stand_beside_the_encoder_that_was_trained(spark, prepared, tmp_path):
+    config = small_config(prepared, engine="local", framework="torch", workers=1, max_steps=2)
+    config = changed(config, "run", folder=str(tmp_path / "run"))
+    asked = changed(config, "encoder", lsa=LsaSettings(dimensions=6), max_length="corpus")
+    workflow.train(asked)
+    spec, weights = read_encoder(tmp_path / "run" / "model")
+    state = load_checkpoint(tmp_path / "run", 2)
+    assert spec.lsa == 6
+    assert spec.embedding_width == state.spec.embedding_width + 6
+    assert weights[TERMS].any(axis=0).all()
+    for name, value in state.encoder_weights.items():
+        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+    assert read_encoder(tmp_path / "run" / "start")[0].lsa == 0
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"{spec.embedding_width} numbers" in card
+    # It is no part of what is learnt: a run that has come to its end can do without.
+    again = changed(asked, "training", resume=True)
+    workflow.train(changed(again, "encoder", lsa=LsaSettings()))
+    assert read_encoder(tmp_path / "run" / "model")[0].lsa == 0

@@ -58,6 +58,12 @@ def test_of_another_loss_nothing_of_its_objective_is_taken():
     assert (len(same.objective.directions), same.objective.temperature) == (4, 0.1)
 
 
+def test_of_a_section_in_a_section_the_rest_is_the_recipes():
+    config = parse({"recipe": "domain", "encoder": {"lsa": {"weight": 0.1}, "max_length": 256}})
+    assert (config.encoder.lsa.dimensions, config.encoder.lsa.weight) == (128, 0.1)
+    assert config.encoder.max_length == 256
+
+
 def test_what_a_run_has_written_down_is_not_completed_by_the_recipes_of_another_release(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(f"recipe: pairs\n{DATA_LINE}")
