@@ -133,6 +133,7 @@ def test_words_of_the_corpus_stand_beside_the_encoder_that_was_trained(spark, pr
     assert read_encoder(tmp_path / "run" / "start")[0].lsa == 0
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"{spec.embedding_width} numbers" in card
+    assert "sentence-transformers>=5.4" in card
     # It is no part of what is learnt: a run that has come to its end can do without.
     again = changed(asked, "training", resume=True)
     workflow.train(changed(again, "encoder", lsa=LsaSettings()))

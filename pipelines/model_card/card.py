@@ -149,7 +149,14 @@ def _modules(spec: EncoderSpec) -> str:
     pooling = getattr(spec, "pooling", None)
     parts = [described, *([] if pooling is None else [f"{pooling} pooling"])]
     parts += [f"a dense layer of {layer.width}" for layer in spec.dense]
+    parts += [f"{spec.lsa} numbers of its words beside it"] if spec.lsa else []
     return ", then ".join([*parts, *(["scaling to length 1"] if spec.normalise else [])])
+
+
+def _installing(spec: EncoderSpec) -> str:
+    # Earlier releases cannot put words beside an encoder.
+    wanted = "'sentence-transformers>=5.4'" if spec.lsa else "sentence-transformers"
+    return f"pip install -U {wanted}"
 
 
 def _length(spec: EncoderSpec) -> str:
@@ -174,7 +181,7 @@ def _license(given: str | None, link: str | None) -> str:
 
 def _usage(facts: CardFacts) -> Iterator[str]:
     yield from ("## Usage", "", _needed(facts), "")
-    yield from (*fenced("bash", "pip install -U sentence-transformers"), "")
+    yield from (*fenced("bash", _installing(facts.spec)), "")
     yield from (*fenced("python", usage(facts)), "")
     yield from (_place_told(facts), "")
     widths = _widths(facts)
