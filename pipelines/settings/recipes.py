@@ -45,7 +45,9 @@ PAIRS = Recipe(
 )
 DOMAIN = Recipe(
     "Documents alone, with titles or without, that people will ask questions about.",
-    "What it finds more on collections that it was not chosen by, and what else was tried, is in "
+    "On six English collections with judged questions nDCG@10 rises by 3.0 points on average, and "
+    "falls on none beyond its interval; what its parts bring, what they bring to collections that "
+    "they were not chosen by, and what else was tried is in "
     "[documents alone](measurements.md#documents-alone).",
     {
         "corpus": {"pairs": "document"},
