@@ -98,6 +98,11 @@ def test_tables_and_views_by_name(spark, tmp_path):
         assert {(row["file"], row["offset"], row["document"]) for row in rows} == {(None,) * 3}
         with pytest.raises(InputError, match="texts_of_a_view has no column `x`, it has text"):
             read_rows(spark, corpus("texts_of_a_view", format="table", text_column="x"))
+        untitled = {"format": "table", "pairs": "document", "title_column": "y"}
+        with pytest.raises(InputError, match=r"title_column: .* or null where documents have none"):
+            read_rows(spark, corpus("texts_of_a_view", **untitled))
+        rows = read_rows(spark, corpus("texts_of_a_view", **untitled | {"title_column": None}))
+        assert {row["title"] for row in rows.collect()} == {None}
     finally:
         spark.sql("drop table texts_of_a_table")
         spark.catalog.dropTempView("texts_of_a_view")

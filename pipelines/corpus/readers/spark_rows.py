@@ -22,6 +22,9 @@ Names = Sequence[tuple[str, str]]
 """Settings that name a column, each with the name."""
 
 
+_TITLES = "corpus.title_column"
+
+
 def columns_of(settings: CorpusSettings) -> Columns:
     """The columns that the settings want of formats that have some."""
     texts: Mapping[str, tuple[str, ...]] = {
@@ -44,7 +47,7 @@ def named_columns(settings: CorpusSettings) -> Names:
     columns = columns_of(settings)
     texts = keys.get(settings.pairs, "corpus.text_column")
     others = (
-        ("corpus.title_column", columns.title),
+        (_TITLES, columns.title),
         ("corpus.group_column", columns.group),
         ("corpus.score_column", columns.score),
         ("corpus.key_column", columns.key),
@@ -75,9 +78,15 @@ def nothing_readable(
             file, columns = known[0]
             missing = column_of(name, columns)
             return InputError(
-                setting, f"{file} has no column `{missing}`", f"it has {listed(columns)}"
+                setting, f"{file} has no column `{missing}`", column_remedy(setting, columns)
             )
     return InputError(key, f"{first[0]} cannot be read ({first[1]})", "mend it, or name others")
+
+
+def column_remedy(setting: str, columns: Iterable[str]) -> str:
+    """What to do about a setting that names a column that is not among those that there are."""
+    there = f"it has {listed(columns)}"
+    return f"{there}, or null where documents have none" if setting == _TITLES else there
 
 
 def listed(columns: Iterable[str]) -> str:

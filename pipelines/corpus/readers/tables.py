@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, MapType, StructType
 
 from pipelines.corpus.readers.formats import Format
 from pipelines.corpus.readers.inputs import INPUTS
-from pipelines.corpus.readers.spark_rows import columns_of, listed, named_columns, rows_of
+from pipelines.corpus.readers.spark_rows import column_remedy, columns_of, named_columns, rows_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
 from pipelines.settings.list_columns import column_of
@@ -48,7 +48,7 @@ def _read_tables(
             column = column_of(name, types)
             if column not in types:
                 raise InputError(
-                    key, f"{given} has no column `{column}`", f"it has {listed(types)}"
+                    key, f"{given} has no column `{column}`", column_remedy(key, types)
                 )
             kind = types[column]
             if column != name and isinstance(kind, ArrayType):
