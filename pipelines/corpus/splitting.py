@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus import held_out
+from pipelines.corpus.distractors import draw_distractors
 from pipelines.corpus.kept_units.cutting import below_one_another
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder
@@ -50,7 +51,7 @@ class Split:
 
     Attributes:
         asked: Pairs of the evaluation.
-        documents: Texts that it searches.
+        documents: Texts that it searches, those of pairs for training included.
         written: Pairs for training, of each source.
     """
 
@@ -108,7 +109,11 @@ def write_split(
         training.append(columns)
     path = CorpusFolder(aside).pairs
     write_parquet(below_one_another(training).sortWithinPartitions("id"), path)
-    return Split(sum(one.asked for one in sources), documents, _written(session, path, names))
+    written = _written(session, path, names)
+    most = sources[0].settings.evaluation_documents
+    if asking and most:
+        documents += _write_distractors(session, CorpusFolder(aside), written, most, names)
+    return Split(sum(one.asked for one in sources), documents, written)
 
 
 def _asked(sources: Sequence[JudgedPairs], names: Sequence[str]) -> pa.Table:
@@ -123,6 +128,38 @@ def _asked(sources: Sequence[JudgedPairs], names: Sequence[str]) -> pa.Table:
             table = table.append_column(SOURCE, name)
         tables.append(table)
     return pa.concat_tables(tables)
+
+
+def _write_distractors(
+    session: SparkSession,
+    corpus: CorpusFolder,
+    written: Sequence[int],
+    most: int,
+    names: Sequence[str],
+) -> int:
+    """Writes what held-out queries search of the pairs for training; returns how many there are.
+
+    Args:
+        session: Draws them.
+        corpus: With its pairs.
+        written: Pairs of each source.
+        most: Documents of each source.
+        names: Of the sources; empty where there is one without a name.
+    """
+    pairs = read_parquet(session, corpus.pairs)
+    if names:
+        drawn = below_one_another(
+            [
+                draw_distractors(
+                    pairs.where(F.col(SOURCE) == number), written[number], most
+                ).withColumn(SOURCE, F.lit(name))
+                for number, name in enumerate(names)
+            ]
+        )
+    else:
+        drawn = draw_distractors(pairs, written[0], most)
+    write_parquet(drawn, corpus.distractors)
+    return sum(rows_by_partition(corpus.distractors).values())
 
 
 def _written(session: SparkSession, path: Location, names: Sequence[str]) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class CorpusSummary:
         folder: `<prepared.folder>/corpus`.
         pairs: Pairs for training.
         queries: Held-out pairs; 0 where there is no evaluation folder.
-        documents: Distinct texts that the queries search.
+        documents: Texts that the queries search, of pairs for training too.
         quarantined: Rows that could not be read.
         funnel: What became of every row.
         seconds: Wall clock of the whole stage.
@@ -76,7 +76,7 @@ class CorpusSummary:
 
     def __str__(self) -> str:
         text = f"{self.pairs} pairs for training, {self.queries} held out"
-        text += f" with {self.documents} documents"
+        text += f", which search {self.documents} documents" if self.queries else ""
         return text + (f", {self.quarantined} rows quarantined" if self.quarantined else "")
 
 
@@ -88,13 +88,15 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     - `pairs.parquet/`: `id` and `group` (int64), `anchor`, `positive` (null for single texts),
       `negatives` (strings; null but for triplets), `score` (float, 0 to 1, null without scores),
       `candidate_scores` (floats, of `positive` and `negatives`; null without such scores);
-    - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`) and
-      `evaluation/documents.parquet` (`document_id`, `text`), unless nothing is held out;
+    - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`),
+      `evaluation/documents.parquet` (`document_id`, `text`) and `evaluation/distractors.parquet`
+      (the same, of pairs for training), unless nothing is held out;
     - `quarantine.parquet`: `file`, `offset`, `reason`, `rows`, `excerpt` of what could not be read;
     - `funnel.json`: see :mod:`pipelines.corpus.funnel`;
     - `statistics.json`: examples of what was dropped, languages, bytes.
 
-    Of several sources, pairs have `source` (int; its number) and queries `source` (its name).
+    Of several sources, pairs have `source` (int; its number), queries and distractors `source`
+    (its name).
 
     The content depends on the inputs and the settings alone, not on the partitions.
 

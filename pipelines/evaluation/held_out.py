@@ -51,6 +51,8 @@ def set_name(config: Config, evaluation: str, given: str) -> str:
 def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
     """The tables `asked` and `documents`; see :func:`held_out_tables`.
 
+    Documents of pairs for training are searched too, as far as the preparation has drawn them.
+
     Args:
         session: Reads them.
         config: Names the folder of the preparation.
@@ -58,16 +60,30 @@ def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
     """
     corpus = PreparedFolder.of(config).corpus
     tables = held_out_tables(session, corpus.queries, corpus.documents)
+    others = read_parquet(session, corpus.distractors) if corpus.distractors.exists() else None
     if not config.corpus.sources:
-        return tables
-    # Two sources may ask for one document by one query.
-    together = {**tables, "asked": tables["asked"].distinct()}
+        return _with_others(tables, others)
     if given not in held_out_sources(config):
-        return together
+        # Two sources may ask for one document by one query, and hold one document for training.
+        together = {**tables, "asked": tables["asked"].distinct()}
+        return _with_others(together, None if others is None else others.drop(SOURCE).distinct())
     queries = read_parquet(session, corpus.queries)
     own = queries.where(queries[SOURCE] == given).drop(SOURCE).dropna().distinct()
     wanted = own.select("document_id").distinct()
-    return {"asked": own, "documents": tables["documents"].join(wanted, "document_id", "left_semi")}
+    documents = tables["documents"].join(wanted, "document_id", "left_semi")
+    of_source = None if others is None else others.where(others[SOURCE] == given).drop(SOURCE)
+    return _with_others({"asked": own, "documents": documents}, of_source)
+
+
+def _with_others(tables: Tables, others: DataFrame | None) -> Tables:
+    """With the documents of pairs for training among those that are searched, if there are some.
+
+    A document of one source that another source asks for is not trained on, so none is there twice.
+    """
+    if others is None:
+        return tables
+    documents = tables["documents"]
+    return {**tables, "documents": documents.unionByName(others.select(documents.columns))}
 
 
 def held_out_tables(

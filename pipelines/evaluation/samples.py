@@ -67,7 +67,10 @@ def write_samples(
     }
     neighbours |= {min(queries.relevant[key]) for key in wanted}
     asked = _texts(session, held_out.queries, "query_id", wanted | pairs.keys())
-    documents = _texts(session, held_out.documents, "document_id", neighbours | set(pairs.values()))
+    shown = neighbours | set(pairs.values())
+    documents = _texts(session, held_out.documents, "document_id", shown)
+    if held_out.distractors.exists():
+        documents |= _texts(session, held_out.distractors, "document_id", shown - documents.keys())
     pairs = {key: one for key, one in pairs.items() if key in asked and one in documents}
     storage.write_json(
         path,

@@ -35,6 +35,12 @@ class CorpusFolder:
         return self.path / "evaluation" / "documents.parquet"
 
     @property
+    def distractors(self) -> Location:
+        """Documents for training that held-out queries search too, a folder of Parquet files; not
+        there where none are, nor in corpora of earlier releases."""
+        return self.path / "evaluation" / "distractors.parquet"
+
+    @property
     def quarantine(self) -> Location:
         """What could not be read, and where it stands in the inputs."""
         return self.path / "quarantine.parquet"

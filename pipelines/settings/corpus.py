@@ -67,6 +67,14 @@ class CorpusSettings(SourceForm):
     evaluation_pairs: int = Field(
         default=2000, ge=1, description="Most held-out pairs that are kept for evaluation."
     )
+    evaluation_documents: int = Field(
+        default=20_000,
+        ge=0,
+        description=(
+            "Most documents of the pairs for training, drawn by hash, that held-out queries search "
+            "besides their own; with few, retrieval looks better than it is."
+        ),
+    )
     exclude: tuple[StoredPath, ...] = Field(
         default=(),
         description=(

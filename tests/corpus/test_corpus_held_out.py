@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from corpus_runs import (
+    distractors_of,
     dropped,
     evaluation_of,
     many_pairs,
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.corpus.funnel import check_adds_up
+from pipelines.corpus.distractors import draw_distractors
 from pipelines.corpus.held_out import packages_to_hold_out, without_leaks
 from pipelines.settings import CorpusSettings
 
@@ -74,6 +76,38 @@ def test_no_held_out_text_is_trained_on(held_out):
     )
 
 
+def test_documents_that_are_trained_on_are_searched_too(held_out):
+    _, summary = held_out
+    _, documents = evaluation_of(summary)
+    others = distractors_of(summary)
+    assert set(others.values()) == {positive for _, positive in sides_of(summary)}
+    assert not others.keys() & {row["document_id"] for row in documents}
+    assert summary.documents == len(documents) + len(others)
+    assert str(summary).endswith(f"40 held out, which search {summary.documents} documents")
+
+
+def test_so_many_documents_are_drawn_by_their_texts_alone(spark, held_out):
+    _, summary = held_out
+    pairs = spark.createDataFrame([(text,) for _, text in sides_of(summary)], "positive string")
+    wanted = len(sides_of(summary)) // 3
+
+    def drawn(frame):
+        return {row["text"] for row in draw_distractors(frame, frame.count(), wanted).collect()}
+
+    whole = drawn(pairs)
+    assert len(whole) == wanted
+    assert drawn(pairs.unionAll(pairs).repartition(3)) == whole
+    # More of them are more of the same, so two preparations with other bounds can be compared.
+    assert whole < {row["text"] for row in draw_distractors(pairs, 1, 2 * wanted).collect()}
+
+
+def test_no_other_documents_are_searched_where_none_are_wanted(spark, held_out, tmp_path):
+    inputs, _ = held_out
+    summary = prepared(spark, tmp_path, inputs=inputs, **SHARE, evaluation_documents=0)
+    assert not (summary.folder / "evaluation" / "distractors.parquet").exists()
+    assert summary.documents == len(evaluation_of(summary)[1])
+
+
 def test_the_content_depends_on_no_partition(spark, held_out, tmp_path):
     inputs, first = held_out
     whole = tmp_path / "whole.parquet"
@@ -86,6 +120,7 @@ def test_the_content_depends_on_no_partition(spark, held_out, tmp_path):
         spark.conf.set("spark.sql.shuffle.partitions", before)
     assert pairs_of(first) == pairs_of(second)
     assert evaluation_of(first) == evaluation_of(second)
+    assert distractors_of(first) == distractors_of(second)
     assert first.funnel == second.funnel
 
 

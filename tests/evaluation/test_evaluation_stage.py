@@ -55,6 +55,19 @@ def test_measures_what_is_asked_for(spark, prepared, minilm, reference) -> None:
     assert {name: figures["dev"][name] for name in expected} == pytest.approx(expected, abs=1e-3)
 
 
+def test_documents_for_training_are_searched_too(spark, prepared, minilm) -> None:
+    folder = prepared / "prepared" / "corpus" / "evaluation" / "distractors.parquet"
+    folder.mkdir()
+    # One is nearer to a query than its own document.
+    texts = {"document_id": [7, 8], "text": ["A sleeping animal.", "Of another matter."]}
+    pq.write_table(pa.table(texts), folder / "part.parquet")
+    settings = parse({"prepared": {"folder": str(prepared / "prepared")}})
+    figures = evaluate(spark, settings, minilm)
+    assert figures["retrieval"]["documents"] == 6
+    assert figures["retrieval"]["recall@1"] == pytest.approx(100 * 2 / 3)
+    assert figures["geometry"]["pairs"] == 3
+
+
 def test_leaves_out_what_is_not_there(spark, prepared, minilm) -> None:
     elsewhere = {"prepared": {"folder": str(prepared / "elsewhere")}}
     assert evaluate(spark, parse(elsewhere), minilm) == {}

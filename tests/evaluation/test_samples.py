@@ -76,7 +76,7 @@ def retrieved_by(model: Path, queries: dict[int, str], documents: dict[int, str]
     for query, document in zip(best.queries, best.documents, strict=True):
         ranked.setdefault(int(ids[query]), []).append(int(document))
     order = np.argsort(ids)
-    relevant = {query: {document: 1.0} for query, document in zip(queries, documents, strict=True)}
+    relevant = {query: {document: 1.0} for query, document in zip(queries, documents, strict=False)}
     return Retrieved(Queries(ids[order], asked[order], relevant), ranked)
 
 
@@ -98,12 +98,16 @@ def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
     )
     table = {"query_id": [-n for n in numbers], "text": queries, "document_id": numbers}
     pq.write_table(pa.table(table), held_out / "queries.parquet")
+    # Of a pair for training, and nearer to a query than its own document.
+    (held_out / "distractors.parquet").mkdir()
+    other = {"document_id": [7], "text": ["xxx"]}
+    pq.write_table(pa.table(other), held_out / "distractors.parquet" / "part.parquet")
     settings = {"prepared": {"folder": str(tmp_path / "prepared")}}
     config = parse(settings | {"run": {"folder": str(tmp_path / "run")}})
     found = retrieved_by(
         minilm,
         dict(zip(table["query_id"], queries, strict=True)),
-        dict(zip(numbers, texts, strict=True)),
+        dict(zip([*numbers, 7], [*texts, *other["text"]], strict=True)),
     )
     models, retrieved = {"before": minilm, "after": minilm}, {"before": found, "after": found}
     path = write_samples(spark, config, models, retrieved)
@@ -118,6 +122,8 @@ def test_a_run_folder_gets_its_samples(spark, tmp_path, minilm) -> None:
         assert -1 <= pair["after"]["strange_cosine"] <= pair["after"]["cosine"] <= 1.0001
     assert samples["changes"] == {"queries": 6, "better": 0, "worse": 0}
     assert [one["kind"] for one in samples["neighbours"]] == ["random"] * 3
+    first = {one["after"]["documents"][0]["text"] for one in samples["neighbours"]}
+    assert set(other["text"]) <= first
     for one in samples["neighbours"]:
         rights = [document["right"] for document in one["after"]["documents"]]
         assert len(rights) == 3

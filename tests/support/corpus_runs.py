@@ -57,6 +57,12 @@ def evaluation_of(summary):
     return [table.to_pylist() for table in read]
 
 
+def distractors_of(summary):
+    """Texts by their numbers."""
+    rows = pq.read_table(summary.folder / "evaluation" / "distractors.parquet").to_pylist()
+    return {row["document_id"]: row["text"] for row in rows}
+
+
 def dropped(summary):
     return {line.name: line.rows for line in summary.funnel if line.kind == "dropped"}
 

@@ -72,6 +72,7 @@ _SETTINGS_OF_THE_WHOLE = {
     "max_quarantined",
     "evaluation_share",
     "evaluation_pairs",
+    "evaluation_documents",
     "exclude",
     "exclude_columns",
     "prompts",
