@@ -316,6 +316,15 @@ def test_retrieval_is_measured_of_each_source_and_together(trained):
     parts = {name: one for name, one in parts.items() if "@" not in name}
     assert {"retrieval.questions", "retrieval.hard"} <= parts.keys()
     assert after["retrieval"]["queries"] == sum(one["queries"] for one in parts.values())
+    corpus = trained.prepared.corpus
+    pairs = pq.read_table(str(corpus.pairs), columns=["positive", "source"]).to_pylist()
+    held = {row["text"] for row in pq.read_table(str(corpus.documents)).to_pylist()}
+    texts = {row["positive"] for row in pairs} - {None}
+    assert after["retrieval"]["documents"] == len(held | texts)
+    own = {row["positive"] for row in pairs if row["source"] == NAMES.index("hard")}
+    asked = pq.read_table(str(corpus.queries)).to_pylist()
+    wanted = {row["document_id"] for row in asked if row["source"] == "hard"}
+    assert after["retrieval.hard"]["documents"] == len(own) + len(wanted)
 
 
 def test_widths_of_all_sources_are_measured_and_those_in_common_are_told(trained):
