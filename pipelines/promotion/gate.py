@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.errors import InputError, PromotionRefused
+from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.intervals import Interval
+from pipelines.evaluation.sets import Role
 from pipelines.settings import PromotionSettings
 
 Figures = Mapping[str, Mapping[str, float]]
@@ -17,6 +19,8 @@ Figures = Mapping[str, Mapping[str, float]]
 
 
 _UNSEEN = 0.005
+_OF_EARLIER_RELEASES = "retrieval.ndcg@10"
+_NAME_SETS = "name sets in evaluation.retrieval_sets, and evaluate again"
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,48 @@ class Judgement:
         )
 
 
+def compared_metrics(
+    settings: PromotionSettings, sets: Mapping[str, Mapping[str, str]]
+) -> tuple[str, ...]:
+    """The metrics that the gate compares: those that are named, or the first one of each set.
+
+    Questions that people judged decide, and guards say what was lost; pairs that were held out of
+    the corpus stand in for questions only where there are none, as in
+    :func:`pipelines.report.verdict.verdict`.
+
+    Args:
+        settings: ``promotion``.
+        sets: What each set of the run is; see :func:`pipelines.evaluation.sets.told_sets`. Empty in
+            runs of releases that did not tell.
+
+    Raises:
+        InputError: Nothing was measured to compare by, or a limit is of what is not compared.
+    """
+    if settings.metrics is not None:
+        return settings.metrics
+    by_role: dict[str, list[str]] = {role: [] for role in Role}
+    for name, told in sets.items():
+        by_role[told["role"]] += _first_metric(name, told["evaluation"])
+    # Of several sources the queries of all are in the first set.
+    deciding = by_role[Role.JUDGED] or by_role[Role.HELD_OUT][:1]
+    metrics = (*deciding, *by_role[Role.GUARD]) if sets else (_OF_EARLIER_RELEASES,)
+    if not metrics:
+        raise InputError(
+            "promotion.metrics", "nothing was measured that models can be compared by", _NAME_SETS
+        )
+    settings.check_limits(metrics)
+    return metrics
+
+
+def _first_metric(name: str, evaluation: str) -> list[str]:
+    """The first metric of a set that is better the higher it is, if it has one."""
+    figures = EVALUATIONS.load(evaluation).figures
+    return [f"{name}.{figure.name}" for figure in figures if figure.better == "higher"][:1]
+
+
 def judge(
     settings: PromotionSettings,
+    metrics: Sequence[str],
     figures: Figures,
     served: Figures | None,
     intervals: Mapping[str, Mapping[str, Interval]] | None = None,
@@ -95,6 +139,7 @@ def judge(
 
     Args:
         settings: ``promotion``.
+        metrics: Of :func:`compared_metrics`.
         figures: Of the new model.
         served: Of the model in service, measured on the same texts; None where there is none.
         intervals: Of the differences between the two, by evaluation and metric, where they are
@@ -113,7 +158,7 @@ def judge(
             interval=_interval(intervals or {}, metric),
             required=settings.required,
         )
-        for metric in settings.metrics
+        for metric in metrics
     ]
 
 
@@ -122,9 +167,9 @@ def _interval(intervals: Mapping[str, Mapping[str, Interval]], metric: str) -> I
     return intervals.get(evaluation, {}).get(name)
 
 
-def evaluations(settings: PromotionSettings) -> list[str]:
-    """The names of the evaluations that the gate looks at."""
-    return list(dict.fromkeys(metric.rpartition(".")[0] for metric in settings.metrics))
+def evaluations(metrics: Sequence[str]) -> list[str]:
+    """The names of the sets that metrics are of."""
+    return list(dict.fromkeys(metric.rpartition(".")[0] for metric in metrics))
 
 
 def figure(figures: Figures, metric: str) -> float:

@@ -24,7 +24,7 @@ from pipelines.files.run_folder import OBSERVATIONS, RunFolder
 from pipelines.models.digest import digest_model
 from pipelines.progress import activity
 from pipelines.promotion import history, served
-from pipelines.promotion.gate import Figures, Judgement, evaluations, judge
+from pipelines.promotion.gate import Figures, Judgement, compared_metrics, evaluations, judge
 from pipelines.runs.opening import trained_identity
 from pipelines.settings import Config
 
@@ -304,27 +304,38 @@ def _judgements(
 ) -> list[Judgement]:
     """What the gate says of the candidate beside the model in service, if there is one."""
     # What was not measured is refused before the model in service is measured anew.
-    alone = judge(config.promotion, candidate.figures, None)
+    metrics = compared_metrics(config.promotion, candidate.told)
+    alone = judge(config.promotion, metrics, candidate.figures, None)
     if in_service is None:
         return alone
-    other = _served_measured(config, candidate, in_service, known)
-    names = evaluations(config.promotion)
+    names = evaluations(metrics)
+    other = _served_measured(config, candidate, in_service, known, names)
     new, old = (
         {name: found[name] for name in names if name in found}
         for found in (candidate.observations, other.observations)
     )
     intervals = intervals_between(candidate.told, old, new, config.promotion.confidence)
-    return judge(config.promotion, candidate.figures, other.figures, intervals)
+    return judge(config.promotion, metrics, candidate.figures, other.figures, intervals)
 
 
 def _served_measured(
-    config: Config, candidate: _Candidate, in_service: Location, known: dict[str, Any]
+    config: Config,
+    candidate: _Candidate,
+    in_service: Location,
+    known: dict[str, Any],
+    names: Sequence[str],
 ) -> _Served:
     """What was measured of the model in service on the texts that the new one was measured on.
 
     What was noted when it was promoted, if that is of the same texts; else it is measured anew.
+
+    Args:
+        config: Names the sets.
+        candidate: The new model.
+        in_service: The folder of the model in service.
+        known: What was noted when it was promoted.
+        names: Of the sets that are compared by.
     """
-    names = evaluations(config.promotion)
     wanted = {name: candidate.sets.get(name) for name in names}
     if all(known.get("sets", {}).get(name) == wanted[name] for name in names):
         return _Served(known["figures"], read_observations(in_service / OBSERVATIONS))

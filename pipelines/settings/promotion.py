@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -25,10 +25,13 @@ class PromotionSettings(Settings):
         default=None,
         description="Folder that models are served from; `current` in it is the one in service.",
     )
-    metrics: tuple[str, ...] = Field(
-        default=("retrieval.ndcg@10",),
-        min_length=1,
-        description="Metrics that must not fall, each after its evaluation, as in `metrics.json`.",
+    metrics: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description=(
+            "Metrics that must not fall, each after its evaluation, as in `metrics.json`. Unset: "
+            "the first one of every judged set and guard, or of held-out pairs where no set is "
+            "judged; see [promotion](promotion.md#what-is-compared)."
+        ),
     )
     tolerance: Mapping[str, Annotated[Points, Field(ge=0)]] = Field(
         default_factory=dict,
@@ -62,7 +65,13 @@ class PromotionSettings(Settings):
     )
 
     def check_with(self, config: Config) -> None:
-        """Refuses metrics without an evaluation, and limits of metrics that are not compared."""
+        """Refuses metrics without an evaluation, and limits of metrics that are not compared.
+
+        Which are compared where none are named, the sets of a run tell; see
+        :func:`pipelines.promotion.gate.compared_metrics`.
+        """
+        if self.metrics is None:
+            return
         for name in self.metrics:
             if not all(name.rpartition(".")):
                 raise InputError(
@@ -70,11 +79,19 @@ class PromotionSettings(Settings):
                     f"`{name}` names no evaluation",
                     "for example retrieval.ndcg@10",
                 )
+        self.check_limits(self.metrics)
+
+    def check_limits(self, metrics: Sequence[str]) -> None:
+        """Refuses limits of metrics that are not compared.
+
+        Args:
+            metrics: Those that are.
+        """
         for key, by_metric in (("tolerance", self.tolerance), ("minimum", self.minimum)):
             for name in by_metric:
-                if name not in self.metrics:
+                if name not in metrics:
                     raise InputError(
                         f"promotion.{key}",
                         f"`{name}` is not one of promotion.metrics",
-                        f"one of {', '.join(self.metrics)}, or add it there",
+                        f"one of {', '.join(metrics)}, or add it there",
                     )

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from pipelines.errors import InputError
 from pipelines.evaluation.classification import FIGURES, classification_figures
 from pipelines.evaluation.intervals import Interval
-from pipelines.promotion.gate import Judgement, evaluations, judge
+from pipelines.promotion.gate import Judgement, compared_metrics, evaluations, judge
 from pipelines.settings import PromotionSettings
 
 NDCG, SPEARMAN = "retrieval.ndcg@10", "sts/dev.v2.spearman"
-SETTINGS = PromotionSettings(
-    metrics=(NDCG, SPEARMAN), tolerance={NDCG: 0.5}, minimum={SPEARMAN: 60.0}
-)
+METRICS = (NDCG, SPEARMAN)
+SETTINGS = PromotionSettings(metrics=METRICS, tolerance={NDCG: 0.5}, minimum={SPEARMAN: 60.0})
 
 
 def figures(ndcg: float, spearman: float) -> dict[str, dict[str, float]]:
@@ -26,8 +25,52 @@ def figures(ndcg: float, spearman: float) -> dict[str, dict[str, float]]:
     }
 
 
+def sets(**roles: str) -> dict[str, dict[str, str]]:
+    """What sets of retrieval are, by their names."""
+    return {name: {"evaluation": "retrieval_sets", "role": role} for name, role in roles.items()}
+
+
+HELD_OUT = {
+    "retrieval": {"evaluation": "retrieval", "role": "held_out"},
+    "retrieval+bm25": {"evaluation": "retrieval", "role": "variant"},
+    "retrieval.faq": {"evaluation": "retrieval", "role": "held_out"},
+    "geometry": {"evaluation": "geometry", "role": "held_out"},
+}
+GENERAL = {"general": {"evaluation": "similarity", "role": "guard"}}
+
+
+@pytest.mark.parametrize(
+    ("told", "metrics"),
+    [
+        ({}, (NDCG,)),
+        (HELD_OUT, (NDCG,)),
+        (HELD_OUT | GENERAL, (NDCG, "general.spearman")),
+        (
+            HELD_OUT | sets(support="judged", sales="judged") | GENERAL,
+            ("support.ndcg@10", "sales.ndcg@10", "general.spearman"),
+        ),
+    ],
+)
+def test_judged_sets_and_guards_are_compared_and_held_out_pairs_stand_in(told, metrics):
+    assert compared_metrics(PromotionSettings(), told) == metrics
+    assert compared_metrics(SETTINGS, told) == METRICS
+
+
+def test_where_nothing_can_be_compared_sets_are_to_be_named():
+    told = {"geometry": HELD_OUT["geometry"]}
+    with pytest.raises(InputError, match=r"^promotion\.metrics: nothing was measured that"):
+        compared_metrics(PromotionSettings(), told)
+
+
+def test_a_limit_of_what_is_not_compared_is_refused():
+    limited = PromotionSettings(minimum={NDCG: 40.0})
+    assert compared_metrics(limited, HELD_OUT) == (NDCG,)
+    with pytest.raises(InputError, match=r"^promotion\.minimum: .*one of support\.ndcg@10, or add"):
+        compared_metrics(limited, HELD_OUT | sets(support="judged"))
+
+
 def refused(new, served) -> list[str]:
-    return [str(found.refusal) for found in judge(SETTINGS, new, served) if found.refusal]
+    return [str(found.refusal) for found in judge(SETTINGS, METRICS, new, served) if found.refusal]
 
 
 @pytest.mark.parametrize(
@@ -94,17 +137,17 @@ def test_decides_on_the_interval(low, high, tolerance, required, key):
 
 def test_takes_the_interval_of_its_metric():
     intervals = {"retrieval": {"ndcg@10": Interval(-3.0, 1.0, 2.0)}}
-    found = judge(SETTINGS, figures(40.0, 70.0), figures(41.0, 70.5), intervals)
+    found = judge(SETTINGS, METRICS, figures(40.0, 70.0), figures(41.0, 70.5), intervals)
     # Of the other one there is none: the figures themselves are compared.
     assert [judgement.refusal is None for judgement in found] == [True, False]
 
 
 def test_must_be_better_where_no_interval_is_known():
     settings = PromotionSettings(required="better")
-    same = judge(settings, figures(41.0, 0.0), figures(41.0, 0.0))
+    same = judge(settings, (NDCG,), figures(41.0, 0.0), figures(41.0, 0.0))
     assert str(same[0].refusal).startswith("promotion.required: ")
-    assert judge(settings, figures(41.1, 0.0), figures(41.0, 0.0))[0].refusal is None
-    assert judge(settings, figures(41.0, 0.0), None)[0].refusal is None
+    assert judge(settings, (NDCG,), figures(41.1, 0.0), figures(41.0, 0.0))[0].refusal is None
+    assert judge(settings, (NDCG,), figures(41.0, 0.0), None)[0].refusal is None
 
 
 def test_a_figure_that_is_no_number_never_passes():
@@ -115,10 +158,10 @@ def test_a_figure_that_is_no_number_never_passes():
 
 def test_names_what_was_measured_if_a_metric_was_not():
     with pytest.raises(InputError, match=r"`sts/dev.v2.spearman` was not measured, one of ret"):
-        judge(SETTINGS, {"retrieval": {"ndcg@10": 1.0}}, None)
+        judge(SETTINGS, METRICS, {"retrieval": {"ndcg@10": 1.0}}, None)
     with pytest.raises(InputError, match="one of none, since nothing was"):
-        judge(SETTINGS, {}, None)
-    assert evaluations(SETTINGS) == ["retrieval", "sts/dev.v2"]
+        judge(SETTINGS, METRICS, {}, None)
+    assert evaluations(METRICS) == ["retrieval", "sts/dev.v2"]
 
 
 @given(
@@ -138,7 +181,7 @@ def test_a_figure_that_is_not_better_higher_is_refused(metric):
     evaluation, name = metric.split(".")
     figures = {"retrieval": {"queries": 5.0, "ndcg@10": 50.0}, evaluation: {name: 0.4}}
     with pytest.raises(InputError, match=f"`{metric}` is not better the higher it is"):
-        judge(PromotionSettings(metrics=(metric,)), figures, None)
+        judge(PromotionSettings(), (metric,), figures, None)
 
 
 def test_a_model_that_gives_no_numbers_is_refused():
@@ -146,6 +189,5 @@ def test_a_model_that_gives_no_numbers_is_refused():
     measured = {"paws": classification_figures(cosines, labels)}
     for name in (figure.name for figure in FIGURES):
         if not name.endswith("_threshold"):
-            settings = PromotionSettings(metrics=(f"paws.{name}",))
-            [judgement] = judge(settings, measured, None)
+            [judgement] = judge(PromotionSettings(), (f"paws.{name}",), measured, None)
             assert "is nan" in str(judgement.refusal)
