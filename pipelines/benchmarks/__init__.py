@@ -23,6 +23,7 @@ BENCHMARKS: Mapping[str, str] = {
     "mine": "pipelines.benchmarks.mine",
     "objectives": "pipelines.benchmarks.objectives",
     "quality": "pipelines.benchmarks.quality",
+    "recipe": "pipelines.benchmarks.recipe",
     "startup": "pipelines.benchmarks.startup",
     "tokenise": "pipelines.benchmarks.tokenise",
     "train": "pipelines.benchmarks.train",

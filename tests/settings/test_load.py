@@ -88,7 +88,10 @@ def load_text(text):
         ("training.activation_checkpointing=true", r"^training\.activation_.*framework: torch"),
         ("promotion.metrics=[ndcg@10]", r"^promotion\.metrics: `ndcg@10` names no evaluation"),
         ("promotion.metrics=[]", r"^promotion\.metrics: `\[\]` does not fit.*at least 1 item"),
-        ("promotion={metrics: [retrieval.ndcg@10], minimum: {a.b: 1}}", r"^promotion\.minimum: `a\.b` is not one of promotion\.met"),
+        (
+            "promotion={metrics: [retrieval.ndcg@10], minimum: {a.b: 1}}",
+            r"^promotion\.minimum: `a\.b` is not one of promotion\.met",
+        ),
         (
             "promotion.tolerance.retrieval.ndcg@10=-1",
             r"^promotion\.tolerance\.retrieval\.ndcg@10: `-1`",
