@@ -49,7 +49,7 @@ from pipelines.runs.checkpoint import (
     save_checkpoint,
     save_frozen,
 )
-from pipelines.runs.choice import choose
+from pipelines.runs.choice import WHOLE, asked_steps, choose, start_share
 from pipelines.runs.history import go_on, last_step_of
 from pipelines.runs.metrics_log import MetricsLog
 from pipelines.runs.opening import (
@@ -189,8 +189,12 @@ def open_run(
     run_begun()
     _write_start(config, folder, prepared, start)
     first_step = newest_checkpoint(folder)
-    steps = plan.steps_per_epoch * config.training.epochs
-    last_step = min(steps, config.training.max_steps or steps)
+    last_step = asked_steps(config.training, plan.steps_per_epoch, prepared.corpus)
+    if start_share(config.training, prepared.corpus) == WHOLE:
+        logger.info(
+            "most documents have no title: the model keeps the start's weights "
+            "(training.start_share)"
+        )
     if has_ended := has_ended_early(config, folder):
         last_step = first_step
     run = TrainingRun(
@@ -267,7 +271,8 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     """Writes the model that came out as a sentence-transformers folder."""
     folder = run.run_folder
     paths, step = RunFolder(folder), _newest_step(run)
-    choice = choose(folder, run.config.training, step)
+    share = start_share(run.config.training, prepared.corpus)
+    choice = choose(folder, run.config.training, step, share)
     if run.config.training.keep_best and "best_by" not in choice.reasons:
         logger.warning(
             "no checkpoint was measured by %s: the model is the last state (training.keep_best)",

@@ -130,7 +130,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
     manifest = LaneManifest.load(prepared.lanes.path)
     plan = batch_plan(config, manifest)
     if config.run.only_new:
-        stage.check_new(config, identity_digest(config, plan, manifest))
+        stage.check_new(config, identity_digest(config, plan, manifest, prepared.corpus))
     start = checked_start(config, prepared, manifest)
     session = session_for(chosen, config)
     if session is not None:

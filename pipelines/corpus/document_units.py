@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from pipelines.corpus.cleaning.rules import clean, clean_lines, single_spaces
 from pipelines.corpus.row_units import two_sided_batch
-from pipelines.corpus.unit_schema import hash_of
+from pipelines.corpus.unit_schema import SCHEMA, hash_of
 from pipelines.settings import CorpusSettings
 
 SHORTEST_PIECE, LONGEST_PIECE = 4, 40
 """Words of a piece; it is half of a short text at most."""
 _SHORTEST_TEXT = 2 * SHORTEST_PIECE
+_TITLED = SCHEMA.get_field_index("titled")
 _CHARACTERS = 3
 """That stand for a word where a text has hardly any blanks."""
 TOO_FEW_WORDS = "no title and too few words"
@@ -30,15 +31,18 @@ Pair = tuple[str | None, str | None, str | None]
 
 def document_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[pa.RecordBatch]:
     """A document's title and its text, or a piece of its text and what is around it."""
-    titles = clean(batch["title"]).to_pylist()
     texts = single_spaces(clean_lines(batch["text_0"])).to_pylist()
-    places = batch["place"].to_pylist()
+    # A title stands for the beginning of a document, of which a row may be a later part.
+    of_rows = zip(clean(batch["title"]).to_pylist(), batch["place"].to_pylist(), strict=True)
+    titles = [None if place else title for title, place in of_rows]
     pairs = [
-        # A title stands for the beginning of a document, of which this may be a later part.
-        _pair(None if place else title, text, settings.max_characters)
-        for title, text, place in zip(titles, texts, places, strict=True)
+        _pair(title, text, settings.max_characters)
+        for title, text in zip(titles, texts, strict=True)
     ]
-    yield two_sided_batch(batch, pairs, settings)
+    units = two_sided_batch(batch, pairs, settings)
+    signs = pa.array([1 if title else -1 for title in titles], pa.int64())
+    titled = pa.compute.if_else(pa.compute.is_null(units["reason"]), signs, None)
+    yield units.set_column(_TITLED, SCHEMA.field(_TITLED), titled)
 
 
 def _pair(title: str | None, text: str | None, most: int) -> Pair:

@@ -93,7 +93,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
       (the same, of pairs for training), unless nothing is held out;
     - `quarantine.parquet`: `file`, `offset`, `reason`, `rows`, `excerpt` of what could not be read;
     - `funnel.json`: see :mod:`pipelines.corpus.funnel`;
-    - `statistics.json`: examples of what was dropped, languages, bytes.
+    - `statistics.json`: examples of what was dropped, languages, bytes, documents with titles.
 
     Of several sources, pairs have `source` (int; its number), queries and distractors `source`
     (its name).
@@ -142,6 +142,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
         write_json(CorpusFolder(aside).funnel, [line.as_json() for line in lines])
         statistics = {
             "bytes": sum(one.bytes for one in texts),
+            "titled": sum(one.titled for one in texts),
             "languages": _languages(texts),
             "examples": examples,
             "quarantine": first_places(aside, _PLACES),
@@ -192,6 +193,7 @@ class _Texts:
         quarantined: Rows that could not be read, by reason.
         languages: Texts of those whose language was looked at, by language, the most first.
         bytes: Of its inputs, unpacked.
+        titled: How many more documents have a title than have none, of `pairs: document`.
     """
 
     settings: CorpusSettings
@@ -200,6 +202,7 @@ class _Texts:
     quarantined: Mapping[str, int]
     languages: Mapping[str, int]
     bytes: int
+    titled: int
 
 
 def _read_texts(session: SparkSession, config: Config, scratch: Scratch, place: Location) -> _Texts:
@@ -236,8 +239,8 @@ def _read_texts(session: SparkSession, config: Config, scratch: Scratch, place: 
         cut.frame,
         settings.max_quarantined,
     )
-    read = sum(row["bytes"] or 0 for row in totals)
-    return _Texts(settings, cut.frame, cut.tables, reasons, _most_first(languages), read)
+    read, titled = (sum(row[name] or 0 for row in totals) for name in ("bytes", "titled"))
+    return _Texts(settings, cut.frame, cut.tables, reasons, _most_first(languages), read, titled)
 
 
 def _most_first(counts: Mapping[str, int]) -> dict[str, int]:

@@ -31,14 +31,16 @@ SCHEMA = pa.schema(
         ("quarantined", pa.string()),
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
+        ("titled", pa.int64()),
         ("source", pa.int64()),
         ("key", pa.int64()),
     ]
 )
 """`file` and `offset` only of what is quarantined; a text has its `place` in its `run`. `unit` and
-`run` are hashes, since names as long as paths would cost more than the texts; `source` is the
-number of the input (:mod:`pipelines.corpus.kept_units.sources`), null where it is not kept; `key`
-is the hash of the value in `corpus.key_column`, null where there is none."""
+`run` are hashes, since names as long as paths would cost more than the texts; `titled` is 1 of a
+document whose title stands for a question, and -1 of one where a piece of its text does; `source`
+is the number of the input (:mod:`pipelines.corpus.kept_units.sources`), null where it is not kept;
+`key` is the hash of the value in `corpus.key_column`, null where there is none."""
 
 # One paragraph in so many is asked for its language where only the report wants to know.
 _SAMPLED = 16

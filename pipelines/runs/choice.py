@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipelines.files import storage
 from pipelines.files.locations import Location
+from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.adaptation import DOWN, UP, Frozen, changed
 from pipelines.models.folder import read_encoder
@@ -23,6 +25,11 @@ from pipelines.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 
+TITLES = "titles"
+"""A value of ``training.start_share``."""
+WHOLE = 1.0
+"""The model keeps the weights of the start as they are."""
+_SHARE_WITH_TITLES = 0.5
 FACTORS = "factors"
 """What a moving average is of with LoRA; the model has the product of the two."""
 
@@ -47,19 +54,46 @@ class Choice:
         return {"step": self.checkpoint.step, **self.reasons}
 
 
-def choose(run_folder: Location, training: TrainingSettings, last_step: int) -> Choice:
+def choose(
+    run_folder: Location, training: TrainingSettings, last_step: int, share: float = 0.0
+) -> Choice:
     """The state that becomes the model of a run.
 
     Args:
-        training: ``keep_best``, ``average_checkpoints``, ``ema`` and ``start_share`` say which.
+        training: ``keep_best``, ``average_checkpoints`` and ``ema`` say which.
         last_step: Of the newest checkpoint, which is the model unless they say otherwise.
+        share: How much of the start's weights the model keeps; see :func:`start_share`.
     """
     chosen = _trained(run_folder, training, last_step)
-    if not training.start_share:
+    if not share:
         return chosen
     _, start = read_encoder(RunFolder(run_folder).start)
-    state = _with_start(chosen.checkpoint, start, training.start_share)
-    return Choice(checkpoint=state, reasons={**chosen.reasons, "start_share": training.start_share})
+    state = _with_start(chosen.checkpoint, start, share)
+    return Choice(checkpoint=state, reasons={**chosen.reasons, "start_share": share})
+
+
+def start_share(training: TrainingSettings, corpus: CorpusFolder) -> float:
+    """How much of the start's weights a model keeps, from 0 to :data:`WHOLE`.
+
+    A title is like a question, and a piece of a text is not: collections of documents without
+    titles lost by training on their pieces what those with titles gained; see the page on
+    measurements.
+
+    Args:
+        training: ``start_share``.
+        corpus: Tells whether most documents have titles.
+    """
+    if training.start_share != TITLES:
+        return float(training.start_share)
+    known = storage.read_json(corpus.statistics) if corpus.statistics.is_file() else {}
+    return WHOLE if known.get("titled", 0) < 0 else _SHARE_WITH_TITLES
+
+
+def asked_steps(training: TrainingSettings, in_an_epoch: int, corpus: CorpusFolder) -> int:
+    """How many steps a whole run makes: one where its model keeps the start's weights."""
+    steps = in_an_epoch * training.epochs
+    most = 1 if start_share(training, corpus) == WHOLE else training.max_steps
+    return min(steps, most or steps)
 
 
 def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -> Choice:
@@ -82,6 +116,8 @@ def told_choice(figures: Mapping[str, Any]) -> str:
     """A choice for people, from ``metrics.json``."""
     told = _told_state(figures)
     share = figures.get("start_share")
+    if share == WHOLE:
+        return "the start's weights, since most documents have no title"
     return told if share is None else f"{share:.0%} of the start and {1 - share:.0%} of {told}"
 
 

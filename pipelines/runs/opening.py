@@ -17,11 +17,13 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.locks import LOCK_FILE
+from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
+from pipelines.runs.choice import asked_steps
 from pipelines.runs.history import last_step_of
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
@@ -147,10 +149,11 @@ def _choices(config: Config) -> dict[str, Any]:
     return {key: get(config) for key, get in chosen.items() if get(config) != get(usual)}
 
 
-def identity_digest(config: Config, plan: BatchPlan, manifest: LaneManifest) -> str:
+def identity_digest(
+    config: Config, plan: BatchPlan, manifest: LaneManifest, corpus: CorpusFolder
+) -> str:
     """What the model of a whole run follows from; equal for equal lanes, settings and steps."""
-    steps = plan.steps_per_epoch * config.training.epochs
-    last_step = min(steps, config.training.max_steps or steps)
+    last_step = asked_steps(config.training, plan.steps_per_epoch, corpus)
     identity = {**_identity(config, plan, manifest), **_choices(config), "format": FORMAT}
     return _digest(identity, last_step)
 

@@ -59,7 +59,7 @@ DOMAIN = Recipe(
             "max_steps": 24,
             "learning_rate": 3e-5,
             "dropout": 0.0,
-            "start_share": 0.5,
+            "start_share": "titles",
         },
     },
 )

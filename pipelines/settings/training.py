@@ -168,14 +168,14 @@ class TrainingSettings(Settings):
             "multiples of `checkpoint_every`; all are kept."
         ),
     )
-    start_share: float = Field(
+    start_share: Annotated[float, Field(ge=0, lt=1)] | Literal["titles"] = Field(
         default=0.0,
-        ge=0,
-        lt=1,
         description=(
             "The model is this share of the start's weights and the rest of the trained ones, "
             "whichever state that is; 0: the trained ones alone. 0.5 keeps what the start knew of "
-            "other texts. See [training](training.md#which-state-becomes-the-model)."
+            "other texts. `titles`: 0.5, unless most documents of `corpus.pairs: document` have no "
+            "title: then one step is made, and the model keeps the start's weights. See "
+            "[training](training.md#which-state-becomes-the-model)."
         ),
     )
     keep_best: str | None = Field(

@@ -33,13 +33,29 @@ RAW = {
 }
 
 
-def units(*rows, **settings):
+def raw(*rows):
     filled = [{"level": ROWS, "rows": 1, "bytes": 9, **row} for row in rows]
     table = [{name: row.get(name) for name in RAW} for row in filled]
-    batch = pa.RecordBatch.from_pylist(table, pa.schema(list(RAW.items())))
-    (found,) = document_units(batch, CorpusSettings(format="documents", **settings))
+    return pa.RecordBatch.from_pylist(table, pa.schema(list(RAW.items())))
+
+
+def units(*rows, **settings):
+    (found,) = document_units(raw(*rows), CorpusSettings(format="documents", **settings))
     assert found.schema.equals(SCHEMA)
     return [(row["anchor"], row["positive"], row["reason"]) for row in found.to_pylist()]
+
+
+def test_documents_are_counted_by_whether_a_title_stands_for_a_question():
+    rows = [
+        {"title": "On valves", "text_0": TEXT},
+        {"text_0": TEXT},
+        # A later part of a document, a title alone, and too few words for a piece.
+        {"title": "On valves", "place": 1, "text_0": TEXT},
+        {"title": "On valves"},
+        {"text_0": "Valves."},
+    ]
+    (found,) = document_units(raw(*rows), CorpusSettings(format="documents"))
+    assert found["titled"].to_pylist() == [1, -1, -1, None, None]
 
 
 def test_a_title_stands_with_the_whole_text():

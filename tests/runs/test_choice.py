@@ -8,6 +8,7 @@ import pytest
 from steppers import SPEC
 
 from pipelines.errors import InputError
+from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.adaptation import DOWN, UP, Frozen, effective
 from pipelines.models.folder import default_start, write_encoder
@@ -33,7 +34,7 @@ from pipelines.runs.checkpoint import (
     write_files,
 )
 from pipelines.runs.checkpoint_writer import CheckpointWriter
-from pipelines.runs.choice import choose, told_choice
+from pipelines.runs.choice import WHOLE, asked_steps, choose, start_share, told_choice
 from pipelines.settings.load import parse
 
 NDCG = Metric(evaluation="retrieval", figure="ndcg@10")
@@ -225,7 +226,7 @@ def test_a_share_of_the_start_is_in_whatever_state_is_the_model(run, settings):
     words = np.full((50, 16), 1, np.float32)
     write_start(run, {WORDS: words})
     trained = choose(run, training(**settings), 9)
-    choice = choose(run, training(start_share=0.25, **settings), 9)
+    choice = choose(run, training(**settings), 9, 0.25)
     assert choice.figures == {**trained.figures, "start_share": 0.25}
     made, alone = choice.checkpoint.encoder_weights, trained.checkpoint.encoder_weights
     np.testing.assert_array_equal(made[WORDS], 0.25 * words + 0.75 * alone[WORDS])
@@ -239,7 +240,7 @@ def test_with_lora_the_share_is_of_what_the_factors_change(lora_run):
     run, expected = lora_run
     write_start(run, {})
     start = random_weights(SPEC, 3)
-    made = choose(run, training(start_share=0.5), 6).checkpoint.encoder_weights
+    made = choose(run, training(), 6, 0.5).checkpoint.encoder_weights
     for name, value in expected.items():
         np.testing.assert_allclose(made[name], (start[name] + value) / 2, rtol=1e-6, err_msg=name)
         if name != MATRIX:
@@ -298,3 +299,29 @@ def test_choices_that_nobody_can_follow_are_refused(settings, told):
 def test_the_best_needs_evaluations():
     with pytest.raises(InputError, match=r"^training\.keep_best: no checkpoint is measured"):
         parse({"training": {"keep_best": "retrieval.ndcg@10"}})
+
+
+@pytest.mark.parametrize(
+    ("titled", "share", "steps"), [(3, 0.5, 24), (0, 0.5, 24), (None, 0.5, 24), (-1, WHOLE, 1)]
+)
+def test_documents_without_titles_leave_the_start_as_it_is(tmp_path, titled, share, steps):
+    corpus = CorpusFolder(tmp_path)
+    if titled is not None:
+        corpus.statistics.write_text(json.dumps({"titled": titled}))
+    asked = training(start_share="titles", epochs=9, max_steps=24)
+    assert start_share(asked, corpus) == share
+    assert asked_steps(asked, 5, corpus) == steps
+    # A share that is told is that one, whatever the documents are.
+    assert start_share(training(start_share=0.25), corpus) == 0.25
+    assert asked_steps(training(start_share=0.25, epochs=2), 5, corpus) == 10
+
+
+def test_a_model_that_keeps_the_start_has_its_weights_and_says_so(run):
+    write_start(run, {})
+    start = random_weights(SPEC, 3)
+    choice = choose(run, training(), 9, WHOLE)
+    made = choice.checkpoint.encoder_weights
+    assert made.keys() == start.keys()
+    assert all(np.array_equal(made[name], start[name]) for name in start)
+    told = told_choice(choice.figures)
+    assert told == "the start's weights, since most documents have no title"

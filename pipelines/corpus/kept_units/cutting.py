@@ -60,7 +60,9 @@ logger = logging.getLogger(__name__)
 MOST_GENERATIONS = 8
 """With more of them, all but the largest are made one."""
 
-_TOTALS = Totals(("level", "quarantined", "language"), ("rows", "bytes"), numbers=("source",))
+_TOTALS = Totals(
+    ("level", "quarantined", "language"), ("rows", "bytes", "titled"), numbers=("source",)
+)
 _TOTALS_OF_ALL = Totals(_TOTALS.keys, _TOTALS.sums)
 # Of pieces of 64 KiB: 32 MiB.
 _PIECES_PER_BATCH = 512
@@ -87,7 +89,7 @@ class Units:
 
     Attributes:
         frame: Rows of :data:`.unit_schema.SCHEMA`.
-        totals: `rows` and `bytes` by `level`, `quarantined` and `language`.
+        totals: `rows`, `bytes` and `titled` by `level`, `quarantined` and `language`.
         tables: The inputs with the versions that were read, where they are tables that have some.
     """
 
