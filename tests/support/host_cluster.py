@@ -19,7 +19,7 @@ from hosts import Host, Style, some_hosts
 from pipelines.spark.releases import installed_version, release_of
 
 PORT, PAGE_PORT = 7077, 8080
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
 _DRIVER = Path(__file__).with_name("host_driver.py")
 

@@ -38,8 +38,8 @@ Style = Literal["good", "debian", "none", "two-cards"]
 COUNT = 3
 NETWORK = "10.81.0"
 OTHER_NETWORK = "10.81.1"  # of the second cards
-START_SECONDS = 30.0
-END_SECONDS = 30.0
+START_SECONDS = 60.0
+END_SECONDS = 60.0
 _TOOLS = ("ip", "unshare", "nsenter", "setpriv", "mount")
 _INIT = Path(__file__).with_name("host_init.py")
 # Ends with the process that starts it, even where that one is killed.
@@ -106,6 +106,8 @@ class Host:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                # Ctrl-C is for the tests alone, which end what they have started in order.
+                start_new_session=True,
             )
 
     def run(
@@ -221,7 +223,9 @@ def _bound(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
         OSError: It ends instead, or does not say so in time.
     """
     with log.open("w") as out:
-        process = subprocess.Popen([*_BOUND, *command], stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*_BOUND, *command], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + START_SECONDS
         while "up" not in (said := log.read_text()).splitlines():
