@@ -59,7 +59,9 @@ def cluster(tmp_path_factory):
 def run_on(cluster, folder, case):
     """The run of a case, with what a new session on the cluster needs in its conf."""
     engine = case.name.partition("-")[0]
-    tree = {"training": KNOWN | {"engine": engine} | case.training}
+    training = KNOWN | {"engine": engine} | case.training
+    # Where dllib's engine looks for the lengths of the lanes.
+    tree = {"training": training, "prepared": {"folder": str(folder)}}
     executors = load_engine(engine).executors(parse(tree))
     steps = STEPS if case.watched else COMPARED_STEPS
     return small_run(folder, steps, tree | {"spark": cluster.settings(executors)})

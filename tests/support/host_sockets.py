@@ -18,11 +18,12 @@ from hosts import Host
 PROC = Path("/proc")
 _LISTENING = "0A"  # as the kernel writes it: TCP_LISTEN
 _INODE = re.compile(r"socket:\[(\d+)\]")
+EXECUTOR = "executor's JVM"
 # By a part of their command lines; what a process starts has its role, unless it has its own.
 ROLES = {
     "deploy.master.Master": "master",
     "deploy.worker.Worker": "worker",
-    "CoarseGrainedExecutorBackend": "executor's JVM",
+    "CoarseGrainedExecutorBackend": EXECUTOR,
     "SparkSubmit": "driver's JVM",
     "spark.daemon": "executor's Python",
     "host_driver": "driver's Python",
@@ -36,6 +37,7 @@ class Listener:
     Attributes:
         host: Number of the host.
         role: Of the process that has it; one of :data:`ROLES`, or its command line.
+        executor: The JVM of the executor that the process is a part of; 0 for any other process.
         address: Where it listens.
         port: The same.
         inode: Its number on this machine.
@@ -43,6 +45,7 @@ class Listener:
 
     host: int
     role: str
+    executor: int
     address: str
     port: int
     inode: int
@@ -63,7 +66,7 @@ class SocketWatch:
 
     Attributes:
         hosts: Which.
-        most: By role and reach, the most that a host had at once.
+        most: By role and reach, the most that an executor had at once, or else a host.
     """
 
     hosts: Iterable[Host]
@@ -72,8 +75,8 @@ class SocketWatch:
     def look(self) -> list[Listener]:
         """Everything that listens now."""
         found = [one for host in self.hosts for one in listeners(host)]
-        counted = Counter((one.host, one.role, one.reach) for one in found)
-        for (_, role, reach), number in counted.items():
+        counted = Counter((one.host, one.executor, one.role, one.reach) for one in found)
+        for (_, _, role, reach), number in counted.items():
             self.most[role, reach] = max(self.most[role, reach], number)
         return found
 
@@ -84,7 +87,7 @@ def listeners(host: Host) -> Iterator[Listener]:
     for inode, (address, port) in _listening(host.init).items():
         # One whose process has ended since is not there either.
         if inode in owners:
-            yield Listener(host.number, owners[inode], address, port, inode)
+            yield Listener(host.number, *owners[inode], address, port, inode)
 
 
 def _listening(process: int) -> dict[int, tuple[str, int]]:
@@ -106,18 +109,20 @@ def _address(digits: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
 
 
-def _owners(host: Host) -> dict[int, str]:
-    """The roles of the processes that have sockets, by the inodes."""
-    found: dict[int, str] = {}
-    known: dict[int, str] = defaultdict(str)
+def _owners(host: Host) -> dict[int, tuple[str, int]]:
+    """The processes that have sockets, as roles and executors, by the inodes of the sockets."""
+    found: dict[int, tuple[str, int]] = {}
+    known: dict[int, tuple[str, int]] = defaultdict(lambda: ("", 0))
     for process in sorted(host.processes(), key=lambda one: one.pid):
         with suppress(psutil.Error, OSError):
-            role = _role(process) or known[process.ppid()]
-            known[process.pid] = role
+            inherited, executor = known[process.ppid()]
+            role = _role(process) or inherited
+            known[process.pid] = role, process.pid if role == EXECUTOR else executor
+            owner = role or " ".join(process.cmdline()), known[process.pid][1]
             for handle in (PROC / str(process.pid) / "fd").iterdir():
                 with suppress(OSError):
                     if linked := _INODE.fullmatch(str(handle.readlink())):
-                        found.setdefault(int(linked[1]), role or " ".join(process.cmdline()))
+                        found.setdefault(int(linked[1]), owner)
     return found
 
 

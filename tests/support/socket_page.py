@@ -22,7 +22,7 @@ class SocketRow:
         runs: Which runs have the socket: an engine, an engine with a mode or with a framework.
         process: Whose it is; see :data:`host_sockets.ROLES`.
         reach: Where it listens; see :class:`host_sockets.Listener`.
-        number: The most of them that a host has at once; None where that differs.
+        number: The most that an executor has at once, or else a host; None where that differs.
     """
 
     runs: tuple[str, ...]
