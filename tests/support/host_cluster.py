@@ -42,13 +42,14 @@ class HostCluster:
     def driver_host(self) -> Host:
         return self.hosts[0]
 
-    def settings(self, cores: int, memory: str = "1g") -> dict[str, str]:
+    def settings(self, cores: int, memory: str = "1200m") -> dict[str, str]:
         """The section `spark` of a job's settings: executors of one core, spread over the hosts."""
         return {
             "master": self.master,
             "cores.max": str(cores),
             "executor.cores": "1",
             "executor.memory": memory,
+            "driver.memory": "2g",
             "executor.extraJavaOptions": " ".join(JVM[:2]),
             "speculation": "false",
             "dynamicAllocation.enabled": "false",
