@@ -87,15 +87,21 @@ def _run_agent(parameters: dict[str, Any], stepper: str, task: WorkerTask) -> No
 
     The library would start an interpreter for each, and these import PyTorch anew.
     """
-    from pipelines.engines.torchrun import run_torchrun
+    from pyspark import BarrierTaskContext
 
+    from pipelines.engines.torchrun import run_torchrun
+    from pipelines.engines.torchrun_store import announce, open_listener
+
+    own = _own_task(task)
+    listener = open_listener(own)
+    announce(listener, BarrierTaskContext.get().allGather)
     arguments, workers = TorchDistributor._get_torchrun_args(
         parameters["local_mode"], parameters["num_processes"]
     )
     # torchrun's folder of logs, empty here, which it would leave behind elsewhere.
     with tempfile.TemporaryDirectory() as folder:
         arguments += [f"--nproc_per_node={workers}", f"--log_dir={folder}"]
-        run_in_child(_own_task(task), partial(run_torchrun, arguments, stepper))
+        run_in_child(own, partial(run_torchrun, arguments, stepper, listener), listener)
 
 
 def _run_task(

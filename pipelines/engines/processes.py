@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import signal
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,18 +20,25 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def run_in_child(task: WorkerTask, work: Callable[[WorkerTask], object]) -> None:
+def run_in_child(
+    task: WorkerTask,
+    work: Callable[[WorkerTask], object],
+    listener: socket.socket | None = None,
+) -> None:
     """Runs a worker in a child process, and waits for its end. Runs in a Spark task.
 
     Errors are reported to the monitor and not raised: Spark would start a failed task again.
 
     Args:
         work: What the child does with it.
+        listener: Is the child's alone: when it has died, nothing listens there.
     """
     # fork, since a Python worker of Spark has no main module that a new interpreter could
     # load; this one computes nothing.
     child = multiprocessing.get_context("fork").Process(target=_work, args=(work, task))
     child.start()
+    if listener is not None:
+        listener.close()
     # The deadlines are the monitor's: it ends the child, and the child ends with this worker.
     child.join()
     if child.exitcode not in (0, ABORTED):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,8 +14,10 @@ from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
 from pipelines.engines.processes import end_with_parent
+from pipelines.engines.torchrun_store import meet_at
 from pipelines.runs.run import WorkerTask
 from pipelines.spark.errors import spark_cause
+from pipelines.training.collectives.interfaces import prefer_interface_to
 from pipelines.training.collectives.process_group import (
     ProcessGroupCollectives,
     means_peer_lost,
@@ -24,7 +27,9 @@ from pipelines.training.control.reporter import ABORTED, report_lost
 from pipelines.training.worker import run_worker
 
 
-def run_torchrun(arguments: Sequence[str], stepper: str, task: WorkerTask) -> None:
+def run_torchrun(
+    arguments: Sequence[str], stepper: str, listener: socket.socket | None, task: WorkerTask
+) -> None:
     """Runs a worker under torchrun's agent, until both have ended.
 
     The worker is forked, where torchrun starts an interpreter that imports PyTorch once more.
@@ -32,10 +37,12 @@ def run_torchrun(arguments: Sequence[str], stepper: str, task: WorkerTask) -> No
     Args:
         arguments: Of torchrun, but for the script.
         stepper: A name of ``pipelines.training.steppers.STEPPERS``.
+        listener: Where the store of all agents is to listen, on the host of the first worker.
         task: Of the worker.
     """
     config, *_ = config_from_args(parse_args([*arguments, "no script"]))
     config.start_method = "fork"
+    meet_at(listener, config)
     try:
         elastic_launch(config, _run_worker)(stepper, task)
     except ChildFailedError as error:
@@ -67,5 +74,10 @@ def _run_worker(stepper: str, task: WorkerTask) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with process_group_cleanup():
-        collectives = partial(ProcessGroupCollectives, task.run.config.training)
-        run_worker(task, collectives, stepper=stepper, means_peer_lost=means_peer_lost)
+        join = partial(_join_group, task)
+        run_worker(task, join, stepper=stepper, means_peer_lost=means_peer_lost)
+
+
+def _join_group(task: WorkerTask) -> ProcessGroupCollectives:
+    prefer_interface_to(task.monitor)
+    return ProcessGroupCollectives(task.run.config.training)

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 
-import psutil
-
 from pipelines.engines.horovod.collectives import HorovodCollectives, means_peer_lost
 from pipelines.engines.horovod.rendezvous_client import Place, RendezvousClient, meet
 from pipelines.engines.processes import run_in_child
 from pipelines.errors import PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.interfaces import interface_of
 from pipelines.training.control.monitor import SILENCE_SECONDS
 from pipelines.training.devices import gpus_given_by_spark
 from pipelines.training.worker import run_worker
@@ -123,15 +122,3 @@ def environment(places: Sequence[Place], rank: int, given: Sequence[str]) -> dic
         # TensorFlow would take every GPU that it sees.
         CUDA_DEVICES: ",".join(gpus),
     }
-
-
-def interface_of(address: str) -> str:
-    """The network interface that has an address of this host.
-
-    Raises:
-        PipelineError: None has.
-    """
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
-            return str(name)
-    raise PipelineError(f"no network interface has the address {address}")

@@ -17,6 +17,7 @@ from pyspark import TaskContext
 
 from pipelines.engines.processes import run_in_child
 from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.interfaces import prefer_interface_to
 from pipelines.training.collectives.process_group import (
     GroupCollectives,
     means_peer_lost,
@@ -67,6 +68,7 @@ def _train_in_orca(
     """The loop of the run, which is Orca's; see :func:`pipelines.training.loop.train_worker`."""
     # Orca compares how addresses begin, and takes 10.0.0.1 and 10.0.0.12 for one host.
     pytorch_pyspark_worker.get_rank = lambda cluster_info: task.rank
+    prefer_interface_to(task.monitor)
     _make_steps.set(
         lambda collectives: SharedSteps(task, stepper_factory, collectives, feed, reporter)
     )

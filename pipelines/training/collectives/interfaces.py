@@ -1,0 +1,86 @@
+"""By which address, and which network interface, a worker is reached by the others.
+
+It is the one by which the worker itself reaches the driver. A host's own name says less: Debian's
+installer writes it as 127.0.1.1, some hosts do not know theirs, and with two network cards it may
+be on the wrong one. Runs on executors.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelines.errors import PipelineError
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Of PyTorch's Gloo, which else asks for the address of the host's own name."""
+_SIOCGIFCONF = 0x8912  # of netdevice(7), Linux
+_ENTRY = struct.Struct("16sHH4s16x")  # of an interface's name, and of its address
+_MOST_ADDRESSES = 1024
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+
+
+def own_address(server: tuple[str, int]) -> str:
+    """The address by which this host reaches a server.
+
+    Args:
+        server: Host and port; nothing is sent to it.
+
+    Raises:
+        OSError: There is no way to it.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(*server, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an address of this host.
+
+    Raises:
+        PipelineError: None has.
+    """
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    addresses = _ipv4_addresses() if wanted.version == 4 else _ipv6_addresses()
+    for name, one in addresses:
+        if one == wanted or (wanted.is_loopback and one.is_loopback):
+            return name
+    raise PipelineError(f"no network interface has the address {address}")
+
+
+def prefer_interface_to(server: tuple[str, int]) -> None:
+    """Has the groups of Gloo that this process joins listen where it reaches a server.
+
+    An interface that the cluster's administrator has set for PyTorch stays.
+
+    Args:
+        server: Host and port of the driver's.
+
+    Raises:
+        OSError: There is no way to it.
+        PipelineError: No interface has the address by which it is reached.
+    """
+    if GLOO_INTERFACE not in os.environ:
+        os.environ[GLOO_INTERFACE] = interface_of(own_address(server))
+
+
+def _ipv4_addresses() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
+    room = array("B", bytes(_MOST_ADDRESSES * _ENTRY.size))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        asked = struct.pack("iL", len(room), room.buffer_info()[0])
+        used, _ = struct.unpack("iL", fcntl.ioctl(any_socket, _SIOCGIFCONF, asked))
+    for name, _, _, packed in _ENTRY.iter_unpack(room.tobytes()[:used]):
+        yield name.partition(b"\0")[0].decode(), ipaddress.IPv4Address(packed)
+
+
+def _ipv6_addresses() -> Iterator[tuple[str, ipaddress.IPv6Address]]:
+    for line in _IPV6_ADDRESSES.read_text().splitlines():
+        digits, *_, name = line.split()
+        yield name, ipaddress.IPv6Address(bytes.fromhex(digits))
