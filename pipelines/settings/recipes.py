@@ -48,7 +48,7 @@ DOMAIN = Recipe(
     "On six English collections with judged questions nDCG@10 rises by 3.3 points on average, by "
     "2.8 where each is left out of the choice in turn, and falls on none beyond its interval. "
     "Words of the corpus stand beside the encoder in any case. It is trained where most documents "
-    "have titles, and otherwise left as it is. What the parts bring, and what else was tried, is in "
+    "have titles, and otherwise left as it is. What the parts bring, and what was tried, is in "
     "[documents alone](measurements.md#documents-alone).",
     {
         "corpus": {"pairs": "document"},
