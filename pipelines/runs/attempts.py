@@ -41,19 +41,7 @@ _begun: dict[Location, int] = {}
 
 
 class SupersededError(PipelineError):
-    """A later attempt on the run has begun, perhaps on another host.
-
-    Args:
-        run_folder: Of the run.
-        attempt: The number of this one.
-        newest: That of the later one.
-    """
-
-    def __init__(self, run_folder: Location, attempt: int, newest: int) -> None:
-        super().__init__(
-            f"{run_folder}: attempt {newest} on the run has begun, so that attempt {attempt} writes"
-            " nothing there any more"
-        )
+    """A later attempt on the run has begun, perhaps on another host."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +113,10 @@ def begin_attempt(run_folder: Location, first_step: int | None) -> int:
         # Runs of earlier releases have checkpoints, and no attempts.
         number = 1 + max([known.newest, *(_parsed(name)[1] for name in _names(run_folder))])
         if first_step is not None and first_step not in there:
-            raise SupersededError(run_folder, number - 1, known.newest)
+            raise SupersededError(
+                f"{run_folder}: the checkpoint before step {first_step} is not there any more:"
+                f" attempt {known.newest} on the run has begun"
+            )
         if _made(_record(run_folder, number), [there[step].name for step in taken]):
             break
     else:
@@ -143,7 +134,10 @@ def check_current(run_folder: Location, attempt: int) -> None:
     """
     newest = max(_numbers(run_folder), default=0)
     if newest > attempt:
-        raise SupersededError(run_folder, attempt, newest)
+        raise SupersededError(
+            f"{run_folder}: attempt {newest} on the run has begun, so that attempt {attempt} writes"
+            " nothing there any more"
+        )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepRecord
 from pipelines.spark.errors import complete_line
 from pipelines.training.control.authenticated_server import UNHEARD_SECONDS, detect_cut_connection
-from pipelines.training.control.watchdog import Watchdog
+from pipelines.training.control.watchdog import LOOK_SECONDS, Watchdog
 
 HEARTBEAT_SECONDS = 2.0
 # Records of fast steps travel together.
@@ -196,9 +196,17 @@ class Reporter:
 
     def _last_message(self) -> bytes:
         """The driver's last message; empty if it is gone, or has been silent for too long."""
-        poll, received = select.poll(), b""
+        poll, received, silent = select.poll(), b"", 0.0
         poll.register(self._socket, select.POLLIN)
-        while poll.poll(1000 * UNHEARD_SECONDS) and (data := self._socket.recv(4096)):
+        while silent < UNHEARD_SECONDS:
+            began = time.monotonic()
+            if not poll.poll(1000 * LOOK_SECONDS):
+                # No more than that, since the whole host may have been suspended.
+                silent += min(time.monotonic() - began, 2 * LOOK_SECONDS)
+                continue
+            silent = 0.0
+            if not (data := self._socket.recv(4096)):
+                break
             *messages, received = (received + data).split(b"\n")
             for message in messages:
                 if message == SAVE:

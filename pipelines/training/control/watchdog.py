@@ -66,18 +66,16 @@ def watch(connection: socket.socket, worker: int, seconds: float) -> None:
 
     Args:
         worker: The process that has started this one.
-        seconds: Of silence. A connection that has ended counts as silent since it was found so.
+        seconds: Of silence. A connection that has ended counts as silent since it was found so, and
+            time for which this host was suspended does not count.
     """
-    ended: float | None = None
-    poll = select.poll()
+    silent, looked, poll = 0.0, time.monotonic(), select.poll()
     with suppress(OSError):  # Linux has them since 5.3; without, the end is seen a second later.
         poll.register(os.pidfd_open(worker), select.POLLIN)
     while not poll.poll(1000 * LOOK_SECONDS) and os.getppid() == worker:
-        unheard = unheard_seconds(connection)
-        if unheard == float("inf"):
-            ended = ended or time.monotonic()
-            unheard = time.monotonic() - ended
-        if unheard > seconds:
+        awake, looked = min(time.monotonic() - looked, 2 * LOOK_SECONDS), time.monotonic()
+        silent = min(unheard_seconds(connection), silent + awake)
+        if silent > seconds:
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
             return
