@@ -40,9 +40,11 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights
 from pipelines.pretraining.start import objective_weights, special_ids
 from pipelines.progress import activity
+from pipelines.runs.attempts import begin_attempt
 from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import (
     Checkpoint,
+    checkpoint_steps,
     load_checkpoint,
     newest_checkpoint,
     prune_checkpoints,
@@ -187,8 +189,14 @@ def open_run(
     """Opens the run folder, anew or to go on, and says which steps are left."""
     folder = open_run_folder(config, plan, manifest)
     run_begun()
-    _write_start(config, folder, prepared, start)
-    first_step = newest_checkpoint(folder)
+    is_new = not can_resume(folder)
+    # From here on nothing counts that an earlier driver, or its workers, may still write there.
+    attempt = begin_attempt(folder, None if is_new else newest_checkpoint(folder))
+    if is_new:
+        save_frozen(folder, start.frozen)
+        save_checkpoint(folder, start, config.training.keep_checkpoints, attempt=attempt)
+    _write_start(folder, prepared)
+    first_step = max(checkpoint_steps(folder))
     last_step = asked_steps(config.training, plan.steps_per_epoch, prepared.corpus)
     if start_share(config.training, prepared.corpus) == WHOLE:
         logger.info(
@@ -207,15 +215,14 @@ def open_run(
         last_step=last_step,
         horizons=go_on(folder, config, first_step, last_step),
         special_ids=special_ids(config, prepared.tokens.tokenizer),
+        attempt=attempt,
     )
     if not has_ended:
         tell_if_finished(run)
     return with_axes(run, start.spec.embedding_width)
 
 
-def _write_start(
-    config: Config, folder: Location, prepared: PreparedFolder, start: Checkpoint
-) -> None:
+def _write_start(folder: Location, prepared: PreparedFolder) -> None:
     """Writes what a run begins with into its folder, where it is not yet."""
     # Another preparation may take the place of this one before the report is drawn.
     tokens = storage.read_json(prepared.tokens.manifest)
@@ -223,9 +230,6 @@ def _write_start(
     if prepared.corpus.funnel.is_file():
         funnel = storage.read_json(prepared.corpus.funnel)
         storage.write_json(RunFolder(folder).funnel, funnel)
-    if not can_resume(folder):
-        save_frozen(folder, start.frozen)
-        save_checkpoint(folder, start, config.training.keep_checkpoints)
     start_folder = RunFolder(folder).start
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):

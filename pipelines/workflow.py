@@ -26,6 +26,7 @@ from pipelines.pretraining.start import check_objective
 from pipelines.progress import activity, job
 from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
+from pipelines.runs.attempts import fenced
 from pipelines.runs.cleaning import Cleaned, remove_old_runs
 from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation
 from pipelines.runs.opening import check_run_folder, identity_digest
@@ -146,7 +147,10 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
     folder = RunFolder(run.run_folder)
     begin_job(folder.path, "train", start_of_job)
     keep_preparation(folder.path, prepared.path)
-    with RunTracking(config, folder.path, run.first_step) as tracking:
+    with (
+        fenced(folder.path),
+        RunTracking(config, folder.path, run.first_step) as tracking,
+    ):
         train_steps(chosen, session, run, snapshots, tracking)
         # The model takes its tokenizer from beside the lanes.
         check_unchanged(prepared.lanes.path, manifest)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pipelines.errors import WorkerLostError
+from pipelines.runs.attempts import begin_attempt
 from pipelines.runs.checkpoint import newest_whole_checkpoint, remove_torn_checkpoints
 from pipelines.runs.restarts import add_restart
 from pipelines.runs.run import Restart, TrainingOutcome, TrainingRun
@@ -86,6 +87,7 @@ class Recovery:
 
         Raises:
             WorkerLostError: No restart is left, or no worker, or the time for a start is over.
+            PipelineError: Another job has taken the run over.
         """
         if lost.began:
             if self._left == 0:
@@ -101,8 +103,10 @@ class Recovery:
         if rest is None:
             raise lost
         remove_torn_checkpoints(self._run.run_folder)
+        # Workers that were given up may be cut off from the driver alone, and go on for a while.
+        attempt = begin_attempt(self._run.run_folder, rest.first_step)
         self._note(rest, made, lost)
-        return rest
+        return replace(rest, attempt=attempt)
 
     def _workers_there(self) -> int:
         """Workers that there is room for now; waits where there is none for any."""

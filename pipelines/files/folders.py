@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.files import locks, storage, versions
+from pipelines.files import fencing, locks, storage, versions
 from pipelines.files.locations import Location, RemotePath, location
 from pipelines.files.stores import first_line
 from pipelines.settings import Config
@@ -105,7 +105,7 @@ def _locked(
 ) -> Iterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(locks.held(lock_file, job, shared=shared))
+            lock = stack.enter_context(locks.held(lock_file, job, shared=shared))
         except locks.LockedError as error:
             # No fault of the settings: it passes by itself.
             raise PipelineError(
@@ -118,6 +118,8 @@ def _locked(
             if isinstance(folder, RemotePath):
                 raise _unable_in_store(key, folder, error) from None
             raise _unable(key, folder, "lock files", error) from None
+        if lock is not None and not shared:
+            stack.enter_context(fencing.fence(folder, lock.check))
         yield
 
 

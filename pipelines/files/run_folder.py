@@ -95,6 +95,11 @@ class RunFolder:
         return self.path / "jobs.json"
 
     @property
+    def attempts(self) -> Location:
+        """The folder that numbers the attempts on the run; see :mod:`pipelines.runs.attempts`."""
+        return self.path / "attempts"
+
+    @property
     def restarts(self) -> Location:
         """When workers were lost, why, and where the run went on."""
         return self.path / "restarts.json"

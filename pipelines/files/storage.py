@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from pipelines.files import versions
+from pipelines.files import fencing, versions
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.owners import Owner
 
@@ -97,6 +97,7 @@ def built_file(path: Location, aside_in: Location | None = None) -> Iterator[Pat
         aside = aside_in / aside.name
     try:
         yield aside
+        fencing.check_own(path)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -110,10 +111,9 @@ def _new_folder(path: Path, *, replace: bool) -> Iterator[Path]:
     try:
         clear_abandoned(path, part)
         yield part
-        if replace:
-            take_place(part, path)
-        else:
-            part.rename(path)
+        fencing.check_own(path)
+        move = take_place if replace else Path.rename
+        move(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -164,6 +164,7 @@ def clear_abandoned(path: Path, own: Path) -> None:
 
 def remove_folder(path: Location) -> None:
     """Removes a folder at once for every reader."""
+    fencing.check_own(path)
     if isinstance(path, RemotePath):
         versions.remove(path)
     else:
@@ -325,6 +326,7 @@ def add_line(path: Location, line: str) -> None:
     if isinstance(path, RemotePath):
         _write_with_line(path, line)
         return
+    fencing.check_own(path)
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
@@ -380,6 +382,7 @@ def write_text(path: Location, text: str, *, durable: bool = False) -> None:
         aside.write_text(text, encoding="utf-8")
         if durable:
             flush(aside)
+        fencing.check_own(path)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -389,8 +392,7 @@ def write_text(path: Location, text: str, *, durable: bool = False) -> None:
 
 def write_json(path: Location, value: Any, *, durable: bool = False) -> None:
     """Writes indented JSON with :func:`write_text`."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    write_text(path, text, durable=durable)
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
 
 
 def read_json(path: Location) -> Any:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pipelines.files import fencing
 from pipelines.files.locations import Location, RemotePath, version_of
 from pipelines.files.owners import Owner
 
@@ -35,6 +36,7 @@ def put_bytes(path: RemotePath, content: bytes) -> None:
     """
 
     def attempt() -> None:
+        fencing.check_own(path)
         with path.files.open_output_stream(path.fs_path) as sink:
             sink.write(content)
 
@@ -203,6 +205,7 @@ def local_file(path: RemotePath) -> Iterator[Path]:
     """Yields the name of a file of this machine that is copied when the block ends well."""
     with TemporaryDirectory(prefix="sentence-pipelines-") as made:
         yield Path(made, path.name)
+        fencing.check_own(path)
         put_file(Path(made, path.name), path)
 
 

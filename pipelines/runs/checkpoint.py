@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +31,12 @@ from pipelines.models.adaptation import NOTHING, Frozen, effective
 from pipelines.models.architecture import Shapes
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Rows, Weights, load_weights, save_weights, stored_shapes
+from pipelines.runs.attempts import FIRST, accepted_checkpoints, checkpoint_name
 
 logger = logging.getLogger(__name__)
 
 AVERAGE = "ema"
 """Stands before the names of moving averages."""
-_PREFIX = "step-"
 _WEIGHTS, _MOMENTS, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
 
@@ -80,12 +79,18 @@ class Checkpoint:
 
 
 def checkpoint_path(run_folder: Location, step: int) -> Location:
-    """Where the checkpoint before a step stands."""
-    return RunFolder(run_folder).checkpoints / f"{_PREFIX}{step:08d}"
+    """Where the checkpoint before a step is that counts, if there is one."""
+    path = accepted_checkpoints(run_folder).get(step)
+    return _place(run_folder, step, FIRST) if path is None else path
 
 
 def save_checkpoint(
-    run_folder: Location, checkpoint: Checkpoint, keep: int, spared: Collection[int] = ()
+    run_folder: Location,
+    checkpoint: Checkpoint,
+    keep: int,
+    spared: Collection[int] = (),
+    *,
+    attempt: int = FIRST,
 ) -> Location:
     """Writes a checkpoint aside, renames it, and prunes older ones.
 
@@ -94,11 +99,13 @@ def save_checkpoint(
     Args:
         keep: See :func:`prune_checkpoints`.
         spared: The same.
+        attempt: On the run, see :mod:`pipelines.runs.attempts`.
 
     Raises:
         FloatingPointError: Weights or moments hold numbers that are none; nothing was written.
+        SupersededError: A later attempt has begun.
     """
-    path = checkpoint_path(run_folder, checkpoint.step)
+    path = _place(run_folder, checkpoint.step, attempt)
     with storage.built_folder(path) as folder:
         write_files(folder, checkpoint)
         storage.flush_tree(folder)
@@ -140,10 +147,16 @@ def save_frozen(run_folder: Location, frozen: Frozen) -> None:
 
 
 def upload_checkpoint(
-    written: str, run_folder: Location, step: int, keep: int, spared: Collection[int] = ()
+    written: str,
+    run_folder: Location,
+    step: int,
+    keep: int,
+    spared: Collection[int] = (),
+    *,
+    attempt: int = FIRST,
 ) -> None:
     """Copies a checkpoint that :func:`write_files` has written, and prunes older ones."""
-    with storage.new_folder(checkpoint_path(run_folder, step)) as folder:
+    with storage.new_folder(_place(run_folder, step, attempt)) as folder:
         storage.copy_folder(Path(written), folder)
     prune_checkpoints(run_folder, step, keep, spared)
 
@@ -230,10 +243,8 @@ def check_checkpoint(run_folder: Location, step: int) -> None:
 
 
 def checkpoint_steps(run_folder: Location) -> list[int]:
-    """The steps that there are checkpoints before, whole or torn, oldest first."""
-    names = (path.name for path in RunFolder(run_folder).checkpoints.glob(f"{_PREFIX}*"))
-    numbers = (re.fullmatch(rf"{_PREFIX}(\d+)", name) for name in names)
-    return sorted(int(found[1]) for found in numbers if found)
+    """The steps before which there are checkpoints that count, whole or torn, oldest first."""
+    return list(accepted_checkpoints(run_folder))
 
 
 def newest_whole_checkpoint(run_folder: Location, latest: int | None = None) -> int | None:
@@ -273,6 +284,11 @@ def newest_checkpoint(run_folder: Location) -> int:
             "put one back, or begin anew with run.overwrite",
         )
     return step
+
+
+def _place(run_folder: Location, step: int, attempt: int) -> Location:
+    """Where an attempt writes its checkpoint before a step, and no other does."""
+    return RunFolder(run_folder).checkpoints / checkpoint_name(step, attempt)
 
 
 def _load_frozen(run_folder: Location) -> Frozen:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tempfile import TemporaryDirectory
 
 from pipelines.files.locations import Location, RemotePath
+from pipelines.runs.attempts import FIRST
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint, upload_checkpoint, write_files
 from pipelines.settings import TrainingSettings
 
@@ -21,11 +22,15 @@ class CheckpointWriter:
     Args:
         run_folder: Where they go.
         training: Says which stay.
+        attempt: On the run, see :mod:`pipelines.runs.attempts`.
     """
 
-    def __init__(self, run_folder: Location, training: TrainingSettings) -> None:
+    def __init__(
+        self, run_folder: Location, training: TrainingSettings, attempt: int = FIRST
+    ) -> None:
         self._run_folder = run_folder
         self._training = training
+        self._attempt = attempt
         self._copying = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[None] | None = None
 
@@ -41,7 +46,8 @@ class CheckpointWriter:
             OSError: It, or the one before it, cannot be written.
         """
         if not isinstance(self._run_folder, RemotePath):
-            save_checkpoint(self._run_folder, checkpoint, *self._kept(checkpoint.step))
+            kept = self._kept(checkpoint.step)
+            save_checkpoint(self._run_folder, checkpoint, *kept, attempt=self._attempt)
             saved(checkpoint.step)
             return
         self.wait()
@@ -63,7 +69,8 @@ class CheckpointWriter:
         self, written: TemporaryDirectory[str], step: int, saved: Callable[[int], None]
     ) -> None:
         with written:
-            upload_checkpoint(written.name, self._run_folder, step, *self._kept(step))
+            kept = self._kept(step)
+            upload_checkpoint(written.name, self._run_folder, step, *kept, attempt=self._attempt)
         saved(step)
 
     def _kept(self, step: int) -> tuple[int, tuple[int, ...]]:

@@ -114,7 +114,8 @@ def _is_barely_begun(folder: Location) -> bool:
     names = {path.name for path in folder.iterdir() if path.suffix not in _TORN}
     names.discard(LOCK_FILE)
     begun = RunFolder(folder).plan.is_file()
-    begun = begun and names <= {path.name for path in _of_a_run(folder)}
+    known = {*_of_a_run(folder), RunFolder(folder).attempts}
+    begun = begun and names <= {path.name for path in known}
     return (begun and not checkpoint_steps(folder)) or not names
 
 

@@ -13,6 +13,7 @@ from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane
 from pipelines.lanes.reader import LaneReader, Wanted
 from pipelines.lanes.teacher import TeacherVectors
 from pipelines.losses import LOSSES
+from pipelines.runs.attempts import FIRST
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
 from pipelines.settings.sources import by_source
@@ -35,6 +36,7 @@ class TrainingRun:
         teacher_axes: On what a teacher's vectors are projected, fp32 [its width, the embeddings'];
             None if they are taken as they are.
         special_ids: Of the vocabulary, for an objective that reconstructs texts; else None.
+        attempt: The number of this attempt on the run; see :mod:`pipelines.runs.attempts`.
     """
 
     config: Config
@@ -47,6 +49,7 @@ class TrainingRun:
     horizons: tuple[Horizon, ...] = ()
     teacher_axes: np.ndarray | None = field(default=None, compare=False, repr=False)
     special_ids: SpecialIds | None = None
+    attempt: int = FIRST
 
     def learning_rate(self, step: int) -> float:
         """See :func:`pipelines.runs.learning_rate.learning_rate`."""

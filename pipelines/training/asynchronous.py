@@ -176,7 +176,7 @@ class _StalenessBarrier:
             saved = Checkpoint(step=step, spec=self._spec, weights=weights, moments=moments)
             training = run.config.training
             keep, spared = training.kept_checkpoints, training.averaged_steps(step)
-            save_checkpoint(run.run_folder, saved, keep, spared)
+            save_checkpoint(run.run_folder, saved, keep, spared, attempt=run.attempt)
             self._parameters.mark_saved(step)
 
     def _await(self, *, saved: int = 0, applied: int = 0) -> None:

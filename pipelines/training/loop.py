@@ -64,7 +64,8 @@ class SharedSteps:
         checkpoint = load_checkpoint(task.run.run_folder, task.run.first_step)
         self._stepper = stepper_factory(task, checkpoint, collectives)
         together = self._stepper.sharded and collectives.workers > 1
-        self._checkpoints = CheckpointWriter(task.run.run_folder, task.run.config.training)
+        run = task.run
+        self._checkpoints = CheckpointWriter(run.run_folder, run.config.training, run.attempt)
         self._early_end = EarlyEnd(task, collectives)
         self._has_ended = False
         self._extra = ExtraCheckpoints(task, reporter, collectives if together else None)

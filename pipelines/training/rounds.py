@@ -69,7 +69,7 @@ def train_in_rounds(
     reporter.ready()
     timer = StepTimer(reporter, stepper.precision)
     extra = ExtraCheckpoints(task, reporter)
-    checkpoints = CheckpointWriter(run.run_folder, training)
+    checkpoints = CheckpointWriter(run.run_folder, training, run.attempt)
     steps = timer.timed(feed)
     with timer.communication():
         before = rounds.pull(run.first_step)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipelines.quiet import quiet_import
+from pipelines.runs.attempts import fenced
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.control.reporter import Reporter
@@ -46,7 +47,7 @@ def run_worker(
         OSError: The driver cannot be reached.
     """
     training = task.run.config.training
-    with Reporter(task) as reporter:
+    with fenced(task.run.run_folder, task.run.attempt), Reporter(task) as reporter:
         try:
             with quiet_import():
                 factory: StepperFactory[Any] = STEPPERS.load(stepper or training.framework)

@@ -14,6 +14,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.training.worker import run_worker
 
 ENTRY = "fork_engine:ForkEngine"
+JOIN_SECONDS = 10.0
 
 
 class ForkEngine(Engine):
@@ -38,4 +39,4 @@ class ForkEngine(Engine):
             with monitor:
                 return monitor.wait()
         finally:
-            process.join(10)
+            process.join(JOIN_SECONDS)

@@ -6,7 +6,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 def free_port() -> int:
@@ -49,3 +49,52 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_WR)
     except OSError:
         pass  # One of the two has hung up.
+
+
+class SilentRelay:
+    """Stands between workers and their driver; a context manager.
+
+    Once told to, it passes nothing on in either direction, and closes nothing: as a network does
+    from which the driver's host was cut off.
+
+    Args:
+        target: Host and port of the driver.
+    """
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._silent = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.address: tuple[str, int] = self._listening.getsockname()
+
+    def __enter__(self) -> SilentRelay:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in (self._listening, *self._open):
+            # Threads wait in it.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def fall_silent(self) -> None:
+        """Passes nothing on any more."""
+        self._silent.set()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(self._target)
+                self._open += (near, far)
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while (data := source.recv(65536)) and not self._silent.is_set():
+                sink.sendall(data)
+            if not self._silent.is_set():
+                sink.shutdown(socket.SHUT_WR)

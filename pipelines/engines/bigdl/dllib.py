@@ -73,7 +73,7 @@ def train_with_dllib(
     state = load_checkpoint(run.run_folder, run.first_step)
     graph, criterion = training_graph(context, state.spec, run)
     graph.classes.Runs.workers(training.workers, replicas(training))
-    with states_in(run.run_folder, training.workers) as states:
+    with states_in(run.run_folder, run.attempt, training.workers) as states:
         recorder = StepRecorder(run, graph, states, step_metrics, on_step)
         trainer = _Trainer(context, run, graph, criterion, states, recorder)
         for part in parts_of(run, PART_TOKENS):

@@ -56,10 +56,15 @@ class States:
 
 
 @contextmanager
-def states_in(run_folder: Location, workers: int) -> Iterator[States]:
-    """A folder for the states, which is deleted in the end."""
-    # What a driver that dies leaves behind is deleted when the run is resumed.
-    folder = RunFolder(run_folder).checkpoints / ".bigdl.part"
+def states_in(run_folder: Location, attempt: int, workers: int) -> Iterator[States]:
+    """A folder for the states, which is deleted in the end.
+
+    Args:
+        attempt: On the run. Executors of an earlier one, whose driver is gone, may end the step
+            that they are in, and must not write its state where this attempt's is looked for.
+        workers: How many slices of the state there are.
+    """
+    folder = RunFolder(run_folder).checkpoints / f".bigdl-{attempt}.part"
     if not isinstance(folder, Path):
         raise InputError(
             "run.folder",
@@ -67,7 +72,9 @@ def states_in(run_folder: Location, workers: int) -> Iterator[States]:
             "by files",
             "name a folder that the driver and all executors see, or choose another engine",
         )
-    shutil.rmtree(folder, ignore_errors=True)
+    # What a driver that died has left behind.
+    for left in folder.parent.glob(".bigdl*.part"):
+        shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
         yield States(folder, workers)

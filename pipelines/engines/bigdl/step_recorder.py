@@ -85,9 +85,9 @@ class StepRecorder:
     def _keep(self, step: int) -> Checkpoint:
         state = self._states.take(self._graph, step)
         if self._run.is_checkpointed(step):
-            training = self._run.config.training
+            run, training = self._run, self._run.config.training
             keep, spared = training.kept_checkpoints, training.averaged_steps(step)
-            save_checkpoint(self._run.run_folder, state, keep, spared)
+            save_checkpoint(run.run_folder, state, keep, spared, attempt=run.attempt)
         return state
 
 

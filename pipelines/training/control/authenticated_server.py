@@ -22,7 +22,7 @@ TOKEN_BYTES = 64
 HELLO_SECONDS = 10.0
 STOP_SECONDS = 10.0
 MAX_UNAUTHENTICATED = 64
-UNHEARD_SECONDS = 120
+UNHEARD_SECONDS = 30
 """How long one end of a connection may be cut off, or suspended, before the other closes it."""
 
 _PROBES = 4

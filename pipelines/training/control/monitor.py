@@ -333,12 +333,12 @@ class Monitor:
             self._tell_workers(PRESENT)
 
     def _tell_workers(self, message: bytes) -> None:
-        with self._shared.changed:
-            there = [one.connection for one in self._shared.workers.values() if not one.closed]
-        for connection in there:
+        # Without the lock of the state, which others hold while they ask Spark, as long as it takes
+        # to answer: workers end that hear nothing.
+        for worker in tuple(self._shared.workers.values()):
             # The waiting thread handles workers that do not read or are gone.
             with suppress(OSError):
-                connection.send(message + b"\n", socket.MSG_DONTWAIT)
+                worker.connection.send(message + b"\n", socket.MSG_DONTWAIT)
 
     def _end_workers(self, message: bytes, seconds: float) -> None:
         """Sends the last message and waits until every connection is closed."""

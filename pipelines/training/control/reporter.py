@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -25,12 +25,15 @@ from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepRecord
 from pipelines.spark.errors import complete_line
 from pipelines.training.control.authenticated_server import UNHEARD_SECONDS, detect_cut_connection
+from pipelines.training.control.watchdog import LOOK_SECONDS, Watchdog
 
 HEARTBEAT_SECONDS = 2.0
 # Records of fast steps travel together.
 RECORDS_SECONDS = 0.1
 CONNECT_SECONDS = 20.0
 LEAVE_SECONDS = 600.0
+KILL_SECONDS = 5.0
+"""A worker that has not ended itself so long after it was to end is killed by its watchdog."""
 ABORTED = 70
 PRESENT = b"here"
 """The driver's heartbeat, while a run goes on."""
@@ -45,7 +48,8 @@ class Reporter:
     run, or is gone, this process ends at once, whatever its threads wait for: a collective
     operation that waits for a dead peer cannot be interrupted from Python. It ends too when no
     heartbeat of the driver arrives for ``UNHEARD_SECONDS``, so that it holds no GPU for a driver
-    that hangs or is cut off.
+    that hangs or is cut off; a watchdog sees to that where native code keeps Python's threads
+    from running.
 
     SIGTERM does not end it: the driver is told, which asks the workers for a checkpoint and then
     aborts the run.
@@ -71,6 +75,7 @@ class Reporter:
         self._is_waiting = False
         self._is_terminated = False
         self._handler: Any = None
+        self._watchdog: Watchdog | None = None
         self.save_asked = threading.Event()
 
     def __enter__(self) -> Reporter:
@@ -84,6 +89,7 @@ class Reporter:
             host=socket.gethostname(),
             lane=self._task.first_lane,
         )
+        self._watchdog = Watchdog(self._socket, UNHEARD_SECONDS + KILL_SECONDS)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._listen, name="monitor-listener", daemon=True).start()
         return self
@@ -91,6 +97,8 @@ class Reporter:
     def __exit__(self, *_: object) -> None:
         self._leave.wait(LEAVE_SECONDS)
         self._closed.set()
+        if self._watchdog is not None:
+            self._watchdog.close()
         self._socket.close()
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
@@ -179,13 +187,26 @@ class Reporter:
         if message == b"leave":
             self._leave.set()
         elif not self._closed.is_set():
+            if not message:
+                # Not by `logging`, whose locks a thread may hold that waits for ever.
+                told = f"the driver is gone or silent: the worker of rank {self._task.rank} ends\n"
+                with suppress(OSError):
+                    os.write(2, told.encode())
             os._exit(ABORTED)
 
     def _last_message(self) -> bytes:
         """The driver's last message; empty if it is gone, or has been silent for too long."""
-        poll, received = select.poll(), b""
+        poll, received, silent = select.poll(), b"", 0.0
         poll.register(self._socket, select.POLLIN)
-        while poll.poll(1000 * UNHEARD_SECONDS) and (data := self._socket.recv(4096)):
+        while silent < UNHEARD_SECONDS:
+            began = time.monotonic()
+            if not poll.poll(1000 * LOOK_SECONDS):
+                # No more than that, since the whole host may have been suspended.
+                silent += min(time.monotonic() - began, 2 * LOOK_SECONDS)
+                continue
+            silent = 0.0
+            if not (data := self._socket.recv(4096)):
+                break
             *messages, received = (received + data).split(b"\n")
             for message in messages:
                 if message == SAVE:

@@ -1,0 +1,217 @@
+"""The attempts on a run: a first start, each resume, each restart after workers were lost.
+
+Their numbers are fencing tokens. Whoever begins an attempt makes the file of the next number in
+``attempts`` of the run folder, which one process alone can, and which says by name which
+checkpoints the attempt takes over. From then on checkpoints count that the file names, and those of
+its own attempt; the number is a part of a checkpoint's name. So a worker or driver of an earlier
+attempt, however late it writes, replaces no checkpoint that counts, and adds none.
+
+Whoever writes looks for a later attempt first, and ends if there is one. That look may be out of
+date by the time of the write, or by what a mount remembers of a folder; nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pipelines.errors import PipelineError
+from pipelines.files import conditional, fencing, storage, versions
+from pipelines.files.locations import Location, RemotePath
+from pipelines.files.lock_files import files_for
+from pipelines.files.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+FIRST = 1
+"""Of a run that nobody has gone on with; its checkpoints have the plain names."""
+_CHECKPOINT = re.compile(r"step-(\d+)(?:-attempt-(\d+))?")
+_RECORD = re.compile(r"(\d{8})\.json")
+_TRIES = 100
+
+_begun: dict[Location, int] = {}
+"""By run folder, the attempt that this process has begun or works for."""
+
+
+class SupersededError(PipelineError):
+    """A later attempt on the run has begun, perhaps on another host."""
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What is known of the attempts on a run.
+
+    Attributes:
+        newest: The highest number that was given; 0 before the first.
+        basis: The newest attempt whose file is whole; 0 if there is none. One whose file is not
+            has ended before it had begun.
+        inherited: Names of the checkpoints that it took over.
+    """
+
+    newest: int
+    basis: int
+    inherited: frozenset[str]
+
+    def accept(self, name: str) -> bool:
+        """Whether a checkpoint of a name counts."""
+        return name in self.inherited or _parsed(name)[1] >= self.basis
+
+
+def checkpoint_name(step: int, attempt: int) -> str:
+    """The name of the checkpoint before a step that an attempt writes."""
+    plain = f"step-{step:08d}"
+    return plain if attempt <= FIRST else f"{plain}-attempt-{attempt}"
+
+
+def accepted_checkpoints(run_folder: Location) -> dict[int, Location]:
+    """The checkpoints that count, whole or torn, by step; the oldest first."""
+    known = read_attempts(run_folder)
+    # Of two of one step, the later attempt's is the last.
+    names = sorted(filter(known.accept, _names(run_folder)), key=_parsed)
+    return {_parsed(name)[0]: RunFolder(run_folder).checkpoints / name for name in names}
+
+
+def read_attempts(run_folder: Location) -> Attempts:
+    """What is known of the attempts on a run."""
+    numbers = _numbers(run_folder)
+    for number in reversed(numbers):
+        try:
+            record = storage.read_json(_record(run_folder, number))
+            inherited = frozenset(map(str, record["checkpoints"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            continue  # Its process was killed while it wrote this.
+        return Attempts(numbers[-1], number, inherited)
+    return Attempts(numbers[-1] if numbers else 0, 0, frozenset())
+
+
+def begin_attempt(run_folder: Location, first_step: int | None) -> int:
+    """Begins the next attempt: earlier ones have lost the run. Runs on the driver.
+
+    Args:
+        run_folder: Of the run; the caller holds its lock, where there are locks.
+        first_step: The attempt goes on from the checkpoint before this step, and takes over those
+            that are older; None if it takes over none.
+
+    Returns:
+        Its number.
+
+    Raises:
+        PipelineError: Another job has taken the run folder over, or the checkpoint.
+    """
+    fencing.check_own(run_folder)
+    RunFolder(run_folder).attempts.mkdir(parents=True, exist_ok=True)
+    for _ in range(_TRIES):
+        known, there = read_attempts(run_folder), accepted_checkpoints(run_folder)
+        taken = [] if first_step is None else [step for step in there if step <= first_step]
+        # Runs of earlier releases have checkpoints, and no attempts.
+        number = 1 + max([known.newest, *(_parsed(name)[1] for name in _names(run_folder))])
+        if first_step is not None and first_step not in there:
+            raise SupersededError(
+                f"{run_folder}: the checkpoint before step {first_step} is not there any more:"
+                f" attempt {known.newest} on the run has begun"
+            )
+        if _made(_record(run_folder, number), [there[step].name for step in taken]):
+            break
+    else:
+        raise PipelineError(f"{run_folder}: other jobs begin one attempt after the other there")
+    _begun[run_folder] = number
+    _remove_superseded(run_folder)
+    return number
+
+
+def check_current(run_folder: Location, attempt: int) -> None:
+    """Makes sure that no later attempt has begun.
+
+    Raises:
+        SupersededError: One has.
+    """
+    newest = max(_numbers(run_folder), default=0)
+    if newest > attempt:
+        raise SupersededError(
+            f"{run_folder}: attempt {newest} on the run has begun, so that attempt {attempt} writes"
+            " nothing there any more"
+        )
+
+
+@contextmanager
+def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
+    """Has this process write to a run folder only while its attempt is the newest.
+
+    Args:
+        attempt: Its number; otherwise that of the one that the process has begun last.
+    """
+    if attempt is not None:
+        _begun[run_folder] = attempt
+    with fencing.fence(run_folder, lambda: check_current(run_folder, _begun[run_folder])):
+        yield
+
+
+def _record(run_folder: Location, number: int) -> Location:
+    return RunFolder(run_folder).attempts / f"{number:08d}.json"
+
+
+def _numbers(run_folder: Location) -> list[int]:
+    names = (path.name for path in RunFolder(run_folder).attempts.glob("*.json"))
+    return sorted(int(found[1]) for name in names if (found := _RECORD.fullmatch(name)))
+
+
+def _names(run_folder: Location) -> list[str]:
+    """The names of all checkpoints, whichever attempt wrote them."""
+    names = (path.name for path in RunFolder(run_folder).checkpoints.glob("step-*"))
+    return [name for name in names if _CHECKPOINT.fullmatch(name)]
+
+
+def _parsed(name: str) -> tuple[int, int]:
+    """Step and attempt of a checkpoint."""
+    found = _CHECKPOINT.fullmatch(name)
+    assert found is not None, "the name of a checkpoint"
+    return int(found[1]), int(found[2] or FIRST)
+
+
+def _made(path: Location, checkpoints: list[str]) -> bool:
+    """Makes the file of an attempt, durably; whether this process was the one to make it."""
+    record = {
+        "checkpoints": checkpoints,
+        "host": socket.gethostname(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "key": uuid.uuid4().hex,
+    }
+    content = f"{json.dumps(record, indent=2)}\n".encode()
+    if not _made_alone(path, content):
+        return False
+    storage.flush(path)
+    storage.flush(path.parent)
+    # A server that follows no conditions has let another one replace it.
+    return path.read_bytes() == content
+
+
+def _made_alone(path: Location, content: bytes) -> bool:
+    if not isinstance(path, RemotePath) or conditional.can_condition(path.store) is None:
+        try:
+            return files_for(path).make(path, content)
+        except conditional.NoConditionalWritesError:
+            logger.debug("%s has no conditional writes", path)
+    # There are no locks either, which was logged.
+    assert isinstance(path, RemotePath)
+    if path.exists():
+        return False
+    versions.put_bytes(path, content)
+    return True
+
+
+def _remove_superseded(run_folder: Location) -> None:
+    """Removes the checkpoints that do not count, and never will again."""
+    known = read_attempts(run_folder)
+    for name in _names(run_folder):
+        if not known.accept(name):
+            try:
+                storage.remove_folder(RunFolder(run_folder).checkpoints / name)
+            except OSError as error:
+                logger.warning("the checkpoint %s, which does not count, is left: %s", name, error)
