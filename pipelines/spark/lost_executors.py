@@ -57,9 +57,19 @@ def reasons_of_losses(
     try:
         yield
     except WorkerLostError as lost:
-        since = [one for id, one in ended_executors(context).items() if id not in before]
+        since = [one for id, one in _ended_by_now(context).items() if id not in before]
         hosts = {lost.host} if lost.rank is None else {lost.host, address_of(lost.rank)}
         reasons = {one.reason for one in since if one.host in hosts}
         if len(reasons) != 1:
             raise  # Nothing is known, or it is not known which one was the worker's.
         raise lost.since(f"its executor has ended: {reasons.pop()}") from None
+
+
+def _ended_by_now(context: SparkContext) -> dict[str, Ended]:
+    """See :func:`ended_executors`; none if Spark itself has ended."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        return ended_executors(context)
+    except (Py4JError, OSError):
+        return {}
