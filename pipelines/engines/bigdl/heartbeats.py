@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipelines.training.control.monitor import SILENCE_SECONDS
-
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 CHECK_SECONDS = 1.0
+SILENCE_SECONDS = 40.0
+"""Four heartbeats: more than the monitor gives a Python process, since a JVM may stop to collect
+its garbage."""
 _INTERVAL = "spark.executor.heartbeatInterval"
 _SPARK_INTERVAL = "10s"
 _INTERVALS = 2.5
