@@ -83,6 +83,12 @@ class WorkerLostError(EngineError):
         super().__init__(engine, cause, **where)
         self.began = began
 
+    def since(self, reason: str) -> WorkerLostError:
+        """The same error, with what is known of the reason behind its cause."""
+        where = {"rank": self.rank, "host": self.host, "lane": self.lane}
+        cause = f"{self.cause} ({reason})"
+        return WorkerLostError(self.engine, cause, began=self.began, **where)
+
 
 class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as users know it
     """The quality gate keeps a model out of service; nothing has failed. Jobs exit with 3.

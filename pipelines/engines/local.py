@@ -23,7 +23,7 @@ from pipelines.errors import WorkerLostError
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
-from pipelines.training.control.monitor import GRACE_SECONDS
+from pipelines.training.control.blame import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,6 +21,7 @@ from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
 from pipelines.spark.decommission import LeavingExecutors
 from pipelines.spark.jobs import SparkJob, dedicated_python_workers, driver_addresses
+from pipelines.spark.lost_executors import reasons_of_losses
 from pipelines.spark.room import await_slots, ranks_of
 from pipelines.spark.stage_resources import check_resources, resource_profile, resources_in
 from pipelines.training.steppers import STEPPERS
@@ -194,7 +195,8 @@ class SparkJobEngine(SparkEngine):
             run=run, rank=0, workers=workers, monitor=monitor.address, token=monitor.token
         )
         # Entered first: the job ends after the monitor has told the workers to leave.
-        with ExitStack() as resources, monitor:
+        reasons = reasons_of_losses(context, monitor.address_of)
+        with reasons, ExitStack() as resources, monitor:
             role, preloads = self.python_worker_role(run.config), self.preloads(run.config)
             resources.enter_context(dedicated_python_workers(context, role, preloads))
             stage = resources_in(session, run.config, "train")

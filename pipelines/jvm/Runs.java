@@ -13,6 +13,7 @@ import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.storage.BlockManagerId;
 import org.apache.spark.storage.RDDBlockId;
+import org.apache.spark.util.CollectionAccumulator;
 import scala.Tuple2;
 import scala.collection.JavaConverters;
 import scala.reflect.ClassTag$;
@@ -26,10 +27,14 @@ public final class Runs {
     Engine$.MODULE$.setNodeAndCore(workers, threads);
   }
 
-  /** A data set of {@link Granules} in the order of the steps, of which each is read once. */
-  public static DistributedDataSet data(JavaRDD bytes) {
+  /**
+   * A data set of {@link Granules} in the order of the steps, of which each is read once.
+   *
+   * @param names See {@link GranulesReader}.
+   */
+  public static DistributedDataSet data(JavaRDD bytes, CollectionAccumulator names) {
     return (DistributedDataSet) DRAMFeatureSet$.MODULE$
-        .rdd(bytes.map(new GranulesReader()).rdd(), true, false,
+        .rdd(bytes.map(new GranulesReader(names)).rdd(), true, false,
             ClassTag$.MODULE$.apply(MiniBatch.class))
         .toDataSet();
   }
@@ -63,14 +68,21 @@ public final class Runs {
     return places.toString();
   }
 
-  /** Removes what dllib leaves in the executors, which Spark does not know to be garbage. */
-  public static void clean(JavaSparkContext context) {
+  /**
+   * Removes what dllib leaves in the executors, which Spark does not know to be garbage.
+   *
+   * @param silent Host and port of the block managers of executors that would not answer, with
+   *     spaces between them.
+   */
+  public static void clean(JavaSparkContext context, String silent) {
+    java.util.List left = java.util.Arrays.asList(silent.split(" "));
     java.util.List partitions = new java.util.ArrayList();
     for (scala.collection.Iterator managers =
             SparkEnv.get().blockManager().master().getMemoryStatus().keysIterator();
         managers.hasNext(); ) {
       BlockManagerId manager = (BlockManagerId) managers.next();
-      if (!manager.isDriver() || context.isLocal()) {
+      boolean runsTasks = !manager.isDriver() || context.isLocal();
+      if (runsTasks && !left.contains(manager.hostPort())) {
         // As Spark writes that a task is to run in one executor.
         String place = "executor_" + manager.host() + "_" + manager.executorId();
         partitions.add(new Tuple2(place, JavaConverters.asScalaBuffer(

@@ -7,9 +7,11 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 from pipelines.errors import InputError
 from pipelines.settings.redaction import is_secret
+from pipelines.spark.work_folder import own_work_folder
 
 LOOPBACK = "127.0.0.1"
 PROBE_SECONDS = 5.0
@@ -23,6 +25,11 @@ _AT_START = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.")
 def is_local(conf: Mapping[str, str]) -> bool:
     """Whether all of a session is on this machine: `local[...]` and `local-cluster[...]`."""
     return conf.get("spark.master", "").startswith("local")
+
+
+def has_workers(conf: Mapping[str, str]) -> bool:
+    """Whether a session starts workers of Spark's on this machine: `local-cluster[...]`."""
+    return conf.get("spark.master", "").startswith("local-cluster")
 
 
 def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
@@ -46,7 +53,8 @@ def start_jvm(conf: Mapping[str, str]) -> None:
     """Starts the driver's JVM, if this process has none yet.
 
     That of a local session has its master, workers and executors listen on loopback, which no conf
-    says, unless the user's environment names another address. Secrets are not among the arguments,
+    says, unless the user's environment names another address. Its workers have a
+    folder of their own. Secrets are not among the arguments,
     which everybody on this machine can read: the session hands them to the JVM.
 
     Args:
@@ -54,6 +62,8 @@ def start_jvm(conf: Mapping[str, str]) -> None:
     """
     from pyspark import SparkConf, SparkContext
 
+    if SparkContext._jvm is not None:
+        return
     shown = [
         (key, value)
         for key, value in conf.items()
@@ -62,8 +72,10 @@ def start_jvm(conf: Mapping[str, str]) -> None:
     ours = is_local(conf) and _LOCAL_ADDRESS not in os.environ
     if ours:
         os.environ[_LOCAL_ADDRESS] = LOOPBACK
+    work_folder = own_work_folder() if has_workers(conf) else nullcontext()
     try:
-        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
+        with work_folder:
+            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
     finally:
         if ours:
             del os.environ[_LOCAL_ADDRESS]

@@ -19,6 +19,7 @@ import numpy as np
 
 from pipelines.engines.bigdl.feeding import PART_TOKENS, StepRange, part_bytes, parts_of, replicas
 from pipelines.engines.bigdl.graph import training_graph
+from pipelines.engines.bigdl.heartbeats import CHECK_SECONDS, Heartbeats, listening
 from pipelines.engines.bigdl.progress import WorkerLocations, parse_progress
 from pipelines.engines.bigdl.sizes import SizesParam
 from pipelines.engines.bigdl.states import States, states_in
@@ -50,6 +51,7 @@ class _Trainer:
     criterion: Any
     states: States
     recorder: StepRecorder
+    heartbeats: Heartbeats
 
 
 def train_with_dllib(
@@ -73,9 +75,12 @@ def train_with_dllib(
     state = load_checkpoint(run.run_folder, run.first_step)
     graph, criterion = training_graph(context, state.spec, run)
     graph.classes.Runs.workers(training.workers, replicas(training))
-    with states_in(run.run_folder, run.attempt, training.workers) as states:
+    with (
+        states_in(run.run_folder, run.attempt, training.workers) as states,
+        listening(context, graph.classes) as heartbeats,
+    ):
         recorder = StepRecorder(run, graph, states, step_metrics, on_step)
-        trainer = _Trainer(context, run, graph, criterion, states, recorder)
+        trainer = _Trainer(context, run, graph, criterion, states, recorder, heartbeats)
         for part in parts_of(run, PART_TOKENS):
             state = _train_part(trainer, part, state)
     return step_metrics.outcome()
@@ -84,11 +89,14 @@ def train_with_dllib(
 def _train_part(trainer: _Trainer, part: StepRange, state: Checkpoint) -> Checkpoint:
     """Makes the steps of a part; returns the state after the last."""
     context, run, graph = trainer.context, trainer.run, trainer.graph
-    locations = WorkerLocations(context, graph.classes, run.config.training)
+    names = context._jsc.sc().collectionAccumulator()
+    locations = WorkerLocations(
+        context, graph.classes, run.config.training, trainer.heartbeats, names.value
+    )
     sizes = context.accumulator({}, SizesParam())
-    with _unpersisted(graph, context):
+    with _unpersisted(trainer):
         began = time.monotonic()
-        data = graph.classes.Runs.data(part_bytes(context, run, part, sizes))
+        data = graph.classes.Runs.data(part_bytes(context, run, part, sizes), names)
         _read(context, locations, data)
         set_weights(graph, flattened(graph, state.weights))
         optimizer = _optimizer(trainer, part, state, data)
@@ -100,7 +108,7 @@ def _train_part(trainer: _Trainer, part: StepRange, state: Checkpoint) -> Checkp
         with _job(context, locations, "training", optimizer.optimize) as job, _stopped(progress):
             last = _watch(trainer, part, job, locations, progress)
             # The next part uses the same graph, into which dllib writes the weights back.
-            _await(job, locations.training.stall_seconds, "dllib has not given the weights back")
+            _await(job, locations, "dllib has not given the weights back")
             return last
 
 
@@ -110,20 +118,23 @@ def _read(context: SparkContext, locations: WorkerLocations, data: Any) -> None:
     Raises:
         EngineError: They cannot, or take too long.
     """
-    seconds = locations.training.stall_seconds
     with _job(context, locations, "reading the lanes", data.size) as job:
-        _await(job, seconds, "the lanes were not read")
+        _await(job, locations, "the lanes were not read")
 
 
-def _await(job: SparkJob, seconds: float, what: str) -> None:
+def _await(job: SparkJob, locations: WorkerLocations, what: str) -> None:
     """Waits for the end of a job.
 
     Raises:
-        EngineError: It has failed, or takes too long.
+        EngineError: An executor is lost, or the job has failed, or takes too long.
     """
-    job.join(seconds)
-    if job.is_alive():
-        raise EngineError("bigdl", f"{what} within training.stall_seconds ({seconds:.0f} s)")
+    seconds = locations.training.stall_seconds
+    deadline = time.monotonic() + seconds
+    while job.is_alive():
+        if time.monotonic() > deadline:
+            raise EngineError("bigdl", f"{what} within training.stall_seconds ({seconds:.0f} s)")
+        job.join(CHECK_SECONDS)
+        locations.check()
     if (failure := job.failure()) is not None:
         raise failure
 
@@ -226,8 +237,9 @@ def _stopped(progress: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _unpersisted(graph: Graph, context: SparkContext) -> Iterator[None]:
+def _unpersisted(trainer: _Trainer) -> Iterator[None]:
     """Frees what dllib leaves in the executors, also where a run has failed."""
+    context, classes = trainer.context, trainer.graph.classes
     before = set(context._jsc.getPersistentRDDs())
     try:
         yield
@@ -237,6 +249,7 @@ def _unpersisted(graph: Graph, context: SparkContext) -> Iterator[None]:
             if number not in before and any(source in made_at for source in _SOURCES):
                 rdd.unpersist()
         # Cancelled if it takes too long, and a failure is only logged: the run's error counts.
-        clean = partial(graph.classes.Runs.clean, context._jsc)
+        silent = " ".join(trainer.heartbeats.silent())
+        clean = partial(classes.Runs.clean, context._jsc, silent)
         with SparkJob(context, "bigdl", "cleaning", "engine bigdl: cleaning", clean):
             pass

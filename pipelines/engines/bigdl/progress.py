@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pipelines.engines.bigdl.heartbeats import CHECK_SECONDS, Heartbeats
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.lanes.plan import first_lane
 from pipelines.settings import TrainingSettings
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 # Where dllib keeps each worker's copy of the model.
 _MODELS = "Thread Model RDD"
-CHECK_SECONDS = 1.0
 # Spark's words in the error of a stage; and what the class `AdamW` of `pipelines.jvm` says
 # where the worker's task is made again, on another executor, before Spark tells of the loss.
 _EXECUTOR_LOST = "ExecutorLostFailure"
@@ -56,12 +56,16 @@ class WorkerLocations:
 
     Attributes:
         classes: The package of :mod:`pipelines.jvm`.
+        heartbeats: Of the executors.
+        names: Gives the lines of the class `GranulesReader`, as far as they are there.
         known: Host and port of each worker's executor; empty until all are known.
     """
 
     context: SparkContext
     classes: Any
     training: TrainingSettings
+    heartbeats: Heartbeats
+    names: Callable[[], Iterable[str]]
     known: Sequence[str] = field(default=())
     _checked: float = 0.0
 
@@ -77,23 +81,39 @@ class WorkerLocations:
             WorkerLostError: One is not.
         """
         now = time.monotonic()
-        if not self.known or now - self._checked < CHECK_SECONDS:
+        if now - self._checked < CHECK_SECONDS:
             return
         self._checked = now
-        if not all(self.known):
+        if self.known and not all(self.known):
             self.find()
+        for executor, seconds in self.heartbeats.silent().items():
+            raise self._lost(executor, f"nothing was heard of it for {seconds:.0f} s")
         there = self.context._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ").split()
-        for rank, place in enumerate(self.known):
-            if place and place not in there:
-                raise WorkerLostError(
-                    "bigdl", "its executor is gone", began=True, **self.place(rank)
-                )
+        for executor in self.known:
+            if executor and executor not in there:
+                raise self._lost(executor, "its executor is gone")
+
+    def _lost(self, executor: str, cause: str) -> WorkerLostError:
+        """An executor is lost, whose worker is not known before it has begun.
+
+        Args:
+            executor: Host and port.
+        """
+        where: dict[str, Any] = {"host": self._name(executor.rpartition(":")[0])}
+        if executor in self.known:
+            where = self.place(self.known.index(executor))
+        return WorkerLostError("bigdl", cause, began=bool(self.known), **where)
+
+    def _name(self, address: str) -> str:
+        """What a host calls itself; the address by which Spark knows it, as long as it has not."""
+        names = dict(line.split(" ", 1) for line in self.names())
+        return names.get(address) or address
 
     def place(self, rank: int) -> dict[str, Any]:
         """Rank, host and lane of a worker, for errors."""
-        host = self.known[rank].partition(":")[0] if rank < len(self.known) else None
+        address = self.known[rank].rpartition(":")[0] if rank < len(self.known) else ""
         lane = first_lane(rank, self.training.workers, self.training.granules_per_step)
-        return {"rank": rank, "host": host or None, "lane": lane}
+        return {"rank": rank, "host": self._name(address) or None, "lane": lane}
 
     def error(self, error: Exception) -> EngineError:
         """What an error of a Spark job means."""
@@ -106,7 +126,7 @@ class WorkerLocations:
         # Tasks have the numbers of the workers.
         place: dict[str, Any] = {}
         if lost := re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) exec", text):
-            place = self.place(int(lost[1])) | {"host": lost[2]}
+            place = self.place(int(lost[1])) | {"host": self._name(lost[2])}
         if gone := _STATE_LOST.search(text):
             cause = f"its executor is gone: {cause}"
             return WorkerLostError("bigdl", cause, began=True, **self.place(int(gone[1])))

@@ -23,7 +23,7 @@ from pipelines.engines.elephas.clients import GranuleClient
 from pipelines.errors import PipelineError
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.asynchronous import train_asynchronously
-from pipelines.training.parameter_server.client import Client
+from pipelines.training.parameter_server.client import Client, means_server_lost
 from pipelines.training.parameter_server.remote_state import ServedParameters, ServedRounds
 from pipelines.training.rounds import train_in_rounds
 from pipelines.training.worker import Loop, run_worker
@@ -93,5 +93,6 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
             token=self._token,
         )
         loop, collectives = _LOOPS[self._run.config.training.mode]
-        run_worker(task, partial(collectives, self.client.connection, task), loop=loop)
+        reach = partial(collectives, self.client.connection, task)
+        run_worker(task, reach, loop=loop, means_peer_lost=means_server_lost)
         return iter(())

@@ -11,7 +11,7 @@ from pipelines.engines.tensorflowonspark import NAME
 from pipelines.engines.tensorflowonspark.feeding import QUEUE_BOUND, feed_partition
 from pipelines.engines.tensorflowonspark.nodes import NodeArguments, run_node
 from pipelines.engines.tensorflowonspark.registration import RegistrationServer, registering_at
-from pipelines.errors import EngineError
+from pipelines.errors import EngineError, PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.spark.errors import spark_cause
@@ -33,6 +33,10 @@ class GuardedContext:
 
     The nodes' job, which the library starts on a thread of its own, is put into a group, so
     that it can be cancelled without touching other jobs.
+
+    Attributes:
+        job_ended: Set while the job does not run.
+        cancelled: Set once it is to end.
     """
 
     def __init__(self, context: SparkContext, group: str, profile: ResourceProfile | None) -> None:
@@ -41,6 +45,7 @@ class GuardedContext:
         self._group = group
         self.job_ended = threading.Event()
         self.job_ended.set()
+        self.cancelled = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -48,7 +53,12 @@ class GuardedContext:
     def parallelize(self, values: Sequence[int], partitions: int) -> _GroupedNodes:
         """The nodes; called once by the library, to start them."""
         nodes = with_profile(self._context.parallelize(values, partitions), self._profile)
-        return _GroupedNodes(self._context, nodes, self._group, self.job_ended)
+        return _GroupedNodes(self, nodes, self._group)
+
+    def cancel(self) -> None:
+        """Has Spark end the nodes' job."""
+        self.cancelled.set()
+        self._context.cancelJobGroup(self._group)
 
     def stop(self) -> None:
         """Does nothing: the session is the user's."""
@@ -60,22 +70,26 @@ class GuardedContext:
 class _GroupedNodes:
     """The nodes as an RDD, of which the library uses this one call."""
 
-    def __init__(
-        self, context: SparkContext, nodes: RDD[int], group: str, job_ended: threading.Event
-    ) -> None:
+    def __init__(self, context: GuardedContext, nodes: RDD[int], group: str) -> None:
         self._context = context
         self._nodes = nodes
         self._group = group
-        self._job_ended = job_ended
 
     def foreachPartition(self, function: Callable[[Iterable[int]], None]) -> None:  # noqa: N802
-        """Starts the nodes, in the job group of the run."""
+        """Starts the nodes, in the job group of the run.
+
+        Raises:
+            PipelineError: The job has failed; the library prints what is raised.
+        """
         self._context.setJobGroup(self._group, "TensorFlow nodes", interruptOnCancel=True)
-        self._job_ended.clear()
+        self._context.job_ended.clear()
         try:
             self._nodes.foreachPartition(function)
+        except Exception as error:  # noqa: BLE001 - Spark's, as one line; a cancelled job has none
+            if not self._context.cancelled.is_set():
+                raise PipelineError(spark_cause(error)) from None
         finally:
-            self._job_ended.set()
+            self._context.job_ended.set()
 
 
 def start_nodes(

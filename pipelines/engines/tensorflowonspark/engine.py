@@ -24,6 +24,7 @@ from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
 from pipelines.spark.decommission import LeavingExecutors
 from pipelines.spark.jobs import dedicated_python_workers, driver_addresses
+from pipelines.spark.lost_executors import reasons_of_losses
 from pipelines.spark.room import await_room, await_slots, task_slots
 from pipelines.spark.session import executor_count, in_one_process
 from pipelines.spark.stage_resources import resource_profile, resources_in
@@ -146,6 +147,7 @@ class TensorFlowOnSparkEngine(SparkEngine):
         leaving = LeavingExecutors(context, monitor.ask_for_checkpoint)
         try:
             with (
+                reasons_of_losses(context, monitor.address_of),
                 dedicated_python_workers(context, NAME, self.preloads(run.config)),
                 RegistrationServer(nodes, host, bind, monitor.token) as registration,
                 monitor,
@@ -155,13 +157,13 @@ class TensorFlowOnSparkEngine(SparkEngine):
                     return wait_feeding(context, cluster, run, monitor, leaving.look, profile)
                 return monitor.wait(leaving.look)
         except BaseException:
-            context.cancelJobGroup(group)
+            guarded.cancel()
             raise
         finally:
             # The nodes have left; their Spark job ends a moment later, before the session may.
             if not guarded.job_ended.wait(NODE_EXIT_SECONDS):
                 logger.warning("the Spark job of the nodes has not ended; it is cancelled")
-                context.cancelJobGroup(group)
+                guarded.cancel()
 
 
 def _parameter_servers(config: Config) -> int:

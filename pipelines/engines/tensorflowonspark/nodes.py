@@ -24,6 +24,7 @@ from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.asynchronous import train_asynchronously
 from pipelines.training.control.reporter import Reporter
 from pipelines.training.loop import train_worker
+from pipelines.training.parameter_server.client import means_server_lost
 from pipelines.training.worker import run_worker
 
 with quiet_import():
@@ -98,7 +99,8 @@ def _train(arguments: NodeArguments, node: TFSparkNode.TFNodeContext) -> None:
     fed = arguments.run.config.training.feed == "spark"
     feed = (lambda: spark_feed(task, node.get_data_feed())) if fed else None
     if arguments.servers:
-        run_worker(task, partial(sharded_parameters, task, node), feed, train_asynchronously)
+        reach = partial(sharded_parameters, task, node)
+        run_worker(task, reach, feed, train_asynchronously, means_peer_lost=means_server_lost)
         return
     with ExitStack() as afterwards:
         join = partial(ring_collectives, task, node, afterwards)

@@ -26,6 +26,8 @@ _PEER_LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
+    "Connection timed out",
+    "No route to host",
     "remote process exited",
 )
 """What Gloo (``tcp/pair.cc``) and NCCL say then, in the messages of their errors."""

@@ -19,19 +19,20 @@ from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome
 from pipelines.runs.step_metrics import StepMetrics, StepRecord
 from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
+from pipelines.training.control.blame import find_verdict
 from pipelines.training.control.monitored import (
     HANDLERS,
     MonitoredWorker,
     SharedState,
     has_unread,
     is_lost,
+    peer_address,
 )
 from pipelines.training.control.reporter import HEARTBEAT_SECONDS, PRESENT, SAVE
 
 logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 30.0
-GRACE_SECONDS = 2.0
 LEAVE_SECONDS = 15.0
 ABORT_SECONDS = 5.0
 FAREWELL_SECONDS = 20.0
@@ -131,7 +132,10 @@ class Monitor:
                 checked = now
                 if shared.broken is not None:
                     raise shared.broken
-                self._raise_first_failure()
+                if self._raise_failure():
+                    # Bounded; what follows would name another cause.
+                    shared.changed.wait(CHECK_SECONDS)
+                    continue
                 if (stop := should_stop()) is not None:
                     raise stop
                 if sum(worker.done for worker in shared.workers.values()) == self._workers:
@@ -139,6 +143,11 @@ class Monitor:
                 self._check_deadlines(began)
                 self._check_leaving()
                 shared.changed.wait(CHECK_SECONDS)
+
+    def address_of(self, rank: int) -> str | None:
+        """The address from which a worker has connected, if one is known."""
+        worker = self._shared.workers.get(rank)
+        return None if worker is None else worker.address
 
     def ask_for_checkpoint(self, reason: str) -> None:
         """Asks the workers for a checkpoint as soon as they can write one.
@@ -161,25 +170,22 @@ class Monitor:
             # No deadline counts from the future: a worker may have sent something since.
             worker.last_message = min(worker.last_message + seconds, now)
             worker.last_progress = min(worker.last_progress + seconds, now)
+            if worker.ended < now:
+                worker.ended = min(worker.ended + seconds, now)
 
-    def _raise_first_failure(self) -> None:
-        """Raises the error of the worker that is the cause, not of one that failed as a result."""
-        shared = self._shared
-        if not any(is_lost(worker) for worker in shared.workers.values()):
-            return
-        # A peer's death breaks the collective operations of the others within moments: wait for
-        # all failures, then blame a dead process before one that could still report an error.
-        deadline = time.monotonic() + GRACE_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            shared.changed.wait(left)
-        lost = sorted(
-            (worker for worker in shared.workers.values() if is_lost(worker)),
-            key=lambda worker: (worker.failure is not None, worker.lost, worker.rank),
-        )
-        first = lost[0]
-        if first.failure is not None and not first.lost:
-            raise self._error(first, first.failure)
-        raise self._lost(first, first.failure or first.broken or "the worker's process died")
+    def _raise_failure(self) -> bool:
+        """Raises the error of the worker that is the cause of a failure, once it is known.
+
+        Returns:
+            Whether a worker has failed, or is gone, and the cause is not known yet.
+        """
+        workers = self._shared.workers.values()
+        if not any(is_lost(worker) for worker in workers):
+            return False
+        verdict = find_verdict(workers, time.monotonic())
+        if verdict is None:
+            return True
+        raise (self._lost if verdict.is_gone else self._error)(verdict.worker, verdict.cause)
 
     def _check_deadlines(self, began: float) -> None:
         now, workers = time.monotonic(), self._shared.workers
@@ -264,7 +270,7 @@ class Monitor:
         finally:
             if worker is not None:
                 with self._shared.changed:
-                    worker.closed = True
+                    worker.closed, worker.ended = True, min(worker.ended, time.monotonic())
                     self._shared.changed.notify_all()
 
     def _authenticate(self, connection: socket.socket, line: bytes) -> MonitoredWorker | None:
@@ -282,8 +288,9 @@ class Monitor:
             if self._closing or rank in known or not 0 <= rank < self._expected:
                 return None
             now = time.monotonic()
+            address = peer_address(connection)
             worker = MonitoredWorker(
-                rank, host, lane, connection, last_message=now, last_progress=now
+                rank, host, lane, connection, address, last_message=now, last_progress=now
             )
             known[rank] = worker
         return worker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import threading
@@ -19,16 +20,19 @@ class MonitoredWorker:
         host: Where it is.
         lane: The first lane that it reads.
         connection: The connection to it.
+        address: Of its other end, if it was there to be asked.
         last_message: When it last sent anything.
         last_progress: When it last finished a step, or waited for others.
         step: The last step that it finished.
         behind: Seconds that it was ready later than the first.
         ready: Whether it could begin.
         done: Whether it has finished its part.
-        failure: The error that it has reported.
-        lost: Whether the failure is that a process is gone, its own or another worker's.
+        failure: The error that it has reported, or another process beside it.
+        peer_lost: Whether the failure may be that another worker is gone.
+        died: Whether it was reported that its own process is gone.
         broken: How the connection to it broke, if it did.
         closed: Whether the connection has ended.
+        ended: When it failed, or its connection ended.
         leaving: When its process was told to end, if it was.
     """
 
@@ -36,6 +40,7 @@ class MonitoredWorker:
     host: str
     lane: int
     connection: socket.socket
+    address: str | None
     last_message: float
     last_progress: float
     step: int = -1
@@ -43,10 +48,17 @@ class MonitoredWorker:
     ready: bool = False
     done: bool = False
     failure: str | None = None
-    lost: bool = False
+    peer_lost: bool = False
+    died: bool = False
     broken: str | None = None
     closed: bool = False
+    ended: float = math.inf
     leaving: float | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process, or the connection to it, is gone and it could not tell why."""
+        return self.died or (self.closed and not self.done and self.failure is None)
 
 
 @dataclass
@@ -57,6 +69,14 @@ class SharedState:
     workers: dict[int, MonitoredWorker] = field(default_factory=dict)
     broken: Exception | None = None
     saved: float = 0.0
+
+
+def peer_address(connection: socket.socket) -> str | None:
+    """The address of the other end of a connection; none if the connection has ended."""
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return None
 
 
 def has_unread(connection: socket.socket) -> bool:
@@ -96,8 +116,14 @@ def _on_saved(worker: MonitoredWorker, _: dict[str, Any]) -> None:
 
 
 def _on_failed(worker: MonitoredWorker, message: dict[str, Any]) -> None:
-    worker.failure = f"{message['cause']}\n{message['traceback']}".rstrip("\n")
-    worker.lost = message["lost"]
+    worker.peer_lost, worker.ended = message["lost"], worker.last_message
+    # Where another worker is gone, the trace is that of an innocent one.
+    trace = "" if worker.peer_lost else message["traceback"]
+    worker.failure = f"{message['cause']}\n{trace}".rstrip("\n")
+
+
+def _on_died(worker: MonitoredWorker, message: dict[str, Any]) -> None:
+    worker.failure, worker.died, worker.ended = message["cause"], True, worker.last_message
 
 
 HANDLERS: dict[str, Callable[[MonitoredWorker, dict[str, Any]], None]] = {
@@ -107,5 +133,6 @@ HANDLERS: dict[str, Callable[[MonitoredWorker, dict[str, Any]], None]] = {
     "leaving": _on_leaving,
     "saved": _on_saved,
     "failed": _on_failed,
+    "died": _on_died,
 }
 """By the kind of the message."""

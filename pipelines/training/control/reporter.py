@@ -230,7 +230,7 @@ def report_lost(task: WorkerTask, cause: str) -> None:
     """
     hello = {"kind": "hello", "token": task.token, "rank": task.rank}
     hello |= {"host": socket.gethostname(), "lane": task.first_lane}
-    failed = {"kind": "failed", "cause": cause, "traceback": "", "lost": True}
+    died = {"kind": "died", "cause": cause}
     with socket.create_connection(task.monitor, timeout=CONNECT_SECONDS) as connection:
-        connection.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in (hello, failed)))
+        connection.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in (hello, died)))
         connection.shutdown(socket.SHUT_WR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import socket
 from abc import ABC, abstractmethod
@@ -20,6 +21,16 @@ from pipelines.training.parameter_server.messages import (
     ResponseHeader,
     read_exactly,
 )
+
+_REFUSED = "the parameter server refused"
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def means_server_lost(error: Exception) -> bool:
+    """Whether an error of a client says that the server is gone, or the network to it."""
+    if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+        return True
+    return isinstance(error, ConnectionError | TimeoutError) and _REFUSED not in str(error)
 
 
 class Client(ABC):
@@ -95,7 +106,7 @@ class HttpClient(Client):
         self._connection.request("POST", f"/{name}", chunks, headers)
         response = self._connection.getresponse()
         if response.status != 200 or response.length is None:
-            raise ConnectionError(f"the parameter server refused `{name}` ({response.status})")
+            raise ConnectionError(f"{_REFUSED} `{name}` ({response.status})")
         return response.length, response.readinto
 
 
@@ -115,5 +126,5 @@ class SocketClient(Client):
             self._connection.sendall(chunk)
         readinto: ReadInto = self._connection.recv_into
         if read_exactly(readinto, 1) != ACCEPTED:
-            raise ConnectionError(f"the parameter server refused `{name}`")
+            raise ConnectionError(f"{_REFUSED} `{name}`")
         return LENGTH.unpack(read_exactly(readinto, LENGTH.size))[0], readinto
