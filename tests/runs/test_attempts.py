@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_stores import Bucket
 from planned_runs import make_run, make_task
-from steppers import SPEC
+from steppers import SPEC, keep_small_numbers
 
 from pipelines.errors import PipelineError
 from pipelines.files import storage
@@ -141,7 +141,10 @@ def test_a_worker_of_an_earlier_attempt_is_refused_by_itself(tmp_path, monkeypat
 
     monkeypatch.setattr("pipelines.training.worker.Reporter", Heard)
     task = make_task(make_run(4, folder=tmp_path), 0)
-    assert not run_worker(task, feed=lambda: iter(()), loop=late, stepper="torch")
+    try:
+        assert not run_worker(task, feed=lambda: iter(()), loop=late, stepper="torch")
+    finally:
+        keep_small_numbers()
     assert [type(error) for error in told] == [SupersededError]
     assert checkpoint_steps(tmp_path) == []
 

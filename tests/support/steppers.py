@@ -92,7 +92,11 @@ def work(index: int, *granules: Granule) -> StepWork:
 def prepare_here(factory, settings):
     """As a worker does: for so small an encoder, threads only wait for one another."""
     factory.prepare_process(settings)
-    # The numbers that a worker takes for zero are drawn by hypothesis in this process.
+    keep_small_numbers()
+
+
+def keep_small_numbers():
+    """The numbers that a worker takes for zero are drawn by hypothesis in this process."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_flush_denormal(False)
 

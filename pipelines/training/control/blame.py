@@ -67,12 +67,16 @@ def _silent_peer(
         first: Tells that a peer is gone.
         since: When the first worker did.
     """
+    others = [one for one in workers if not (is_lost(one) or one.done)]
+    if now - since < GRACE_SECONDS + QUIET_SECONDS and any(
+        has_unread(one.connection) for one in others
+    ):
+        # What has arrived may be another worker's own error, which comes before the network.
+        return None
     unheard = [
         one
-        for one in workers
-        if not (is_lost(one) or one.done)
-        and one.last_message < since + GRACE_SECONDS
-        and not has_unread(one.connection)
+        for one in others
+        if one.last_message < since + GRACE_SECONDS and not has_unread(one.connection)
     ]
     if not unheard:
         # All are there, so that the network between them broke.
