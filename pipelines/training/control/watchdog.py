@@ -70,7 +70,8 @@ def watch(connection: socket.socket, worker: int, seconds: float) -> None:
             time for which this host was suspended does not count.
     """
     silent, looked, poll = 0.0, time.monotonic(), select.poll()
-    with suppress(OSError):  # Linux has them since 5.3; without, the end is seen a second later.
+    # Some builds of Python have none, nor Linux before 5.3: the end is seen a second later then.
+    with suppress(OSError, AttributeError):
         poll.register(os.pidfd_open(worker), select.POLLIN)
     while not poll.poll(1000 * LOOK_SECONDS) and os.getppid() == worker:
         awake, looked = min(time.monotonic() - looked, 2 * LOOK_SECONDS), time.monotonic()
