@@ -25,6 +25,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, mean_intervals
 from pipelines.evaluation.observations import Observations
 from pipelines.files import storage
+from pipelines.files.locations import RemotePath, location
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
 from pipelines.settings.load import parse
@@ -81,6 +82,8 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
                 f"there is no {folder / _CORPUS} to train on",
                 "name folders of this machine in BEIR's layout",
             )
+    if isinstance(location(config.prepared.folder, config.storage), RemotePath):
+        raise InputError("prepared.folder", "it is in a store", "name a folder of this machine")
     parent = Path(config.prepared.folder).absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="recipe-", dir=parent) as work:

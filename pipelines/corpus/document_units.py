@@ -33,15 +33,20 @@ def document_units(batch: pa.RecordBatch, settings: CorpusSettings) -> Iterator[
     """A document's title and its text, or a piece of its text and what is around it."""
     texts = single_spaces(clean_lines(batch["text_0"])).to_pylist()
     # A title stands for the beginning of a document, of which a row may be a later part.
-    of_rows = zip(clean(batch["title"]).to_pylist(), batch["place"].to_pylist(), strict=True)
+    places = batch["place"].to_pylist()
+    of_rows = zip(clean(batch["title"]).to_pylist(), places, strict=True)
     titles = [None if place else title for title, place in of_rows]
     pairs = [
         _pair(title, text, settings.max_characters)
         for title, text in zip(titles, texts, strict=True)
     ]
     units = two_sided_batch(batch, pairs, settings)
-    signs = pa.array([1 if title else -1 for title in titles], pa.int64())
-    titled = pa.compute.if_else(pa.compute.is_null(units["reason"]), signs, None)
+    # A document counts once, by its beginning.
+    signs = [
+        None if place else 1 if title else -1 for title, place in zip(titles, places, strict=True)
+    ]
+    kept = pa.compute.is_null(units["reason"])
+    titled = pa.compute.if_else(kept, pa.array(signs, pa.int64()), None)
     yield units.set_column(_TITLED, SCHEMA.field(_TITLED), titled)
 
 

@@ -94,6 +94,8 @@ def compared_metrics(
 ) -> tuple[str, ...]:
     """The metrics that the gate compares: those that are named, or the first one of each set.
 
+    Where none are named, those that have a limit are compared besides.
+
     Questions that people judged decide, and guards say what was lost; pairs that were held out of
     the corpus stand in for questions only where there are none, as in
     :func:`pipelines.report.verdict.verdict`.
@@ -104,7 +106,7 @@ def compared_metrics(
             runs of releases that did not tell.
 
     Raises:
-        InputError: Nothing was measured to compare by, or a limit is of what is not compared.
+        InputError: Nothing was measured to compare by.
     """
     if settings.metrics is not None:
         return settings.metrics
@@ -118,8 +120,8 @@ def compared_metrics(
         raise InputError(
             "promotion.metrics", "nothing was measured that models can be compared by", _NAME_SETS
         )
-    settings.check_limits(metrics)
-    return metrics
+    # What has a limit is to be compared, by whatever else is.
+    return tuple(dict.fromkeys((*metrics, *settings.tolerance, *settings.minimum)))
 
 
 def _first_metric(name: str, evaluation: str) -> list[str]:

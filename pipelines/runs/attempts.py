@@ -117,13 +117,31 @@ def begin_attempt(run_folder: Location, first_step: int | None) -> int:
                 f"{run_folder}: the checkpoint before step {first_step} is not there any more:"
                 f" attempt {known.newest} on the run has begun"
             )
-        if _made(_record(run_folder, number), [there[step].name for step in taken]):
+        if _is_begun(run_folder, number, [there[step].name for step in taken]):
             break
     else:
         raise PipelineError(f"{run_folder}: other jobs begin one attempt after the other there")
-    _begun[run_folder] = number
     _remove_superseded(run_folder)
     return number
+
+
+def _is_begun(run_folder: Location, number: int, checkpoints: list[str]) -> bool:
+    """Begins an attempt of a number, unless another process has; whether this one did.
+
+    The number is known before its file is there: another thread of this process, which looks for a
+    later attempt before it writes, must not take its own for one.
+    """
+    before = _begun.get(run_folder)
+    _begun[run_folder] = number
+    is_made = False
+    try:
+        is_made = _made(_record(run_folder, number), checkpoints)
+    finally:
+        if not is_made and before is not None:
+            _begun[run_folder] = before
+        elif not is_made:
+            del _begun[run_folder]
+    return is_made
 
 
 def check_current(run_folder: Location, attempt: int) -> None:
@@ -132,7 +150,10 @@ def check_current(run_folder: Location, attempt: int) -> None:
     Raises:
         SupersededError: One has.
     """
-    newest = max(_numbers(run_folder), default=0)
+    _refuse_later(run_folder, max(_numbers(run_folder), default=0), attempt)
+
+
+def _refuse_later(run_folder: Location, newest: int, attempt: int) -> None:
     if newest > attempt:
         raise SupersededError(
             f"{run_folder}: attempt {newest} on the run has begun, so that attempt {attempt} writes"
@@ -149,7 +170,13 @@ def fenced(run_folder: Location, attempt: int | None = None) -> Iterator[None]:
     """
     if attempt is not None:
         _begun[run_folder] = attempt
-    with fencing.fence(run_folder, lambda: check_current(run_folder, _begun[run_folder])):
+
+    def check() -> None:
+        # In this order, since this process may begin an attempt in between.
+        newest = max(_numbers(run_folder), default=0)
+        _refuse_later(run_folder, newest, _begun[run_folder])
+
+    with fencing.fence(run_folder, check):
         yield
 
 

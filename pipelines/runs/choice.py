@@ -75,9 +75,8 @@ def choose(
 def start_share(training: TrainingSettings, corpus: CorpusFolder) -> float:
     """How much of the start's weights a model keeps, from 0 to :data:`WHOLE`.
 
-    A title is like a question, and a piece of a text is not: collections of documents without
-    titles lost by training on their pieces what those with titles gained; see the page on
-    measurements.
+    A title is like a question, and a piece of a text is not: three collections with titles gained
+    by training, and of three without two lost; see the page on measurements.
 
     Args:
         training: ``start_share``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -67,7 +67,7 @@ class PromotionSettings(Settings):
     def check_with(self, config: Config) -> None:
         """Refuses metrics without an evaluation, and limits of metrics that are not compared.
 
-        Which are compared where none are named, the sets of a run tell; see
+        Where none are named, the sets of a run and the limits tell which are compared; see
         :func:`pipelines.promotion.gate.compared_metrics`.
         """
         if self.metrics is None:
@@ -79,19 +79,11 @@ class PromotionSettings(Settings):
                     f"`{name}` names no evaluation",
                     "for example retrieval.ndcg@10",
                 )
-        self.check_limits(self.metrics)
-
-    def check_limits(self, metrics: Sequence[str]) -> None:
-        """Refuses limits of metrics that are not compared.
-
-        Args:
-            metrics: Those that are.
-        """
         for key, by_metric in (("tolerance", self.tolerance), ("minimum", self.minimum)):
             for name in by_metric:
-                if name not in metrics:
+                if name not in self.metrics:
                     raise InputError(
                         f"promotion.{key}",
                         f"`{name}` is not one of promotion.metrics",
-                        f"one of {', '.join(metrics)}, or add it there",
+                        f"one of {', '.join(self.metrics)}, or add it there",
                     )

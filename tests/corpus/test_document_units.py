@@ -55,7 +55,7 @@ def test_documents_are_counted_by_whether_a_title_stands_for_a_question():
         {"text_0": "Valves."},
     ]
     (found,) = document_units(raw(*rows), CorpusSettings(format="documents"))
-    assert found["titled"].to_pylist() == [1, -1, -1, None, None]
+    assert found["titled"].to_pylist() == [1, -1, None, None, None]
 
 
 def test_a_title_stands_with_the_whole_text():

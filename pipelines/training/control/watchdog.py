@@ -49,7 +49,9 @@ class Watchdog:
     def close(self) -> None:
         """Ends the process, which holds the connection open otherwise."""
         self._process.kill()
-        self._process.wait(_END_SECONDS)
+        # It was killed: that the system is slow to end it must not hide what the worker ended with.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
 
 
 def unheard_seconds(connection: socket.socket) -> float:
