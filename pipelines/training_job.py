@@ -55,7 +55,6 @@ from pipelines.runs.choice import WHOLE, asked_steps, choose, start_share
 from pipelines.runs.history import go_on, last_step_of
 from pipelines.runs.metrics_log import MetricsLog
 from pipelines.runs.opening import (
-    can_resume,
     check_run_folder,
     open_run_folder,
     tell_if_finished,
@@ -187,12 +186,12 @@ def open_run(
     start: Checkpoint,
 ) -> TrainingRun:
     """Opens the run folder, anew or to go on, and says which steps are left."""
-    folder = open_run_folder(config, plan, manifest)
+    folder, goes_on = open_run_folder(config, plan, manifest)
     run_begun()
-    is_new = not can_resume(folder)
-    # From here on nothing counts that an earlier driver, or its workers, may still write there.
-    attempt = begin_attempt(folder, None if is_new else newest_checkpoint(folder))
-    if is_new:
+    # From here on nothing counts that an earlier driver, or its workers, may still write there; nor
+    # does what they have written since the folder was opened, if the run is a new one.
+    attempt = begin_attempt(folder, newest_checkpoint(folder) if goes_on else None)
+    if not goes_on:
         save_frozen(folder, start.frozen)
         save_checkpoint(folder, start, config.training.keep_checkpoints, attempt=attempt)
     _write_start(folder, prepared)

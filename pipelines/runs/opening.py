@@ -54,8 +54,14 @@ LIBRARIES = (
 MISSING = "not installed"
 
 
-def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> Location:
+def open_run_folder(
+    config: Config, plan: BatchPlan, manifest: LaneManifest
+) -> tuple[Location, bool]:
     """Makes the run folder, or opens it to resume; what is refused changes nothing.
+
+    Returns:
+        The folder, and whether there is a checkpoint to go on from. Whoever looks for one later
+        may find that of a worker of the run that was overwritten.
 
     Raises:
         InputError: It holds a run already and the settings do not say what to do with it, or
@@ -65,14 +71,16 @@ def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> 
     if has_run and config.training.resume:
         _check_same_run(folder, _identity(config, plan, manifest))
         storage.sweep(RunFolder(folder).checkpoints)
+        goes_on = bool(checkpoint_steps(folder))
     else:
         _forget_run(folder)
+        goes_on = False
     paths, identity = RunFolder(folder), _identity(config, plan, manifest)
     known = {"format": FORMAT, **identity, **_choices(config)}
     storage.write_json(paths.plan, known, durable=True)
     storage.write_text(paths.config, configuration.dump(without_secrets(config)))
     storage.write_json(paths.environment, environment())
-    return folder
+    return folder, goes_on
 
 
 def check_run_folder(config: Config) -> tuple[Location, bool]:
@@ -278,8 +286,3 @@ def environment() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = MISSING
     return found
-
-
-def can_resume(folder: Location) -> bool:
-    """Whether there is a checkpoint to go on from."""
-    return bool(checkpoint_steps(folder))

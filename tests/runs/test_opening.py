@@ -17,7 +17,7 @@ from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.runs.metrics_log import MetricsLog
-from pipelines.runs.opening import can_resume, check_run_folder, open_run_folder
+from pipelines.runs.opening import check_run_folder, open_run_folder
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.settings.objective import objective
@@ -119,9 +119,11 @@ def check_killed(folder: Path, tmp_path: Path) -> None:
     _, is_run = check_run_folder(config_of(resumed, resume=True))
     # Half a run of one seed must not be gone on with by another seed.
     seed = json.loads((resumed / "checkpoints/plan.json").read_text())["training.seed"]
-    open_run_folder(config_of(resumed, resume=True), replace(PLAN, seed=seed), MANIFEST)
-    assert can_resume(resumed) <= is_run
-    assert not can_resume(resumed) or seed == 1
+    config = config_of(resumed, resume=True)
+    _, goes_on = open_run_folder(config, replace(PLAN, seed=seed), MANIFEST)
+    assert goes_on == bool(checkpoint_steps(resumed))
+    assert goes_on <= is_run
+    assert not goes_on or seed == 1
     assert not (resumed / "start").exists() or names_in(resumed / "start") == {"a", "b"}
     shutil.rmtree(resumed)
 
