@@ -197,7 +197,8 @@ def open_run(
     _write_start(folder, prepared)
     first_step = max(checkpoint_steps(folder))
     last_step = asked_steps(config.training, plan.steps_per_epoch, prepared.corpus)
-    if start_share(config.training, prepared.corpus) == WHOLE:
+    share = start_share(config.training, prepared.corpus)
+    if share == WHOLE:
         logger.info(
             "most documents have no title: the model keeps the start's weights "
             "(training.start_share)"
@@ -217,7 +218,7 @@ def open_run(
         attempt=attempt,
     )
     if not has_ended:
-        tell_if_finished(run)
+        tell_if_finished(run, share)
     return with_axes(run, start.spec.embedding_width)
 
 

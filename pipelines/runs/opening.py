@@ -23,7 +23,7 @@ from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
-from pipelines.runs.choice import asked_steps
+from pipelines.runs.choice import WHOLE, asked_steps
 from pipelines.runs.history import last_step_of
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
@@ -222,14 +222,24 @@ def _known_identity(path: Location) -> dict[str, Any]:
     raise InputError("training.resume", problem, "put it back, or begin anew with run.overwrite")
 
 
-def tell_if_finished(run: TrainingRun) -> None:
-    """Logs that nothing is left to do, which is no error: a scheduler may ask for a run twice."""
-    if run.first_step >= run.last_step:
-        logger.info(
-            "the run has made its %d steps already; for more of them, "
-            "raise training.max_steps or training.epochs",
-            run.first_step,
-        )
+def tell_if_finished(run: TrainingRun, share: float) -> None:
+    """Logs that nothing is left to do, which is no error: a scheduler may ask for a run twice.
+
+    Args:
+        run: Which may be finished.
+        share: How much of the start's weights its model keeps; see
+            :func:`pipelines.runs.choice.start_share`.
+    """
+    if run.first_step < run.last_step:
+        return
+    if share == WHOLE:
+        logger.info("the run is finished: its model keeps the start's weights")
+        return
+    logger.info(
+        "the run has made its %d steps already; for more of them, "
+        "raise training.max_steps or training.epochs",
+        run.first_step,
+    )
 
 
 def _forget_run(folder: Location) -> None:
