@@ -326,8 +326,8 @@ def _train(
     snapshots: Sequence[Snapshot],
     tracking: RunTracking,
 ) -> TrainingOutcome:
-    with _measuring(run, snapshots, tracking), MetricsLog(run) as log:
-        return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
+    with _measuring(run, snapshots, tracking) as measuring, MetricsLog(run) as log:
+        return chosen.train(session, run, _Listener(log, tracking, measuring, locks.held_here()))
 
 
 def _measuring(
@@ -346,9 +346,16 @@ def _measuring(
 class _Listener:
     """Takes a run's metrics lines, and hears of each step, while the run goes on."""
 
-    def __init__(self, log: MetricsLog, tracking: RunTracking, held: Sequence[locks.Lock]) -> None:
+    def __init__(
+        self,
+        log: MetricsLog,
+        tracking: RunTracking,
+        measuring: CheckpointEvaluation,
+        held: Sequence[locks.Lock],
+    ) -> None:
         self._log = log
         self._following = tracking
+        self._measuring = measuring
         self._held = held
         self._checked = time.monotonic()
 
@@ -372,3 +379,4 @@ class _Listener:
         self._checked = now
         for lock in self._held:
             lock.check()
+        self._measuring.check()
