@@ -73,6 +73,7 @@ from pipelines.settings.sources import by_source
 from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
+from pipelines.spark.stalls import stall_failures
 from pipelines.tokens.lengths import longest_unasked
 from pipelines.tokens.sample import corpus_length
 from pipelines.tokens.stage import check_tokens
@@ -173,7 +174,8 @@ def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequen
     """What checkpoints are measured on while training goes on, if they are."""
     if not config.evaluation.every_checkpoints:
         return ()
-    with executor_failures("reading what checkpoints are measured on"):
+    work = "reading what checkpoints are measured on"
+    with executor_failures(work), stall_failures(work, config.spark.stall_seconds):
         asked = for_stage(config, "train")
         return read_snapshots(session or spark_session(asked, needs_context=False), config)
 

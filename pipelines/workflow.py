@@ -44,6 +44,7 @@ from pipelines.spark.stage_resources import (
     resources_in,
     stage_settings,
 )
+from pipelines.spark.stalls import called_off_when_stalled
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_job import (
     check_settings,
@@ -73,6 +74,7 @@ def _preparing(config: Config) -> tuple[str, ...]:
 
 @executor_failures("preparing")
 @file_failures("preparing")
+@called_off_when_stalled("preparing")
 @working_in("prepared.folder")
 def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
     """Reads the corpus, tokenises it, and forms the lanes in ``prepared.folder``.
@@ -93,6 +95,7 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
 
 @executor_failures("deleting")
 @file_failures("deleting")
+@called_off_when_stalled("deleting")
 @working_in("prepared.folder")
 def delete(config: Config, keys: Sequence[str]) -> Deletion:
     """Removes the rows of keys from ``prepared.folder``, and keeps them out of it for good.
@@ -163,6 +166,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
 
 @executor_failures("evaluating")
 @file_failures("evaluating")
+@called_off_when_stalled("evaluating")
 @working_in("run.folder")
 def evaluate(config: Config) -> dict[str, Metrics]:
     """Measures the run's start and its model; writes ``metrics.json``, samples and the report.
@@ -217,6 +221,7 @@ def report(config: Config, runs: Sequence[str] = (), output: str | None = None) 
 
 
 @file_failures("promoting")
+@called_off_when_stalled("promoting")
 def promote(config: Config) -> Promotion:
     """Puts the run's model in service if it is no worse than the one that is there.
 
@@ -279,6 +284,7 @@ def _run(config: Config) -> dict[str, Metrics]:
 
 
 @file_failures("embedding")
+@called_off_when_stalled("embedding")
 def embed(config: Config) -> EmbeddingSummary:
     """Embeds the table of ``embedding.inputs`` into ``embedding.output``, or what is missing of it.
 
@@ -307,6 +313,7 @@ def embed(config: Config) -> EmbeddingSummary:
 
 
 @file_failures("mining")
+@called_off_when_stalled("mining")
 def mine(config: Config) -> MiningSummary:
     """Searches hard negatives for the pairs of ``mining.inputs`` into ``mining.output``.
 
@@ -336,6 +343,7 @@ def _mine(config: Config) -> MiningSummary:
 
 
 @file_failures("the search")
+@called_off_when_stalled("the search")
 def search(
     config: Config,
     queries: Sequence[str],

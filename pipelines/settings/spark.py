@@ -24,6 +24,16 @@ class SparkSettings(Settings):
         ),
     )
 
+    stall_seconds: int = Field(
+        default=3600,
+        ge=30,
+        description=(
+            "Deadline for Spark to make any progress outside of training: to begin or end a task, "
+            "to read, write or shuffle a row. It passes where an executor hangs at a mount that "
+            "does not answer."
+        ),
+    )
+
     @property
     def conf(self) -> Mapping[str, str]:
         """The Spark conf, by keys without `spark.` before them."""
@@ -31,4 +41,5 @@ class SparkSettings(Settings):
 
     def with_conf(self, conf: Mapping[str, str]) -> SparkSettings:
         """The same with another Spark conf, by keys without `spark.` before them."""
-        return SparkSettings.model_validate({"wait_seconds": self.wait_seconds, **conf})
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        return SparkSettings.model_validate({**own, **conf})

@@ -1,0 +1,84 @@
+"""Spark jobs outside of training that stand still are called off; those that are slow are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from pipelines.errors import InputError, PipelineError
+from pipelines.settings.load import parse
+from pipelines.spark import stalls
+from pipelines.spark.errors import executor_failures
+from pipelines.spark.stalls import called_off_when_stalled, stall_failures
+
+DEADLINE = 60.0
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch) -> None:
+    monkeypatch.setattr(stalls, "POLL_SECONDS", 0.2)
+
+
+def hanging():
+    """What never ends; executors, which have no module of the tests, get it by value."""
+
+    def hang(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        time.sleep(600)
+        yield from ()
+
+    return hang
+
+
+def test_a_job_whose_tasks_hang_is_called_off_with_the_hosts_and_the_way_out(spark):
+    began = time.monotonic()
+    said = (
+        r"^preparing was called off: 0 of 1 tasks of Spark's stage \d+ are done and others run on"
+        r" 127\.0\.0\.1, and nothing has moved there for 2 s\. A folder .* raise"
+        r" spark\.stall_seconds$"
+    )
+    with (
+        pytest.raises(PipelineError, match=said),
+        executor_failures("preparing"),
+        stall_failures("preparing", 2.0),
+    ):
+        spark.range(4, numPartitions=1).mapInArrow(hanging(), "id long").collect()
+    assert time.monotonic() - began < DEADLINE
+    assert spark.range(3).count() == 3, "the session lives on"
+
+
+def test_the_deadline_is_that_of_the_settings(spark):
+    asked = parse({"spark": {"stall_seconds": 30}}).spark
+
+    @called_off_when_stalled("searching")
+    def job(config, rows):
+        return spark.range(rows, numPartitions=1).mapInArrow(hanging(), "id long").collect()
+
+    config = parse({})
+    config = config.model_copy(update={"spark": asked.model_copy(update={"stall_seconds": 1})})
+    with pytest.raises(PipelineError, match=r"^searching was called off: .* for 1 s\. "):
+        job(config, 4)
+    with pytest.raises(InputError, match=r"^spark\.stall_seconds: "):
+        parse({"spark": {"stall_seconds": 3}})
+
+
+def test_other_errors_pass_and_a_job_that_waits_for_nothing_of_spark_goes_on(spark):
+    with pytest.raises(ValueError, match="mine"), stall_failures("preparing", 0.5):
+        time.sleep(1.5)
+        raise ValueError("mine")
+
+
+@pytest.mark.matrix
+def test_a_job_of_one_task_that_is_slow_is_seen_to_move(spark):
+    def slowly(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # More than Python keeps back before it writes.
+        rows = pa.RecordBatch.from_arrays([pa.array(range(20_000))], names=["id"])
+        for _number in range(20):
+            time.sleep(3)
+            yield rows
+
+    # Executors tell every ten seconds what their tasks have done.
+    with stall_failures("preparing", 25.0):
+        assert spark.range(1, numPartitions=1).mapInArrow(slowly, "id long").count() == 400_000
