@@ -13,6 +13,7 @@ from pipelines.errors import EngineError, WorkerLostError
 from pipelines.lanes.plan import first_lane
 from pipelines.settings import TrainingSettings
 from pipelines.spark.errors import spark_cause
+from pipelines.spark.task_places import name_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -105,9 +106,9 @@ class WorkerLocations:
         return WorkerLostError("bigdl", cause, began=bool(self.known), **where)
 
     def _name(self, address: str) -> str:
-        """What a host calls itself; the address by which Spark knows it, as long as it has not."""
+        """What a host calls itself; what the driver calls it, as long as it has not."""
         names = dict(line.split(" ", 1) for line in self.names())
-        return names.get(address) or address
+        return names.get(address) or (name_of(address) if address else "")
 
     def place(self, rank: int) -> dict[str, Any]:
         """Rank, host and lane of a worker, for errors."""

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from hosts import why_not
 
-from faults.cell import Outcome, run_in_time
+from faults.cell import Outcome, end_with_parent, run_in_time
 from faults.disk import why_no_disk
 from faults.job import make_prepared
 from faults.matrix import all_cells, chosen_cells, covering_cells
@@ -50,7 +50,8 @@ def main(
     # Hosts see where the file of the results is not, but for the work folder itself.
     pristine = make_prepared(work / "prepared")
     deadline, wrong_ones = time.monotonic() + 60 * minutes, 0
-    with ProcessPoolExecutor(parallel, mp_context=get_context("spawn")) as pool:
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(parallel, mp_context=spawn, initializer=end_with_parent) as pool:
         waiting = {
             pool.submit(run_in_time, cell, pristine, work / f"cell-{place}", deadline): cell
             for place, cell in enumerate(cells)

@@ -41,6 +41,7 @@ class Scene:
         clock: The file that says by how many seconds the clock of the last host is off.
         undoing: What ends the fault; run when the outcome is known.
         victim: The host that it was done to, once it was, if to one.
+        left: What should have ended while the fault lasted.
     """
 
     watched: Watched
@@ -50,6 +51,7 @@ class Scene:
     clock: Path
     undoing: ExitStack = field(default_factory=ExitStack)
     victim: Host | None = None
+    left: list[str] = field(default_factory=list)
 
     @property
     def driver_host(self) -> Host:
@@ -85,6 +87,8 @@ class Fault:
         ends_driver: Whether the driver is gone with it, and says nothing more.
         cuts: Whether a host cannot end what it runs before the fault is over.
         lasts: Seconds for which nobody can do anything.
+        deafens: Whether steps are made that the driver does not hear of, so that its log lacks
+            them where a checkpoint after them counts.
     """
 
     label: str
@@ -97,6 +101,7 @@ class Fault:
     ends_driver: bool = False
     cuts: bool = False
     lasts: float = 0.0
+    deafens: bool = False
 
     def meets(self, case: EngineCase) -> bool:
         """Whether trainings of an engine have what it is done to."""
@@ -116,6 +121,7 @@ def _send(find: Callable[[Host], list[psutil.Process]], number: int) -> Inject:
                         one.send_signal(number)
                 scene.undoing.callback(_wake, found)
                 return
+        raise LookupError("there is nothing of the kind on any host")
 
     return inject
 
@@ -146,10 +152,16 @@ def _kill_driver(scene: Scene) -> None:
 
 
 def _stop_driver(scene: Scene) -> None:
+    """For a minute, in which its workers end."""
     found = _driver_tree(scene)
     for one in found:
         one.suspend()
     scene.undoing.callback(_wake, found)
+    time.sleep(GONE_SECONDS)
+    scene.left = [
+        f"{host.name}: a worker" for host in scene.workers_hosts for _ in processes.trainers(host)
+    ]
+    _wake(found)
 
 
 def _cut_off(choose: Callable[[Scene], Host]) -> Inject:
@@ -281,7 +293,13 @@ FAULTS = {
         needs="servers",
     ),
     "driver killed": Fault("the driver is killed (`-9`)", _kill_driver, ends_driver=True),
-    "driver stopped": Fault("the driver hangs (`-STOP`)", _stop_driver, blames=False),
+    "driver stopped": Fault(
+        "the driver hangs for a minute (`-STOP`)",
+        _stop_driver,
+        blames=False,
+        lasts=GONE_SECONDS,
+        deafens=True,
+    ),
     "host cut off": Fault(
         "a worker's host loses its network for good", _cut_off(lambda at: at.last_host), cuts=True
     ),
@@ -293,6 +311,7 @@ FAULTS = {
         _cut_off(lambda at: at.driver_host),
         blames=False,
         cuts=True,
+        deafens=True,
     ),
     "5 % loss": Fault("a host's network loses 5 % of the frames", _bad_cable(lossy), finishes=True),
     "200 ms delay": Fault(
@@ -319,6 +338,7 @@ FAULTS = {
         _tear_checkpoint,
         moments=("in a step", "checkpoint", "last step"),
         ends_driver=True,
+        deafens=True,
     ),
     "clock set back": Fault("a host's clock is set back by an hour", _set_clock, finishes=True),
     "ports taken": Fault(

@@ -1,7 +1,8 @@
 """Which cells the matrix has, and which of them stand for all.
 
 All of them would take a day. By default a cell is chosen for each pair of an engine and a fault,
-and its moment such that engines and faults meet all moments: pairwise testing (Kuhn, Kacker and Lei, "Practical Combinatorial Testing", NIST SP 800-142, 2010).
+and its moment such that engines and faults meet all moments: pairwise testing (Kuhn, Kacker and
+Lei, "Practical Combinatorial Testing", NIST SP 800-142, 2010).
 """
 
 from __future__ import annotations
