@@ -15,8 +15,7 @@ from pipelines.benchmarks.soak.cases import CASES, case_settings, named_cases
 from pipelines.benchmarks.soak.java_heap import live_heap
 from pipelines.benchmarks.soak.picture import soak_picture, thinned
 from pipelines.benchmarks.soak.record import FEWEST, RUNS, STEPS, Record, fitted_slope, read_record
-from pipelines.benchmarks.soak.session import SESSION
-from pipelines.benchmarks.soak.watching import DRIVER, QUANTITIES, Watch
+from pipelines.benchmarks.soak.watching import DRIVER, QUANTITIES, SESSION, Watch
 from pipelines.cli import main
 from pipelines.engines import ENGINES
 from pipelines.errors import InputError, PipelineError

@@ -13,6 +13,7 @@ from pipelines.settings.load import parse
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "local-torch": {"engine": "local", "framework": "torch"},
+    "local-torch-bf16": {"engine": "local", "framework": "torch", "precision": "bf16"},
     "local-tensorflow": {"engine": "local", "framework": "tensorflow"},
     "torch": {"engine": "torch", "framework": "torch"},
     "deepspeed": {"engine": "deepspeed", "framework": "torch", "sharding": "gradients"},
@@ -80,6 +81,8 @@ def case_settings(config: Config, name: str, run: Path, steps: int) -> Config:
         "epochs": _EPOCHS,
         "log_every": max(1, steps // 200),
         "checkpoint_every": max(1, steps // 20),
+        # Kernels of bf16 are compiled for each shape, which takes longer than to use them here.
+        "precision": "fp32",
         "restarts": 0,
     }
     return parse({**tree, "training": tree["training"] | CASES[name]})

@@ -22,6 +22,7 @@ from pipelines.benchmarks.soak.record import (
     read_record,
 )
 from pipelines.benchmarks.soak.steps import soak_runs, soak_steps
+from pipelines.benchmarks.soak.watching import QUANTITIES, SESSION
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.settings import Config
@@ -133,14 +134,17 @@ def greatest(growths: Sequence[Growth]) -> dict[str, float]:
 
 def _table(growths: Mapping[str, Sequence[Growth]], axis: str) -> Table:
     """A row for each role: of each quantity where it began, where it ended, and its growth."""
-    quantities = list(dict.fromkeys(one.quantity for found in growths.values() for one in found))
     table = Table("case", "role", title=f"from a third on; growth by {PER[axis]:,} {axis}s")
-    for quantity in quantities:
+    for quantity in QUANTITIES:
         table.add_column(quantity, justify="right")
     for case, found in growths.items():
-        for role in dict.fromkeys(one.role for one in found):
+        for role in dict.fromkeys(one.role for one in found if one.role != SESSION):
             told = {one.quantity: _growth(one) for one in found if one.role == role}
-            table.add_row(case, role, *(told.get(quantity, "") for quantity in quantities))
+            table.add_row(case, role, *(told.get(quantity, "") for quantity in QUANTITIES))
+        # These are no quantities of a process.
+        for one in found:
+            if one.role == SESSION:
+                table.add_row(case, one.quantity, _growth(one))
     return table
 
 

@@ -15,31 +15,35 @@ from pipelines.benchmarks.soak.watching import (
     DRIVER_JAVA,
     FILES,
     HEAP,
+    LEFT_OVER,
     MEMORY,
+    SESSION,
     SOCKETS,
     THREADS,
 )
-from pipelines.report.style import BLUE, ORANGE, ROSE, TEAL, VIOLET, whole_numbers
+from pipelines.report.style import BLUE, INK, ORANGE, ROSE, TEAL, VIOLET, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PANELS: Mapping[str, str] = {
-    MEMORY: "memory without Java's heap, MiB",
-    HEAP: "Java's heap, alive, MiB",
+    MEMORY: "memory, MiB",
+    HEAP: "Java's live heap, MiB",
     THREADS: "threads",
     FILES: "open files",
     SOCKETS: "sockets",
 }
+_SESSION_PANELS: Mapping[str, str] = {name: name for name in LEFT_OVER}
 _COLOURS: Mapping[str, str] = {
     DRIVER: BLUE,
     DRIVER_JAVA: ORANGE,
     "executors, Java": TEAL,
     "executors, Python": VIOLET,
     CHILDREN: ROSE,
+    SESSION: INK,
 }
-_SIZE = (2.25, 1.25)
+_SIZE = (2.2, 1.3)
 _HEAD = 0.6
 _POINTS = 60
 _ROOM = 1.15
@@ -53,33 +57,38 @@ def soak_picture(records: Sequence[Record]) -> str:
     """
     from pipelines.report.svg_pictures import picture_of
 
+    rows = [(record, _PANELS) for record in records]
+    rows += [(one, _SESSION_PANELS) for one in records if SESSION in one.series]
+
     def draw(figure: Figure) -> None:
-        rows = figure.subplots(len(records), len(_PANELS), squeeze=False, sharex="row")
-        for record, row in zip(records, rows, strict=True):
-            for quantity, axes in zip(_PANELS, row, strict=True):
+        grid = figure.subplots(len(rows), len(_PANELS), squeeze=False)
+        for number, ((record, panels), row) in enumerate(zip(rows, grid, strict=True)):
+            for (quantity, title), axes in zip(panels.items(), row, strict=True):
                 _panel(axes, record, quantity)
-            row[0].set_ylabel(record.case, color="black", fontsize=9)
-        for title, axes in zip(_PANELS.values(), rows[0], strict=True):
-            axes.set_title(title, loc="left", fontsize=9)
-        for axes in rows[-1]:
+                if number == 0 or panels is not _PANELS:
+                    axes.set_title(title, loc="left", fontsize=9)
+            if panels is _PANELS and len(records) > 1:
+                row[0].set_ylabel(record.case.replace("-", "\n"), color=INK, fontsize=9)
+        for axes in grid[-1]:
             axes.set_xlabel(f"{records[0].axis}s", fontsize=9)
         _legend(figure, records)
 
-    size = (_SIZE[0] * len(_PANELS), _HEAD + _SIZE[1] * len(records))
+    size = (_SIZE[0] * len(_PANELS), _HEAD + _SIZE[1] * len(rows))
     return picture_of(f"Soak by {records[0].axis}s", size, draw)
 
 
 def _panel(axes: Axes, record: Record, quantity: str) -> None:
     highest = 0.0
     for role in sorted(record.series):
-        colour = _COLOURS.get(kind_of(role))
-        if colour is None or quantity not in record.series[role]:
+        if quantity not in record.series[role] or kind_of(role) not in _COLOURS:
             continue
         places, values = thinned(*record.points(role, quantity))
-        axes.plot(places, values, color=colour, linewidth=1.3)
+        axes.plot(places, values, color=_COLOURS[kind_of(role)], linewidth=1.3)
         highest = max(highest, *values) if values else highest
+    if not axes.lines:
+        axes.set_axis_off()
     axes.set_ylim(0, _ROOM * highest or 1)
-    axes.margins(x=0.01)
+    axes.set_xlim(0, record.places[-1])
     axes.xaxis.set_major_locator(whole_numbers(4))
     axes.yaxis.set_major_locator(whole_numbers(3))
     axes.tick_params(labelsize=8)
@@ -110,7 +119,7 @@ def _legend(figure: Figure, records: Sequence[Record]) -> None:
     names = {
         name: "worker of local" if name == CHILDREN and records[0].axis == STEPS else name
         for name in _COLOURS
-        if name in seen
+        if name in seen - {SESSION}
     }
     lines = [Line2D([], [], color=_COLOURS[name], linewidth=1.8) for name in names]
     figure.legend(lines, list(names.values()), loc="outside upper left", ncols=len(lines))

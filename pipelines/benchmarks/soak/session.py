@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines import workflow
 from pipelines.benchmarks.soak.cases import case_settings
 from pipelines.benchmarks.soak.record import RUNS, Record
-from pipelines.benchmarks.soak.watching import Watch
+from pipelines.benchmarks.soak.watching import LEFT_OVER, SESSION, Watch
 from pipelines.settings import Config
 from pipelines.settings.load import load
 from pipelines.spark.session import spark_session, stopped_at_the_end
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 STEPS_OF_A_RUN = 6
 EXECUTORS = 3
 """Two workers, and the parameter server of asynchronous TensorFlowOnSpark."""
-SESSION = "session"
 _SHARED_MEMORY = Path("/dev/shm")
 # Executors hear of what is no longer needed, and processes of a run that is over have ended.
 _SETTLE_SECONDS = 2.0
@@ -90,17 +89,17 @@ def _left_over(session: SparkSession, watch: Watch) -> Mapping[str, float]:
             )
     java: Any = session.sparkContext._jsc.sc()
     temporary = Path(tempfile.gettempdir())
-    return {
-        "listening ports": listening,
-        "temporary files": sum(1 for _ in temporary.rglob("*")),
-        "shared memory": sum(1 for _ in _SHARED_MEMORY.iterdir()),
-        "persisted RDDs": java.getPersistentRDDs().size(),
-        "blocks": sum(
+    counts = (
+        listening,
+        sum(1 for _ in temporary.rglob("*")),
+        sum(1 for _ in _SHARED_MEMORY.iterdir()),
+        java.getPersistentRDDs().size(),
+        sum(
             status.blocks().size()
             for status in list(java.env().blockManager().master().getStorageStatus())
         ),
-        "jobs running": len(session.sparkContext.statusTracker().getActiveJobsIds()),
-    }
+    )
+    return dict(zip(LEFT_OVER, counts, strict=True))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def soak_steps(name: str, config: Config, folder: Path) -> Record:
     record, run = Record(name, STEPS), RunFolder.of(config)
     with log.open("wb") as output, _started(command, output.fileno()) as process:
         try:
-            _watch(process, record, run, deadline)
+            _watch(process, record, run, steps, deadline)
         finally:
             end_session(process.pid)
     if process.returncode:
@@ -116,9 +116,13 @@ def _started(
 
 
 def _watch(
-    process: subprocess.Popen[bytes], record: Record, run: RunFolder, deadline: float
+    process: subprocess.Popen[bytes],
+    record: Record,
+    run: RunFolder,
+    steps: int,
+    deadline: float,
 ) -> None:
-    """Adds samples to a record until a training ends; those after its last step are of no use."""
+    """Adds samples to a record until a training ends, but for those after its last step."""
     watch, began, heap_at = Watch(process.pid), time.monotonic(), 0.0
     while not _ended(process):
         now = time.monotonic()
@@ -127,9 +131,8 @@ def _watch(
         if with_heap := now >= heap_at:
             heap_at = now + HEAP_SECONDS
         sample = watch.sample(with_heap=with_heap)
-        if run.model.is_dir():
-            continue
-        record.add(_last_step(run), now - began, sample)
+        if (step := _last_step(run)) < steps:
+            record.add(step, now - began, sample)
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

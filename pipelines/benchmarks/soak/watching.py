@@ -25,6 +25,16 @@ MEMORY, HEAP, THREADS, FILES, SOCKETS, PROCESSES = QUANTITIES = (
 )
 """What is counted; memory and heap in MiB, the heap of Java alone."""
 
+SESSION = "session"
+LEFT_OVER = (
+    "listening ports",
+    "temporary files",
+    "files in /dev/shm",
+    "persisted RDDs",
+    "blocks in memory",
+)
+"""What is counted after a run beside its processes, all of them together."""
+
 Sample = Mapping[str, Mapping[str, float]]
 """By role and quantity."""
 
@@ -84,23 +94,27 @@ class Watch:
         import psutil
 
         with suppress(psutil.NoSuchProcess):
-            # Parents come first.
+            # Parents come first. The script that starts Java becomes Java itself.
             for process in sorted(self._leader.children(recursive=True), key=_age):
-                if process not in self._roles:
-                    with suppress(psutil.Error):
-                        self._roles[process] = self._role(process)
+                with suppress(psutil.Error):
+                    self._roles[process] = self._role(process)
         self._roles = {one: role for one, role in self._roles.items() if one.is_running()}
         yield from self._roles.items()
 
     def _role(self, process: psutil.Process) -> str:
+        import psutil
+
+        parent = process.parent()
+        above = self._roles.get(parent, CHILDREN) if parent else CHILDREN
+        if process.status() == psutil.STATUS_ZOMBIE:
+            # Its parent has not asked how it ended.
+            return above
         if process.name() == "java":
             words = process.cmdline()
             if not any(_EXECUTOR_CLASS in word for word in words):
                 return DRIVER_JAVA
             return f"executor {words[words.index(_EXECUTOR_ID) + 1]}, Java"
-        parent = process.parent()
-        role = self._roles.get(parent, CHILDREN) if parent else CHILDREN
-        return role.replace("Java", "Python") if role.startswith("executor") else CHILDREN
+        return above.replace("Java", "Python") if above.startswith("executor") else CHILDREN
 
 
 def _age(process: psutil.Process) -> float:
@@ -108,6 +122,10 @@ def _age(process: psutil.Process) -> float:
 
 
 def _counts(process: psutil.Process, *, with_heap: bool) -> dict[str, float]:
+    import psutil
+
+    if process.status() == psutil.STATUS_ZOMBIE:
+        return {PROCESSES: 1}
     sockets = files = 0
     for number in Path(f"/proc/{process.pid}/fd").iterdir():
         # It may have been closed meanwhile.
