@@ -84,5 +84,8 @@ def case_settings(config: Config, name: str, run: Path, steps: int) -> Config:
         # Kernels of bf16 are compiled for each shape, which takes longer than to use them here.
         "precision": "fp32",
         "restarts": 0,
+        # A machine that is busy is slow, which is no growth.
+        "start_seconds": 600,
+        "stall_seconds": 600,
     }
     return parse({**tree, "training": tree["training"] | CASES[name]})

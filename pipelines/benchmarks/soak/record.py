@@ -16,10 +16,10 @@ from pipelines.files import storage
 STEPS, RUNS = "step", "run"
 PER: Mapping[str, int] = {STEPS: 1_000, RUNS: 100}
 """To what growth is related."""
-MEMORY_BOUND: Mapping[str, float] = {STEPS: 2.0, RUNS: 10.0}
+MEMORY_BOUND: Mapping[str, float] = {STEPS: 1.5, RUNS: 10.0}
 """MiB of a role for so many steps or runs.
 
-An executor's Java and its Python gain less than 400 MiB in 100,000 steps at 2 MiB each, about the
+An executor's Java and its Python gain less than 300 MiB in 100,000 steps at 1.5 MiB each, below the
 least that Spark adds to an executor's heap where containers are limited
 (``spark.executor.memoryOverhead``, 384 MiB). A notebook that trains a hundred times a day gains
 10 MiB.
