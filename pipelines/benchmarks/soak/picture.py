@@ -74,7 +74,9 @@ def soak_picture(records: Sequence[Record]) -> str:
         _legend(figure, records)
 
     size = (_SIZE[0] * len(_PANELS), _HEAD + _SIZE[1] * len(rows))
-    return picture_of(f"Soak by {records[0].axis}s", size, draw)
+    text = picture_of(f"Soak by {records[0].axis}s", size, draw)
+    # A hundredth of a point cannot be seen, and takes half of the file.
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", text)
 
 
 def _panel(axes: Axes, record: Record, quantity: str) -> None:
@@ -102,14 +104,20 @@ def kind_of(role: str) -> str:
 
 
 def thinned(places: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """At most sixty points: the median of those that lie beside one another."""
+    """At most sixty points: the medians of those that lie beside one another, bends alone."""
     if not places:
         return [], []
     parts = min(len(places), _POINTS)
-    return (
-        [float(np.median(part)) for part in np.array_split(np.asarray(places), parts)],
-        [float(np.median(part)) for part in np.array_split(np.asarray(values), parts)],
+    x, y = (
+        [float(np.median(part)) for part in np.array_split(np.asarray(of_all), parts)]
+        for of_all in (places, values)
     )
+    kept = [
+        number
+        for number in range(parts)
+        if number in (0, parts - 1) or not y[number - 1] == y[number] == y[number + 1]
+    ]
+    return [x[number] for number in kept], [y[number] for number in kept]
 
 
 def _legend(figure: Figure, records: Sequence[Record]) -> None:
