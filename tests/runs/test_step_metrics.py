@@ -1,6 +1,7 @@
 """Lines and figures from what the workers report, in whatever order it comes."""
 
 import random
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -223,3 +224,31 @@ def test_a_line_has_the_cpu_time_of_all_workers_if_all_measured_it():
             step_metrics.add(record(step, granules=1, rank=rank, cpu_seconds=cpu_seconds))
     assert lines[0]["cpu_seconds"] == 1.5
     assert "cpu_seconds" not in lines[1]
+
+
+def test_updates_of_steps_that_are_made_again_count_once():
+    metrics = StepMetrics(make_run(4, log_every=2), 2, lambda line: None)
+    for step, age in enumerate((1, 5, 9)):
+        metrics.add(record(step, staleness=age))
+    metrics.go_back(Restart(step=1, workers=2))
+    for step, age in ((1, 2), (2, 3), (3, 4)):
+        metrics.add(record(step, staleness=age))
+    staleness = metrics.outcome().staleness
+    assert (staleness.mean, staleness.most) == (2.5, 4)
+    metrics.go_back(Restart(step=0, workers=2))
+    assert metrics.outcome().staleness is None
+
+
+@pytest.mark.parametrize("staleness", [None, 3])
+def test_a_step_that_is_done_takes_few_bytes(staleness):
+    steps = 20_000
+    metrics = StepMetrics(make_run(steps, log_every=50), 2, lambda line: None)
+    for step in range(100):
+        metrics.add(record(step, staleness=staleness))
+    tracemalloc.start()
+    for step in range(100, steps):
+        # A loss of its own for each, as in a training.
+        metrics.add(record(step, loss=1 / (step + 1), staleness=staleness))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held / steps < 30
