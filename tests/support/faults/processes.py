@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from contextlib import suppress
 
 import psutil
+from host_sockets import serves_other_hosts
 from hosts import Host
 
 EXECUTOR, DAEMON, WATCHDOG = "CoarseGrainedExecutorBackend", "spark.daemon", "watchdog.py"
@@ -34,7 +34,7 @@ def trainers(host: Host) -> list[psutil.Process]:
 
 def servers(host: Host) -> list[psutil.Process]:
     """Those of them at which others of other hosts connect."""
-    return [one for one in trainers(host) if _listens(one)]
+    return [one for one in trainers(host) if serves_other_hosts(host, one)]
 
 
 def executors(host: Host) -> list[psutil.Process]:
@@ -51,15 +51,6 @@ def leftovers(host: Host) -> list[str]:
             if line and not any(part in line for part in SPARKS_OWN):
                 found.append(f"{host.name}: {one.pid} {_short(line)}")
     return found
-
-
-def _listens(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        for connection in process.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN
-            if listens and not ipaddress.ip_address(connection.laddr.ip).is_loopback:
-                return True
-    return False
 
 
 def _short(line: str) -> str:
