@@ -14,7 +14,7 @@ from pipelines.spark.errors import spark_cause
 from pipelines.spark.job_thread import END_SECONDS, ContextGroups, JobThread
 from pipelines.spark.room import ranks_of, task_slots
 from pipelines.spark.session import in_one_process
-from pipelines.spark.task_places import failed_task, host_of_task, name_of
+from pipelines.spark.task_places import failed_partition, host_of_task
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -145,9 +145,9 @@ class SparkJob(JobThread[object]):
             return self.error
         if isinstance(self.error, Exception):
             cause = f"{self._what} failed ({spark_cause(self.error)})"
-            task = failed_task(self._context, self.group)
-            rank = task.partition if task and self._by_rank else None
-            host = name_of(task.host) if task else None
+            failed = failed_partition(str(self.error))
+            host = host_of_task(self._context, self.group, failed)
+            rank = failed if self._by_rank else None
             return EngineError(self._engine, cause, rank=rank, host=host)
         return None
 

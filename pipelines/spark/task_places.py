@@ -1,15 +1,18 @@
-"""Where the tasks of a Spark job are, and which of them has failed. Runs on the driver."""
+"""Which task of a Spark job has failed, and where its tasks are. Runs on the driver."""
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-FAILED = "FAILED"
 _MOST_TASKS = 10_000
+_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\)|Lost task (\d+)\.\d+ in stage")
+"""Spark's `Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully`, of which 1
+is the partition, and `Lost task 1.0 in stage 3.0`."""
 
 
 class TaskPlace(NamedTuple):
@@ -18,14 +21,10 @@ class TaskPlace(NamedTuple):
     Attributes:
         partition: Its number in the stage.
         host: That it is, or was, on; as Spark knows it, mostly its address.
-        status: As Spark calls it: `RUNNING`, :data:`FAILED`, `KILLED`, `SUCCESS`.
-        ended: When, in milliseconds by the driver's clock; 0 as long as it runs.
     """
 
     partition: int
     host: str
-    status: str
-    ended: int
 
 
 def task_places(context: SparkContext, group: str) -> list[TaskPlace]:
@@ -42,13 +41,13 @@ def task_places(context: SparkContext, group: str) -> list[TaskPlace]:
         return []
 
 
-def failed_task(context: SparkContext, group: str) -> TaskPlace | None:
-    """The task that a job has failed with, which is the first; none if that is not known.
+def failed_partition(message: str) -> int | None:
+    """The number of the task that a job has failed with, by Spark's message; none if it has none.
 
-    Of a barrier stage Spark ends the others, and these may fail by that.
+    Of a barrier stage Spark ends the other tasks too, and these count as failed as well.
     """
-    failed = [one for one in task_places(context, group) if one.status == FAILED]
-    return min(failed, key=lambda one: one.ended, default=None)
+    found = _FAILED_TASK.search(message)
+    return int(found[1] or found[2]) if found else None
 
 
 def host_of_task(context: SparkContext, group: str, partition: int | None) -> str | None:
@@ -74,9 +73,7 @@ def _task_places(context: SparkContext, group: str) -> list[TaskPlace]:
         tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), _MOST_TASKS)
         for place in range(tasks.size()):
             task = tasks.apply(place)
-            took = task.duration()
-            ended = task.launchTime().getTime() + int(took.get()) if took.isDefined() else 0
-            found.append(TaskPlace(task.index(), str(task.host()), str(task.status()), ended))
+            found.append(TaskPlace(task.index(), str(task.host())))
     return found
 
 

@@ -25,7 +25,9 @@ _MODELS = "Thread Model RDD"
 _EXECUTOR_LOST = "ExecutorLostFailure"
 _STATE_LOST = re.compile(r"worker (\d+) was lost: its part of the optimiser")
 # What dllib says of such a task, which looks for the parameters where they never were.
-_PARAMETERS_LOST = "initialize AllReduceParameter first"
+_PARAMETERS_LOST = re.compile(
+    "initialize AllReduceParameter first|AllReduceParameter is not initialized"
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class WorkerLocations:
         if gone := _STATE_LOST.search(text):
             cause = f"its executor is gone: {cause}"
             return WorkerLostError("bigdl", cause, began=True, **self.place(int(gone[1])))
-        if lost and _PARAMETERS_LOST in text:
+        if lost and _PARAMETERS_LOST.search(text):
             cause = f"its executor is gone: {cause}"
             return WorkerLostError("bigdl", cause, began=True, **self.place(int(lost[1])))
         if _EXECUTOR_LOST in text:
