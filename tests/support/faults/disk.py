@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,16 +33,12 @@ class Disk:
 
     def fill(self) -> None:
         """Leaves no room on it."""
-        filler = self.folder / "filler"
-        with filler.open("wb") as file:
+        # Unbuffered, since closing a buffer that has no room is an error again.
+        with (self.folder / "filler").open("wb", buffering=0) as file:
             for piece in (1 << 20, 1 << 12, 1):
-                try:
-                    while True:
-                        file.write(bytes(piece))
-                        file.flush()
+                with suppress(OSError):
+                    while file.write(bytes(piece)):
                         os.fsync(file.fileno())
-                except OSError:
-                    continue
 
     def empty(self) -> None:
         (self.folder / "filler").unlink(missing_ok=True)

@@ -89,6 +89,7 @@ class Fault:
         lasts: Seconds for which nobody can do anything.
         deafens: Whether steps are made that the driver does not hear of, so that its log lacks
             them where a checkpoint after them counts.
+        ends_worker: Whether a worker ends that may have made a step and not reported it.
     """
 
     label: str
@@ -102,6 +103,7 @@ class Fault:
     cuts: bool = False
     lasts: float = 0.0
     deafens: bool = False
+    ends_worker: bool = False
 
     def meets(self, case: EngineCase) -> bool:
         """Whether trainings of an engine have what it is done to."""
@@ -231,12 +233,12 @@ def _set_clock(scene: Scene) -> None:
 
 
 def _take_ports(scene: Scene) -> None:
-    listen = f"import socket, time; a = [socket.create_server(('', p)) for p in {PORTS}]"
+    listen = f"import socket, time; a = [{processes.LISTENER}(('', p)) for p in {PORTS}]"
     for host in scene.watched.cluster.hosts:
         command = ["python3", "-ISE", "-c", f"{listen}; time.sleep(3600)"]
         listener = host.start(command, scene.watched.log.with_name("listener.log"))
         scene.undoing.callback(listener.kill)
-        scene.undoing.callback(host.signal, "socket.create_server")
+        scene.undoing.callback(host.signal, processes.LISTENER)
 
 
 def _slow_down(scene: Scene) -> None:
@@ -275,17 +277,26 @@ NO_ROOM = r"No space left|is full|no room"
 
 FAULTS = {
     "worker killed": Fault(
-        "a worker's process is killed (`-9`)", _send(_workers, signal.SIGKILL), needs="watched"
+        "a worker's process is killed (`-9`)",
+        _send(_workers, signal.SIGKILL),
+        needs="watched",
+        ends_worker=True,
     ),
     "worker stopped": Fault(
-        "a worker's process hangs (`-STOP`)", _send(_workers, signal.SIGSTOP), needs="watched"
+        "a worker's process hangs (`-STOP`)",
+        _send(_workers, signal.SIGSTOP),
+        needs="watched",
+        ends_worker=True,
     ),
     "executor killed": Fault(
-        "an executor's JVM is killed (`-9`)", _send(processes.executors, signal.SIGKILL)
+        "an executor's JVM is killed (`-9`)",
+        _send(processes.executors, signal.SIGKILL),
+        ends_worker=True,
     ),
     "executor stopped": Fault(
         "an executor hangs, JVM and Python (`-STOP`)",
         _send(lambda host: [*processes.executors(host), *_workers(host)], signal.SIGSTOP),
+        ends_worker=True,
     ),
     "server killed": Fault(
         "a parameter server on an executor is killed (`-9`)",
@@ -301,7 +312,10 @@ FAULTS = {
         deafens=True,
     ),
     "host cut off": Fault(
-        "a worker's host loses its network for good", _cut_off(lambda at: at.last_host), cuts=True
+        "a worker's host loses its network for good",
+        _cut_off(lambda at: at.last_host),
+        cuts=True,
+        ends_worker=True,
     ),
     "host away 10 s": Fault(
         "a worker's host has no network for 10 s", _cut_off_for_a_while, finishes=True

@@ -58,9 +58,9 @@ def _bad_wire(host: Host, loss: float, delay: float) -> Iterator[None]:
         in_network(host.switch, f"link set {port} nomaster", f"link set {outer} master br0")
         yield
     finally:
-        in_network(host.switch, f"link set {port} master br0", f"link del {outer}")
         relay.kill()
         relay.wait(SECONDS)
+        in_network(host.switch, f"link set {port} master br0", f"link del {outer}")
 
 
 def _inside(process: int, command: list) -> list[str]:

@@ -11,6 +11,8 @@ from hosts import Host
 EXECUTOR, DAEMON, WATCHDOG = "CoarseGrainedExecutorBackend", "spark.daemon", "watchdog.py"
 SPARKS_OWN = ("org.apache.spark.deploy.",)
 """What is there before and after a job."""
+LISTENER = "socket.create_server"
+"""In the command line of what a fault starts."""
 
 
 def python_workers(host: Host) -> list[psutil.Process]:
@@ -43,12 +45,12 @@ def executors(host: Host) -> list[psutil.Process]:
 
 
 def leftovers(host: Host) -> list[str]:
-    """What runs on a host that is neither Spark's own nor the host's, in a line each."""
+    """What runs on a host that is not Spark's own, the host's or a fault's, in a line each."""
     found = []
     for one in host.processes():
         with suppress(psutil.Error):
             line = " ".join(one.cmdline())
-            if line and not any(part in line for part in SPARKS_OWN):
+            if line and not any(part in line for part in (*SPARKS_OWN, LISTENER)):
                 found.append(f"{host.name}: {one.pid} {_short(line)}")
     return found
 
