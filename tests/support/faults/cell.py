@@ -302,17 +302,17 @@ def _check_model(setting: Setting, outcome: Outcome) -> None:
 
 def _check_losses(setting: Setting, outcome: Outcome, steps: int) -> None:
     made, losses = job.losses_of(setting.run)
-    missing = set(range(1, steps + 1)) - set(made)
-    # A worker that is killed as another writes the checkpoint after a step has not reported it yet.
-    unreported = {outcome.resumed} if setting.fault.ends_worker else set()
-    if made != sorted(set(made)) or not (setting.fault.deafens or missing <= unreported):
+    missing = sorted(set(range(1, steps + 1)) - set(made))
+    reported = (outcome.resumed or 0) - len(missing)
+    is_last = missing == [*range(reported + 1, reported + len(missing) + 1)]
+    if made != sorted(set(made)) or not is_last or len(missing) > setting.fault.unreported:
         outcome.failings.append(f"steps are missing or twice there: {len(made)} of {steps}")
         return
     if not np.isfinite(losses).all():
         outcome.failings.append("a loss is not finite")
     if setting.case.equivalent and setting.case.repeats:
         framework = job.framework_of(setting.config)
-        expected = job.reference_losses(setting.pristine, framework, setting.folder / "reference")
+        expected = job.reference_losses(setting.pristine, framework)
         compared = [place for place, step in enumerate(made) if step <= len(expected)]
         wanted = expected[[made[place] - 1 for place in compared]]
         apart = np.abs(losses[compared] - wanted)

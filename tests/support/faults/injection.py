@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import threading
@@ -87,9 +88,8 @@ class Fault:
         ends_driver: Whether the driver is gone with it, and says nothing more.
         cuts: Whether a host cannot end what it runs before the fault is over.
         lasts: Seconds for which nobody can do anything.
-        deafens: Whether steps are made that the driver does not hear of, so that its log lacks
-            them where a checkpoint after them counts.
-        ends_worker: Whether a worker ends that may have made a step and not reported it.
+        unreported: How many steps at most may have been made, and saved in a checkpoint, that the
+            driver has not heard of, so that its log lacks them.
     """
 
     label: str
@@ -102,8 +102,7 @@ class Fault:
     ends_driver: bool = False
     cuts: bool = False
     lasts: float = 0.0
-    deafens: bool = False
-    ends_worker: bool = False
+    unreported: float = 0
 
     def meets(self, case: EngineCase) -> bool:
         """Whether trainings of an engine have what it is done to."""
@@ -280,42 +279,44 @@ FAULTS = {
         "a worker's process is killed (`-9`)",
         _send(_workers, signal.SIGKILL),
         needs="watched",
-        ends_worker=True,
+        unreported=1,
     ),
     "worker stopped": Fault(
         "a worker's process hangs (`-STOP`)",
         _send(_workers, signal.SIGSTOP),
         needs="watched",
-        ends_worker=True,
+        unreported=1,
     ),
     "executor killed": Fault(
         "an executor's JVM is killed (`-9`)",
         _send(processes.executors, signal.SIGKILL),
-        ends_worker=True,
+        unreported=1,
     ),
     "executor stopped": Fault(
         "an executor hangs, JVM and Python (`-STOP`)",
         _send(lambda host: [*processes.executors(host), *_workers(host)], signal.SIGSTOP),
-        ends_worker=True,
+        unreported=1,
     ),
     "server killed": Fault(
         "a parameter server on an executor is killed (`-9`)",
         _send(processes.servers, signal.SIGKILL),
         needs="servers",
     ),
-    "driver killed": Fault("the driver is killed (`-9`)", _kill_driver, ends_driver=True),
+    "driver killed": Fault(
+        "the driver is killed (`-9`)", _kill_driver, ends_driver=True, unreported=math.inf
+    ),
     "driver stopped": Fault(
         "the driver hangs for a minute (`-STOP`)",
         _stop_driver,
         blames=False,
         lasts=GONE_SECONDS,
-        deafens=True,
+        unreported=math.inf,
     ),
     "host cut off": Fault(
         "a worker's host loses its network for good",
         _cut_off(lambda at: at.last_host),
         cuts=True,
-        ends_worker=True,
+        unreported=1,
     ),
     "host away 10 s": Fault(
         "a worker's host has no network for 10 s", _cut_off_for_a_while, finishes=True
@@ -325,7 +326,7 @@ FAULTS = {
         _cut_off(lambda at: at.driver_host),
         blames=False,
         cuts=True,
-        deafens=True,
+        unreported=math.inf,
     ),
     "5 % loss": Fault("a host's network loses 5 % of the frames", _bad_cable(lossy), finishes=True),
     "200 ms delay": Fault(
@@ -352,7 +353,7 @@ FAULTS = {
         _tear_checkpoint,
         moments=("in a step", "checkpoint", "last step"),
         ends_driver=True,
-        deafens=True,
+        unreported=math.inf,
     ),
     "clock set back": Fault("a host's clock is set back by an hour", _set_clock, finishes=True),
     "ports taken": Fault(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from corpus_factory import small_config, write_docstrings
@@ -104,14 +103,25 @@ def losses_of(run: Path) -> tuple[list[int], np.ndarray]:
     return [line["step"] for line in lines], np.array([line["loss"] for line in lines])
 
 
-@cache
-def reference_losses(prepared: Path, framework: str, scratch: Path) -> np.ndarray:
-    """The losses of the first steps as one process makes them that nothing happens to."""
+def reference_losses(prepared: Path, framework: str) -> np.ndarray:
+    """The losses of the first steps as one process makes them that nothing happens to.
+
+    They are computed once and kept beside what they were trained on, for all cells.
+    """
+    kept = prepared.with_name(f"losses-{framework}.npy")
+    if not kept.exists():
+        with TemporaryDirectory(dir=prepared.parent) as scratch:
+            losses = _trained_losses(prepared, framework, Path(scratch))
+            np.save(Path(scratch, kept.name), losses)
+            Path(scratch, kept.name).replace(kept)
+    return np.load(kept)
+
+
+def _trained_losses(prepared: Path, framework: str, scratch: Path) -> np.ndarray:
     settings = LEARNING | {"framework": framework, "workers": 1, "engine": "local"}
     config = small_config(prepared, **settings)
     manifest = LaneManifest.load(prepared / "lanes")
     spec, weights = start_encoder(config, manifest.vocabulary)
-    shutil.rmtree(scratch, ignore_errors=True)
     save_checkpoint(scratch, Checkpoint(0, spec, weights, {}), 9)
     run = TrainingRun(
         config=config,
