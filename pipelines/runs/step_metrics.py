@@ -201,7 +201,10 @@ class StepMetrics:
     def _log(self) -> None:
         records = [record for step in self._window for record in step]
         steps = len(self._window)
-        seconds = max(self._seconds - self._window_began, 1e-9)
+        # Workers that make steps alone finish some before those that come earlier in order: between
+        # these no time has passed, and yet they took as long as each worker spent on them.
+        spent = sum(record.step_seconds for record in records) / self._workers
+        seconds = max(self._seconds - self._window_began, spent, 1e-9)
         tokens = sum(record.tokens for record in records)
         ages = [record.staleness for record in records if record.staleness is not None]
         staleness = _staleness(ages)

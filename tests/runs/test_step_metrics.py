@@ -134,6 +134,16 @@ def test_a_run_of_one_line_has_a_rate():
     assert step_metrics.outcome().examples_per_second == pytest.approx(2 * 16 / 2)
 
 
+def test_steps_that_are_complete_at_once_have_the_rate_of_their_workers():
+    lines = []
+    step_metrics = StepMetrics(make_run(2, log_every=1), 2, lines.append)
+    # The worker of step 1 was the faster one.
+    step_metrics.add(record(1, seconds=3.0, step_seconds=3.0))
+    step_metrics.add(record(0, seconds=4.0, step_seconds=4.0))
+    assert [line["examples_per_second"] for line in lines] == [16 / 4.0, 16 / (3.0 / 2)]
+    assert lines[1]["data_wait"] == pytest.approx(0.25 / 1.5 / 2)
+
+
 def test_steps_that_are_made_again_by_fewer_workers_count_once():
     lines = []
     step_metrics = StepMetrics(make_run(9, first_step=1, log_every=2), 2, lines.append)
