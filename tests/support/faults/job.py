@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -78,6 +80,31 @@ def command_of(
     verb = "run" if moment == EVALUATION else "train"
     given = [f"--set=spark.{key}={value}" for key, value in spark.items()]
     return [*CLI, verb, "--config", path, *given]
+
+
+def run_here(
+    arguments: Sequence[str], config: Config, path: Path, log: Path, seconds: float
+) -> int:
+    """Runs a command of the command line on this machine to its end, with Spark in one process.
+
+    Args:
+        arguments: The verb and what follows it.
+        path: For the settings.
+        log: For what it says.
+
+    Returns:
+        Its exit code.
+
+    Raises:
+        subprocess.TimeoutExpired: It takes longer, and is killed.
+    """
+    path.write_text(configuration.dump(config))
+    command = [sys.executable, *CLI, *arguments, "--config", path, "--set=spark.master=local[2]"]
+    with log.open("wb") as out:
+        done = subprocess.run(
+            command, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False
+        )
+    return done.returncode
 
 
 def alone(config: Config, pristine: Path, steps: int) -> Config:

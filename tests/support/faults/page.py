@@ -10,6 +10,7 @@ from faults.injection import FAULTS
 from faults.matrix import CASES
 
 BEGIN, END = "<!-- written by `make faults` -->\n", "<!-- until here -->\n"
+STAGES_BEGIN = "<!-- written by `make faults-of-stages` -->\n"
 PAGE = Path("docs/faults.md")
 
 
@@ -24,9 +25,33 @@ def read_outcomes(results: Path) -> list[Outcome]:
 
 def write_page(results: Path) -> None:
     """Puts the tables into the page, between its marks."""
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{tables(read_outcomes(results))}\n{END}{rest.split(END)[1]}")
+    _write(BEGIN, tables(read_outcomes(results)))
+
+
+def write_stages(results: Path) -> None:
+    """Puts the table of the stages beside training into the page."""
+    from faults.stages.cell import STAGE_FAULTS, stage_cells
+    from faults.stages.kinds import STAGES
+
+    outcomes = read_outcomes(results)
+    known = {(one.fault, one.case): one for one in outcomes}
+    there = {(one.fault, one.stage) for one in stage_cells()}
+    lines = ["| | " + " | ".join(STAGES) + " |", "|---|" + "---|" * len(STAGES)]
+    for fault, kind in STAGE_FAULTS.items():
+        cells = (
+            _told(known[fault, stage])
+            if (fault, stage) in known
+            else ("" if (fault, stage) in there else "-")
+            for stage in STAGES
+        )
+        lines.append(f"| {kind.label} | " + " | ".join(cells) + " |")
+    _write(STAGES_BEGIN, "\n".join([*lines, *_wrong(outcomes)]) + "\n")
+
+
+def _write(begin: str, table: str) -> None:
+    before, rest = PAGE.read_text().split(begin)
+    after = rest.split(END, 1)[1]
+    PAGE.write_text(f"{before}{begin}\n{table}\n{END}{after}")
 
 
 def tables(outcomes: list[Outcome]) -> str:
@@ -38,12 +63,16 @@ def tables(outcomes: list[Outcome]) -> str:
     for fault, known in FAULTS.items():
         cells = (_entry(ran.get((fault, case), []), known.meets(CASES[case])) for case in CASES)
         lines.append(f"| {known.label} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, *_wrong(outcomes)]) + "\n"
+
+
+def _wrong(outcomes: list[Outcome]) -> list[str]:
+    """How many cells have run, and what was not as promised."""
     wrong = [one for one in outcomes if one.failings]
-    lines += ["", f"{len(outcomes)} cells have run, {len(wrong)} were not as promised."]
-    lines += [
+    lines = ["", f"{len(outcomes)} cells have run, {len(wrong)} were not as promised."]
+    return lines + [
         f"- {one.case}, {one.fault}, {one.moment}: {'; '.join(one.failings)}" for one in wrong
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _entry(outcomes: list[Outcome], meets: bool) -> str:

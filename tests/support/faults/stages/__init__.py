@@ -1,0 +1,1 @@
+"""What becomes of the stages beside training when something goes wrong; run by a command."""
