@@ -110,7 +110,7 @@ class Fault:
         return {"": True, "watched": case.watched, "servers": has_server}[self.needs]
 
 
-def _send(find: Callable[[Host], list[psutil.Process]], number: int) -> Inject:
+def send(find: Callable[[Host], list[psutil.Process]], number: int) -> Inject:
     """Sends a signal to processes of the last host that has some."""
 
     def inject(scene: Scene) -> None:
@@ -277,29 +277,29 @@ NO_ROOM = r"No space left|is full|no room"
 FAULTS = {
     "worker killed": Fault(
         "a worker's process is killed (`-9`)",
-        _send(_workers, signal.SIGKILL),
+        send(_workers, signal.SIGKILL),
         needs="watched",
         unreported=1,
     ),
     "worker stopped": Fault(
         "a worker's process hangs (`-STOP`)",
-        _send(_workers, signal.SIGSTOP),
+        send(_workers, signal.SIGSTOP),
         needs="watched",
         unreported=1,
     ),
     "executor killed": Fault(
         "an executor's JVM is killed (`-9`)",
-        _send(processes.executors, signal.SIGKILL),
+        send(processes.executors, signal.SIGKILL),
         unreported=1,
     ),
     "executor stopped": Fault(
         "an executor hangs, JVM and Python (`-STOP`)",
-        _send(lambda host: [*processes.executors(host), *_workers(host)], signal.SIGSTOP),
+        send(lambda host: [*processes.executors(host), *_workers(host)], signal.SIGSTOP),
         unreported=1,
     ),
     "server killed": Fault(
         "a parameter server on an executor is killed (`-9`)",
-        _send(processes.servers, signal.SIGKILL),
+        send(processes.servers, signal.SIGKILL),
         needs="servers",
     ),
     "driver killed": Fault(

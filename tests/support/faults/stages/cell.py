@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,14 +18,15 @@ from hosts import end
 from faults import job
 from faults.cell import FAREWELL_SECONDS, PROMISED_SECONDS, Outcome
 from faults.disk import Disk, made_disk
-from faults.injection import FAULTS, GONE_SECONDS, Fault, Scene, _send, processes, signal
+from faults.injection import FAULTS, GONE_SECONDS, Fault, Scene, send
 from faults.moments import Watched
-from faults.processes import leftovers, python_workers
+from faults.processes import executors, leftovers, python_workers
 from faults.stages.kinds import EMBEDDED, PREPARED, RUN, SERVED, STAGES, Stage, is_same, settings_of
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 
 STALL_SECONDS = 30
+STALLED = r"spark\.stall_seconds"
 SPARKS_SECONDS = 180.0
 """In which Spark gives up an executor that is silent (`spark.network.timeout`), and tries again."""
 STAGE_SECONDS, MOMENT_SECONDS = 600.0, 240.0
@@ -38,21 +41,19 @@ def _freeze_for_good(scene: Scene) -> None:
 STAGE_FAULTS: dict[str, Fault] = {
     "worker killed": replace(
         FAULTS["worker killed"],
-        inject=_send(python_workers, signal.SIGKILL),
+        inject=send(python_workers, signal.SIGKILL),
         label="Python of an executor is killed (`-9`)",
         finishes=True,
     ),
     "worker stopped": Fault(
         "Python of an executor hangs (`-STOP`)",
-        _send(python_workers, signal.SIGSTOP),
-        cause=r"spark\.stall_seconds",
+        send(python_workers, signal.SIGSTOP),
+        cause=STALLED,
     ),
     "executor killed": replace(FAULTS["executor killed"], finishes=True),
     "executor stopped": replace(
         FAULTS["executor stopped"],
-        inject=_send(
-            lambda host: [*processes.executors(host), *python_workers(host)], signal.SIGSTOP
-        ),
+        inject=send(lambda host: [*executors(host), *python_workers(host)], signal.SIGSTOP),
         finishes=True,
     ),
     "driver killed": FAULTS["driver killed"],
@@ -104,10 +105,17 @@ class Materials:
 
 
 def make_materials(work: Path) -> Materials:
-    """Runs all stages once, in one process."""
+    """Runs all stages once, each in one process, unless they have run there before."""
     folder, texts = work / "stages", work / "prepared" / "docstrings.jsonl"
     job.make_prepared(work / "prepared")
-    config = settings_of(folder, texts)
+    kept = work / "stages.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(_made(work, folder, settings_of(folder, texts))))
+    return Materials(folder, texts, json.loads(kept.read_text()))
+
+
+def _made(work: Path, folder: Path, config: Config) -> dict[str, object]:
+    """Runs the stages one after the other, and gives what each has made."""
     results = {}
     for name, stage in STAGES.items():
         log = work / f"{name}.log"
@@ -115,7 +123,7 @@ def make_materials(work: Path) -> Materials:
             _run_alone(("train",), config, work / "train.log")
         _run_alone(stage.arguments, config, log)
         results[name] = stage.result(folder, log.read_text())
-    return Materials(folder, texts, results)
+    return results
 
 
 def _run_alone(arguments: Sequence[str], config: Config, log: Path) -> None:
@@ -136,7 +144,7 @@ def run_stage_cell(cell: StageCell, materials: Materials, folder: Path) -> Outco
         cluster = stack.enter_context(host_cluster(folder, cores=2, seen=[materials.texts.parent]))
         config = settings_of(disk.folder, materials.texts)
         log = folder / "driver.log"
-        command = _command(stage, config, folder / "job.yaml", cluster)
+        command = _command(stage, fault, config, folder / "job.yaml", cluster)
         driver = cluster.start(command, log)
         stack.callback(end, driver)
         scene = Scene(
@@ -153,9 +161,14 @@ def run_stage_cell(cell: StageCell, materials: Materials, folder: Path) -> Outco
     return outcome
 
 
-def _command(stage: Stage, config: Config, path: Path, cluster: HostCluster) -> list[str | Path]:
+def _command(
+    stage: Stage, fault: Fault, config: Config, path: Path, cluster: HostCluster
+) -> list[str | Path]:
     path.write_text(configuration.dump(config))
-    spark = cluster.settings(2) | {"stall_seconds": str(STALL_SECONDS)}
+    spark = cluster.settings(2)
+    if fault.cause == STALLED:
+        # Not where Spark has a deadline of its own, which would come later.
+        spark = spark | {"stall_seconds": str(STALL_SECONDS)}
     given = [f"--set=spark.{key}={value}" for key, value in spark.items()]
     return [*job.CLI, *stage.arguments, "--config", path, *given]
 

@@ -18,6 +18,7 @@ PREPARED, RUN, EMBEDDED, SERVED = "prepared", "run", "embedded", "served"
 """Folders on the disk of a cell."""
 PART_ROWS = 60
 QUERY = "read a line from the file"
+ROW = "\N{BOX DRAWINGS LIGHT VERTICAL}"
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -42,10 +43,10 @@ def settings_of(disk: Path, texts: Path) -> Config:
     """The settings of all stages; what they read and write is on the disk, but for the texts."""
     config = small_config(disk / PREPARED, max_steps=20, framework="torch", engine="local")
     section = {
-        "corpus": {"inputs": [str(texts)]},
+        "corpus": {"inputs": (str(texts),)},
         "run": {"folder": str(disk / RUN)},
         "embedding": {
-            "inputs": [str(texts)],
+            "inputs": (str(texts),),
             "format": "jsonl",
             "output": str(disk / EMBEDDED),
             "part_rows": PART_ROWS,
@@ -75,8 +76,8 @@ def _vectors(disk: Path, _: str) -> object:
 
 
 def _hits(_: Path, said: str) -> object:
-    """The texts that were found, which are behind the places and similarities of the lines."""
-    return [line.split()[2:] for line in said.splitlines() if line[:1].isdigit()]
+    """The rows of the table that is printed."""
+    return [line for line in said.splitlines() if line.startswith(ROW)]
 
 
 def _served(disk: Path, _: str) -> object:
