@@ -87,8 +87,8 @@ class HostCluster:
     def _workers_if_it_answers(self) -> list[str]:
         try:
             return self.workers()
-        except subprocess.CalledProcessError:
-            return []  # Not yet, or not within five seconds.
+        except (subprocess.CalledProcessError, json.JSONDecodeError):
+            return []  # Not yet, or not within five seconds, or not all of it.
 
 
 @contextmanager
