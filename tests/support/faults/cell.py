@@ -8,7 +8,8 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import ExitStack
+import traceback
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -127,8 +128,9 @@ def run_in_time(cell: Cell, pristine: Path, folder: Path, deadline: float) -> Ou
         return None
     try:
         return run_cell(cell, pristine, folder)
-    except (AssertionError, LookupError, OSError, ValueError, subprocess.SubprocessError) as error:
-        # The other cells are to be run; of this one nothing is known.
+    except Exception as error:  # noqa: BLE001 - the other cells are to be run
+        # Of this one nothing is known.
+        traceback.print_exception(error)
         failing = f"the cell itself failed: {type(error).__name__}: {error}"
         return Outcome(cell.case, cell.fault, cell.moment, end="broken", failings=[failing])
 
@@ -204,8 +206,9 @@ def _bring_about(setting: Setting, outcome: Outcome) -> None:
 def _tell_to_end(driver: subprocess.Popen[bytes]) -> None:
     """Ends a job as a scheduler does."""
     for one in psutil.Process(driver.pid).children(recursive=True):
-        if "pipelines.cli" in " ".join(one.cmdline()) and one.name().startswith("python"):
-            one.terminate()
+        with suppress(psutil.NoSuchProcess):
+            if "pipelines.cli" in " ".join(one.cmdline()) and one.name().startswith("python"):
+                one.terminate()
     driver.wait(PROMISED_SECONDS)
 
 
@@ -238,9 +241,7 @@ def _judge_blame(setting: Setting, outcome: Outcome) -> None:
     """Whom the error names."""
     if setting.cell.moment == EVALUATION and "engine " not in outcome.message:
         return
-    named = re.search(
-        r"engine (\S+?)(?:, rank (\d+))?(?:, host (\S+?))?(?:, lane \d+)?: ", outcome.message
-    )
+    named = re.search(BLAME, outcome.message)
     if named is None or named[1] != setting.case.make().name:
         if setting.fault.blames:
             outcome.failings.append("the engine is not named")
@@ -252,8 +253,13 @@ def _judge_blame(setting: Setting, outcome: Outcome) -> None:
         outcome.failings.append("no host is named")
     elif named[3] != victim.name:
         outcome.failings.append(f"host {named[3]} is named, and it was {victim.name}")
-    elif named[2] is None:
+    elif named[2] is None and not _is_before_ranks(setting):
         outcome.failings.append("no rank is named")
+
+
+def _is_before_ranks(setting: Setting) -> bool:
+    """Whether there are no ranks yet: dllib gives them with its first step."""
+    return setting.case.loop in job.DLLIB and setting.cell.moment == "starting"
 
 
 def _look_for_leftovers(setting: Setting, outcome: Outcome) -> None:

@@ -22,8 +22,9 @@ from pipelines.settings import load as configuration
 from pipelines.training_plan import batch_plan
 
 CLI = ("-c", "import sys; from pipelines.cli import main; sys.exit(main())")
-FEW, SOME, ENDLESS = 60, 300, 10**6
-SLOW_LOOPS = ("dllib",)
+FEW, SOME, ENDLESS = 60, 150, 10**6
+DLLIB = ("dllib",)
+"""Loops whose steps are slow, and whose ranks are known with the first one."""
 EVERY = 20
 COMPARED = 400
 """Steps after which rounding has grown too much for a comparison with a run from the start."""
@@ -43,10 +44,10 @@ def make_prepared(folder: Path) -> Path:
 def steps_of(case: EngineCase, moment: str, *, finishes: bool, slow_network: bool) -> int:
     """How many steps a job is to make: few where each takes long, no end where it is to be cut."""
     if moment in LATE:
-        return FEW if case.loop not in SLOW_LOOPS else FEW // 2
+        return FEW if case.loop not in DLLIB else FEW // 2
     if not finishes:
         return ENDLESS
-    return FEW if slow_network or case.loop in SLOW_LOOPS else SOME
+    return FEW if slow_network or case.loop in DLLIB else SOME
 
 
 def settings_of(
