@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+_SHOWN = 200
+"""Characters of what a library says, in an error."""
+
 
 class PipelineError(Exception):
     """Anything that this package raises on purpose.
@@ -31,6 +34,23 @@ class InputError(PipelineError):
         self.key = key
         self.problem = problem
         self.remedy = remedy
+
+
+class DamagedFileError(PipelineError, ValueError):
+    """A file of this package that does not hold what was written into it. Jobs exit with 1.
+
+    Args:
+        path: Of the file.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        # What a library says of a value shows it, and may be of several lines.
+        told = " ".join(problem.split())
+        told = told if len(told) <= _SHOWN else f"{told[:_SHOWN]}…"
+        super().__init__(f"{path} is damaged ({told}): put it back from a copy, or make it anew")
+        self.path = path
+        self.problem = told
 
 
 class EngineUnavailable(InputError):  # noqa: N818 - the state of the engine, as users know it

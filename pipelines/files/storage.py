@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from pipelines.files import fencing, versions
+from pipelines.files import fencing, records, versions
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.owners import Owner
 
@@ -396,5 +396,5 @@ def write_json(path: Location, value: Any, *, durable: bool = False) -> None:
 
 
 def read_json(path: Location) -> Any:
-    """Reads a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Reads a JSON file; raises as :func:`pipelines.files.records.read`."""
+    return records.read(path)
