@@ -17,10 +17,10 @@ from pipelines.models.weights import Weights
 from pipelines.runs.best import load_best, read_best
 from pipelines.runs.checkpoint import (
     Checkpoint,
-    TornCheckpoint,
     checkpoint_steps,
     load_checkpoint,
 )
+from pipelines.runs.checkpoint_files import TornCheckpoint
 from pipelines.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
