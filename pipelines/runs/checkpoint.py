@@ -39,6 +39,7 @@ from pipelines.runs.checkpoint_files import (
     local,
     read_arrays,
     read_state,
+    scale_of,
     spec_of,
     step_of,
     telling_damage,
@@ -245,10 +246,15 @@ def check_checkpoint(run_folder: Location, step: int) -> None:
     Raises:
         TornCheckpoint: It is not whole.
     """
-    frozen = RunFolder(run_folder).frozen
-    for folder in (checkpoint_path(run_folder, step), *([frozen] if frozen.is_dir() else [])):
+    own, frozen = checkpoint_path(run_folder, step), RunFolder(run_folder).frozen
+    for folder in (own, *([frozen] if frozen.is_dir() else [])):
         path = local(folder)
-        for name, written in checked_state(path)["files"].items():
+        state = checked_state(path)
+        if folder is not own:
+            scale_of(path, state)
+        elif spec_of(path, state) and step_of(path, state) != step:
+            raise TornCheckpoint(f"{path / STATE} is of another step")
+        for name, written in state["files"].items():
             if fingerprint(path / name) != written:
                 raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
 
@@ -313,9 +319,7 @@ def _load_frozen(run_folder: Location) -> Frozen:
         return NOTHING
     path = local(folder)
     state = checked_state(path)
-    if not isinstance(state.get("scale"), float | int):
-        raise TornCheckpoint(f"{path / STATE} holds no scale")
-    return Frozen(weights=read_arrays(path / WEIGHTS), scale=state["scale"])
+    return Frozen(weights=read_arrays(path / WEIGHTS), scale=scale_of(path, state))
 
 
 def _check_finite(checkpoint: Checkpoint) -> None:

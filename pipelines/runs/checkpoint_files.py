@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,18 @@ def step_of(path: Location, state: Mapping[str, Any]) -> int:
     if not isinstance(step, int):
         raise TornCheckpoint(f"{path / STATE} holds no step")
     return step
+
+
+def scale_of(path: Location, state: Mapping[str, Any]) -> float:
+    """By what the products of LoRA are multiplied, of a state that is not trained.
+
+    Raises:
+        TornCheckpoint: It does not say.
+    """
+    scale = state.get("scale")
+    if not isinstance(scale, float | int) or not math.isfinite(scale):
+        raise TornCheckpoint(f"{path / STATE} holds no scale")
+    return float(scale)
 
 
 def spec_of(path: Location, state: Mapping[str, Any]) -> EncoderSpec:

@@ -63,6 +63,8 @@ def test_a_damaged_checkpoint_is_whole_or_torn(run, data):
         found = read_or_refused(lambda: newest_whole_checkpoint(run), str(run))
         # Checksums tell of any byte of an array; what is in state.json is not summed up itself.
         assert found is None or not changed or path.name == "state.json"
+        if found is not None:
+            assert load_checkpoint(run, found).step == 10
     finally:
         path.write_bytes(whole)
 
