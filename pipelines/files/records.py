@@ -89,9 +89,9 @@ def _parsed(path: Location, content: bytes) -> Any:
         if b"\\u" in content:
             # Half of a pair, which could not be written again.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
-        return value
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(str(path), str(error)) from error
+    return value
 
 
 def _checked(path: Location, value: Any, kind: Any) -> Any:
