@@ -2,8 +2,9 @@
 # ARGS=--matrix, those of two minutes with ARGS=--quick); both first make `.venv`, the tests with
 # Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0.
 # `make package` packs the environment for a cluster. `make matrix-versions` runs a part of the tests
-# in environments of other releases of Python and Spark. `make azurite` installs a server that speaks
-# Azure's Blob Storage for the tests of object stores, by npm.
+# in environments of other releases of Python and Spark, `make faults` trainings on three hosts that
+# something goes wrong under. `make azurite` installs a server that speaks Azure's Blob Storage for
+# the tests of object stores, by npm.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 # Of another environment beside this one, made by another Python or from another lock.
@@ -47,7 +48,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions
+.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -116,6 +117,10 @@ package: $(STAMP) $(if $(filter horovod,$(ENGINES)),$(HOROVOD_STAMP))
 # Trains from that archive on a standalone cluster whose machines have no Python.
 package-check: $(STAMP)
 	$(IN_VENV) environment/check_package.py $(ARGS)
+
+# Trainings on three hosts that something goes wrong under; see docs/faults.md. Needs root.
+faults: environment
+	PYTHONPATH=tests/support $(IN_VENV) -m faults $(ARGS)
 
 # A part of the tests on other releases of Python and Spark; see docs/versions.md.
 matrix-versions: environment

@@ -17,7 +17,7 @@ import typer
 
 from pipelines import __version__
 from pipelines import command_jobs as jobs
-from pipelines.benchmarks import BENCHMARKS
+from pipelines.benchmarks import BENCHMARKS, check_bounds
 from pipelines.benchmarks import benchmark as find_benchmark
 from pipelines.engines import ENGINES
 from pipelines.errors import InputError, NothingNew, PipelineError
@@ -167,12 +167,31 @@ def rollback(
 def benchmark(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHMARKS)}.")],
     data: DataFolder = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Of soak: steps of each training.")
+    ] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option("--runs", min=1, help="Of soak: so many short trainings in one session."),
+    ] = None,
+    cases: Annotated[
+        str | None, typer.Option("--cases", help="Of soak: names of cases, with commas.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", help="Of soak: folder of its records and pictures.")
+    ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
     """Compare side by side; the last line is a JSON object with the figures."""
-    measure = find_benchmark(name)
-    _configured(lambda found: print(json.dumps(measure(found, data))), config, set_)
+    measure = find_benchmark(name, steps=steps, runs=runs, cases=cases, output=output)
+
+    def measured(found: Config) -> None:
+        figures = measure(found, data)
+        print(json.dumps(figures))
+        check_bounds(figures)
+
+    _configured(measured, config, set_)
 
 
 @app.command()

@@ -105,9 +105,15 @@ class WorkerLostError(EngineError):
 
     def since(self, reason: str) -> WorkerLostError:
         """The same error, with what is known of the reason behind its cause."""
-        where = {"rank": self.rank, "host": self.host, "lane": self.lane}
-        cause = f"{self.cause} ({reason})"
-        return WorkerLostError(self.engine, cause, began=self.began, **where)
+        return self._but(cause=f"{self.cause} ({reason})")
+
+    def at(self, host: str | None) -> WorkerLostError:
+        """The same error, with the host where it names none."""
+        return self._but(host=self.host or host)
+
+    def _but(self, *, cause: str | None = None, host: str | None = None) -> WorkerLostError:
+        where = {"rank": self.rank, "host": host or self.host, "lane": self.lane}
+        return WorkerLostError(self.engine, cause or self.cause, began=self.began, **where)
 
 
 class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as users know it

@@ -55,7 +55,6 @@ from pipelines.runs.choice import WHOLE, asked_steps, choose, start_share
 from pipelines.runs.history import go_on, last_step_of
 from pipelines.runs.metrics_log import MetricsLog
 from pipelines.runs.opening import (
-    can_resume,
     check_run_folder,
     open_run_folder,
     tell_if_finished,
@@ -187,18 +186,19 @@ def open_run(
     start: Checkpoint,
 ) -> TrainingRun:
     """Opens the run folder, anew or to go on, and says which steps are left."""
-    folder = open_run_folder(config, plan, manifest)
+    folder, goes_on = open_run_folder(config, plan, manifest)
     run_begun()
-    is_new = not can_resume(folder)
-    # From here on nothing counts that an earlier driver, or its workers, may still write there.
-    attempt = begin_attempt(folder, None if is_new else newest_checkpoint(folder))
-    if is_new:
+    # From here on nothing counts that an earlier driver, or its workers, may still write there; nor
+    # does what they have written since the folder was opened, if the run is a new one.
+    attempt = begin_attempt(folder, newest_checkpoint(folder) if goes_on else None)
+    if not goes_on:
         save_frozen(folder, start.frozen)
         save_checkpoint(folder, start, config.training.keep_checkpoints, attempt=attempt)
     _write_start(folder, prepared)
     first_step = max(checkpoint_steps(folder))
     last_step = asked_steps(config.training, plan.steps_per_epoch, prepared.corpus)
-    if start_share(config.training, prepared.corpus) == WHOLE:
+    share = start_share(config.training, prepared.corpus)
+    if share == WHOLE:
         logger.info(
             "most documents have no title: the model keeps the start's weights "
             "(training.start_share)"
@@ -218,7 +218,7 @@ def open_run(
         attempt=attempt,
     )
     if not has_ended:
-        tell_if_finished(run)
+        tell_if_finished(run, share)
     return with_axes(run, start.spec.embedding_width)
 
 
@@ -326,8 +326,8 @@ def _train(
     snapshots: Sequence[Snapshot],
     tracking: RunTracking,
 ) -> TrainingOutcome:
-    with _measuring(run, snapshots, tracking), MetricsLog(run) as log:
-        return chosen.train(session, run, _Listener(log, tracking, locks.held_here()))
+    with _measuring(run, snapshots, tracking) as measuring, MetricsLog(run) as log:
+        return chosen.train(session, run, _Listener(log, tracking, measuring, locks.held_here()))
 
 
 def _measuring(
@@ -346,9 +346,16 @@ def _measuring(
 class _Listener:
     """Takes a run's metrics lines, and hears of each step, while the run goes on."""
 
-    def __init__(self, log: MetricsLog, tracking: RunTracking, held: Sequence[locks.Lock]) -> None:
+    def __init__(
+        self,
+        log: MetricsLog,
+        tracking: RunTracking,
+        measuring: CheckpointEvaluation,
+        held: Sequence[locks.Lock],
+    ) -> None:
         self._log = log
         self._following = tracking
+        self._measuring = measuring
         self._held = held
         self._checked = time.monotonic()
 
@@ -372,3 +379,4 @@ class _Listener:
         self._checked = now
         for lock in self._held:
             lock.check()
+        self._measuring.check()

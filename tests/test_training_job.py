@@ -1,6 +1,7 @@
 """A training as a whole: parts of an encoder, and which of its states becomes the model."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,9 @@ from pipelines.models.adaptation import DOWN, UP
 from pipelines.models.folder import read_encoder
 from pipelines.models.weights import TERMS, load_weights
 from pipelines.runs.best import ask_to_end, is_to_end
-from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint
+from pipelines.runs.checkpoint import checkpoint_steps, load_checkpoint, save_checkpoint
 from pipelines.runs.evaluations import forget_evaluations, read_evaluations
+from pipelines.runs.opening import open_run_folder
 from pipelines.settings import Config
 from pipelines.settings.encoder import LoraSettings, LsaSettings
 
@@ -138,3 +140,26 @@ def test_words_of_the_corpus_stand_beside_the_encoder_that_was_trained(spark, pr
     again = changed(asked, "training", resume=True)
     workflow.train(changed(again, "encoder", lsa=LsaSettings()))
     assert read_encoder(tmp_path / "run" / "model")[0].lsa == 0
+
+
+def test_a_run_that_is_overwritten_begins_anew_whatever_a_late_worker_of_it_still_writes(
+    prepared, tmp_path, monkeypatch
+):
+    config = small_config(
+        prepared, engine="local", framework="torch", workers=1, max_steps=4, log_every=1
+    )
+    config = changed(config, "run", folder=str(tmp_path / "run"))
+    workflow.train(config)
+    run = tmp_path / "run"
+    late = load_checkpoint(run, 4)
+
+    def opened_in_time(*given):
+        found = open_run_folder(*given)
+        save_checkpoint(run, replace(late, step=3), keep=9)
+        return found
+
+    monkeypatch.setattr("pipelines.training_job.open_run_folder", opened_in_time)
+    workflow.train(changed(config, "run", overwrite=True))
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+    assert [path.name for path in (run / "checkpoints").glob("step-00000003*")] == []

@@ -329,10 +329,12 @@ def test_retrieval_is_measured_of_each_source_and_together(trained):
 
 def test_widths_of_all_sources_are_measured_and_those_in_common_are_told(trained):
     after = json.loads((trained.folder / "metrics.json").read_text())["after"]
-    of_checkpoint = {line["evaluation"] for line in read_evaluations(trained.folder)}
-    for measured in (after.keys(), of_checkpoint):
-        widths = {name for name in measured if name.startswith("retrieval@")}
-        assert widths == {"retrieval@8", "retrieval@4"}
+    assert {name for name in after if name.startswith("retrieval@")} == {
+        "retrieval@8",
+        "retrieval@4",
+    }
+    kept = {line["evaluation"] for line in read_evaluations(trained.folder)}
+    assert {"retrieval@8 among held-out", "retrieval@4 among held-out"} < kept
     card = (trained.folder / "model" / "README.md").read_text()
     assert "trained to be cut to 8 (`truncate_dim`" in card
 

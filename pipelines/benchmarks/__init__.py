@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import InputError
+from pipelines.errors import InputError, PipelineError
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -24,6 +26,7 @@ BENCHMARKS: Mapping[str, str] = {
     "objectives": "pipelines.benchmarks.objectives",
     "quality": "pipelines.benchmarks.quality",
     "recipe": "pipelines.benchmarks.recipe",
+    "soak": "pipelines.benchmarks.soak.command",
     "startup": "pipelines.benchmarks.startup",
     "tokenise": "pipelines.benchmarks.tokenise",
     "train": "pipelines.benchmarks.train",
@@ -33,15 +36,32 @@ BENCHMARKS: Mapping[str, str] = {
 Benchmark = Callable[["Config", "str | None"], dict[str, Any]]
 
 
-def benchmark(name: str) -> Benchmark:
+def benchmark(name: str, **options: object) -> Benchmark:
     """The function of a benchmark: it prints a table and returns the figures.
 
+    Args:
+        options: Further ones that few benchmarks know; None where it was not given.
+
     Raises:
-        InputError: There is no such benchmark.
+        InputError: There is no such benchmark, or it does not know an option.
     """
     if name not in BENCHMARKS:
         raise InputError(
             "NAME", f"there is no benchmark `{name}`", f"one of {', '.join(BENCHMARKS)}"
         )
     measure: Benchmark = import_module(BENCHMARKS[name]).measure
-    return measure
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given:
+        if key not in signature(measure).parameters:
+            raise InputError(f"--{key}", f"benchmark `{name}` does not know it", "leave it out")
+    return partial(measure, **given)
+
+
+def check_bounds(figures: Mapping[str, Any]) -> None:
+    """Looks whether a benchmark that has bounds has found them held.
+
+    Raises:
+        PipelineError: They are not.
+    """
+    if broken := figures.get("broken"):
+        raise PipelineError(f"beyond its bound: {'; '.join(broken)}")

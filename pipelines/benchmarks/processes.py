@@ -67,7 +67,7 @@ def measure_command(
                     raise PipelineError(f"it did not end within {deadline_seconds:.0f} s")
             seconds = time.monotonic() - began
         finally:
-            _end_session(process.pid)
+            end_session(process.pid)
     if process.returncode:
         raise PipelineError(f"it ended with code {process.returncode}; its error is above")
     return Usage(seconds, sum(spent.values()), driver_bytes)
@@ -106,8 +106,12 @@ def _observe(leader: int) -> tuple[dict[tuple[int, float], float], int]:
     return spent, driver_bytes
 
 
-def _end_session(leader: int) -> None:
-    """Ends what is left of a session: kindly at first, so that Spark removes its files."""
+def end_session(leader: int) -> None:
+    """Ends what is left of a session: kindly at first, so that Spark removes its files.
+
+    Args:
+        leader: The process that it began with.
+    """
     for kind, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 1)):
         until = time.monotonic() + patience
         while (members := _members(leader)) and time.monotonic() < until:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pipelines.engines.base import Engine, monitor_for
 from pipelines.engines.conf import NO_DYNAMIC_ALLOCATION, check_conf
-from pipelines.errors import EngineError, EngineUnavailable, InputError
+from pipelines.errors import EngineError, EngineUnavailable, InputError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
@@ -203,7 +203,7 @@ class SparkJobEngine(SparkEngine):
             driver = DriverSide(context, stage.conf, resource_profile(stage), host, bind, resources)
             act = self.prepare_job(driver, task)
             description = f"workers of engine {self.name}"
-            job = SparkJob(context, self.name, self.job_name, description, act)
+            job = SparkJob(context, self.name, self.job_name, description, act, by_rank=True)
             resources.enter_context(job)
             leaving = LeavingExecutors(context, monitor.ask_for_checkpoint)
 
@@ -211,4 +211,8 @@ class SparkJobEngine(SparkEngine):
                 leaving.look()
                 return job.settled_failure()
 
-            return monitor.wait(should_stop)
+            try:
+                return monitor.wait(should_stop)
+            except WorkerLostError as lost:
+                # One that never connected could not say where it was.
+                raise lost.at(job.host_of(lost.rank)) from None

@@ -40,6 +40,9 @@ Intervals: TypeAlias = "Callable[[Observations, Observations, float], dict[str, 
 """How sure differences between two models are, by figure, at a confidence."""
 
 
+FEWER = " among held-out"
+"""Ends the names of what checkpoints are measured on with fewer documents than a model."""
+
 WHOLE = 0
 """Stands for the whole width of an embedding, among widths to which it is cut."""
 
@@ -127,6 +130,8 @@ class Evaluation:
             set of held-out pairs has the name of the evaluation, and that of its source.
         check: Looks at a set as far as that can be done without Spark; raises InputError.
         read: Reads and checks a set; raises InputError.
+        read_fewer: The same with less to search, for checkpoints, which one process is to measure
+            in minutes. Figures are others then, and have names of their own.
         measure: Measures on the tables that `read` gives, by Spark.
         snapshot: Makes of these tables the smaller ones that `measure_snapshot` needs.
         measure_snapshot: The same figures on a snapshot, in this process.
@@ -145,12 +150,17 @@ class Evaluation:
     short_name: Callable[[str], str] = str
     check: Callable[[Config, str], None] = lambda config, given: None
     read: Callable[[SparkSession, Config, str], Tables]
+    read_fewer: Callable[[SparkSession, Config, str], Tables] | None = None
     measure: Callable[[Tables, EmbedderLoader, OnObserved], dict[str, float]]
     snapshot: Callable[[Tables], Tables] = _unchanged
     measure_snapshot: Callable[[SnapshotTables, EmbedderLoader], dict[str, float]]
     intervals: Intervals = _of_means
     nested: Nested | None = None
     held_out: bool = False
+
+    def checkpoint_name(self, name: str) -> str:
+        """What a set, in some form, is called where checkpoints are measured on it."""
+        return name if self.read_fewer is None else f"{name}{FEWER}"
 
     def measure_at(
         self,

@@ -21,10 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.errors import PipelineError
 from pipelines.evaluation.measure_checkpoint import STATE
 from pipelines.evaluation.snapshot import Snapshot, write_snapshots
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+from pipelines.runs.attempts import SupersededError
 from pipelines.runs.best import (
     Metric,
     ask_to_end,
@@ -89,6 +91,7 @@ class CheckpointEvaluation:
         self._aborted = threading.Event()
         self._starting = threading.Lock()
         self._has_warned = False
+        self._superseded: SupersededError | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> CheckpointEvaluation:
@@ -127,6 +130,8 @@ class CheckpointEvaluation:
             if self._process is not None:
                 self._process.kill()
         self._thread.join(2 * KILL_SECONDS)
+        if kind is None:
+            self.check()
 
     def _measured_before(self) -> set[int]:
         """Steps of this run that were measured, and compared, before it was interrupted."""
@@ -154,22 +159,35 @@ class CheckpointEvaluation:
             and step % (every * self._run.config.evaluation.every_checkpoints) == 0
         )
 
+    def check(self) -> None:
+        """Makes sure that the run is still this job's, as far as the thread has heard.
+
+        Raises:
+            SupersededError: A later attempt has begun, which was seen when figures were written.
+        """
+        if self._superseded is not None:
+            raise self._superseded
+
     def _work(self) -> None:
         """The thread: one checkpoint after the other, until the training has ended."""
         while not self._aborted.is_set():
             # Read before looking for checkpoints, so that none that was there at the end is missed.
             is_last_look = self._ending.is_set()
-            waiting = self._waiting()
-            if not waiting:
+            step = None
+            try:
+                step = next(iter(self._waiting()), None)
+                if step is not None:
+                    self._tried.add(step)
+                    self._measure(step)
+            except SupersededError as error:
+                self._superseded = error
+                return
+            except (OSError, ValueError, subprocess.SubprocessError, PipelineError) as error:
+                self._warn(step, error)
+            if step is None:
                 if is_last_look:
                     return
                 self._ending.wait(POLL_SECONDS)
-                continue
-            self._tried.add(waiting[0])
-            try:
-                self._measure(waiting[0])
-            except (OSError, ValueError, subprocess.SubprocessError) as error:
-                self._warn(waiting[0], error)
 
     def _measure(self, step: int) -> None:
         """Has a checkpoint measured by a process, and passes the figures on.
@@ -250,10 +268,11 @@ class CheckpointEvaluation:
             raise subprocess.CalledProcessError(process.returncode, command)
         return answer
 
-    def _warn(self, step: int, error: Exception) -> None:
+    def _warn(self, step: int | None, error: Exception) -> None:
+        """Tells why a checkpoint was not measured, or could not be looked for."""
         if self._aborted.is_set():
             return
-        if not checkpoint_path(self._run.run_folder, step).exists():
+        if step is not None and self._is_deleted(step):
             logger.info(
                 "step %d was not measured: its checkpoint was deleted before its turn "
                 "(training.keep_checkpoints)",
@@ -262,8 +281,14 @@ class CheckpointEvaluation:
         elif not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "step %d was not measured, and training goes on (%s); see %s",
-                step,
+                "%s not measured, and training goes on (%s); see %s",
+                "checkpoints were" if step is None else f"step {step} was",
                 error,
                 self._folder / "log.txt",
             )
+
+    def _is_deleted(self, step: int) -> bool:
+        try:
+            return not checkpoint_path(self._run.run_folder, step).exists()
+        except OSError:
+            return False  # What is wrong with the folder was wrong before, and is told.

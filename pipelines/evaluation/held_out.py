@@ -58,9 +58,19 @@ def read_held_out(session: SparkSession, config: Config, given: str) -> Tables:
         config: Names the folder of the preparation.
         given: That of its corpus; or one of its sources, whose queries search its documents alone.
     """
+    distractors = PreparedFolder.of(config).corpus.distractors
+    others = read_parquet(session, distractors) if distractors.exists() else None
+    return _read(session, config, given, others)
+
+
+def read_held_out_alone(session: SparkSession, config: Config, given: str) -> Tables:
+    """The same without the documents of pairs for training."""
+    return _read(session, config, given, None)
+
+
+def _read(session: SparkSession, config: Config, given: str, others: DataFrame | None) -> Tables:
     corpus = PreparedFolder.of(config).corpus
     tables = held_out_tables(session, corpus.queries, corpus.documents)
-    others = read_parquet(session, corpus.distractors) if corpus.distractors.exists() else None
     if not config.corpus.sources:
         return _with_others(tables, others)
     if given not in held_out_sources(config):

@@ -29,7 +29,12 @@ from pipelines.evaluation.base import (
 from pipelines.evaluation.best_rows import best_rows
 from pipelines.evaluation.by_words import rank_by_words, rank_snapshot_by_words
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, cores_for, spread, unit_length
-from pipelines.evaluation.held_out import held_out_sets, held_out_sources, read_held_out
+from pipelines.evaluation.held_out import (
+    held_out_sets,
+    held_out_sources,
+    read_held_out,
+    read_held_out_alone,
+)
 from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
 from pipelines.evaluation.observations import Observations, Observed
@@ -383,6 +388,7 @@ EVALUATION = Evaluation(
         [*held_out_sets(config), *held_out_sources(config)] if config.evaluation.retrieval else ()
     ),
     read=read_held_out,
+    read_fewer=read_held_out_alone,
     measure=measure,
     snapshot=with_gains,
     measure_snapshot=measure_snapshot,

@@ -46,6 +46,12 @@ class NamedSet:
         with _naming_guards(config, self.given):
             return self.evaluation.read(session, config, self.given)
 
+    def read_for_checkpoints(self, session: SparkSession, config: Config) -> Tables:
+        """The same as far as checkpoints are measured on it."""
+        with _naming_guards(config, self.given):
+            read = self.evaluation.read_fewer or self.evaluation.read
+            return read(session, config, self.given)
+
 
 class Role(StrEnum):
     """What a set says of a model."""
@@ -177,7 +183,7 @@ def _naming_guards(config: Config, given: str) -> Iterator[None]:
 
 
 def metric_named(config: Config, key: str, name: str) -> Metric:
-    """A metric of what the settings ask to measure.
+    """A metric of what the settings ask to measure, as checkpoints are measured.
 
     Args:
         key: The setting that names it.
@@ -189,9 +195,10 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
     """
     known = {
         f"{measured}.{figure.name}": Metric(
-            evaluation=measured,
+            evaluation=one.evaluation.checkpoint_name(measured),
             figure=figure.name,
             sign=1 if figure.better == "higher" else -1,
+            asked_as=f"{measured}.{figure.name}",
         )
         for one in named_sets(config)
         for measured in names_in_forms(one, config)

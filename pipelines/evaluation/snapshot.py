@@ -36,7 +36,7 @@ class Snapshot:
     """The tables of a set.
 
     Attributes:
-        name: Of the set, in ``metrics.json``.
+        name: Of the set, in ``metrics.json``; see :meth:`Evaluation.checkpoint_name`.
         kind: How it is measured on, the name of an evaluation.
         tables: By name.
         dimensions: Widths at which it is measured on beside the whole.
@@ -60,7 +60,7 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
         Snapshot(
             one.name,
             one.evaluation.name,
-            one.evaluation.snapshot(one.read(session, config)),
+            one.evaluation.snapshot(one.read_for_checkpoints(session, config)),
             trained_widths(config),
             config.evaluation.hybrid,
         )
@@ -88,14 +88,15 @@ def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
 
 
 def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float]]:
-    """Measures a model in this process, with the figures that the cluster gives.
+    """Measures a model in this process, with the figures that the cluster gives on these tables.
 
     Args:
         folder: Of :func:`write_snapshots`.
         load: Loads the model.
 
     Returns:
-        As :func:`pipelines.evaluation.stage.evaluate`.
+        As :func:`pipelines.evaluation.stage.evaluate`; what is searched among fewer documents than
+        there is called otherwise.
     """
     embedder = load()
     figures: dict[str, dict[str, float]] = {}
@@ -105,7 +106,10 @@ def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float
         by_form = evaluation.measure_snapshot_at(
             tables, lambda: embedder, line["dimensions"], hybrid=line["hybrid"]
         )
-        figures |= {form_name(line["name"], form): one for form, one in by_form.items()}
+        figures |= {
+            evaluation.checkpoint_name(form_name(line["name"], form)): one
+            for form, one in by_form.items()
+        }
     return figures
 
 

@@ -157,7 +157,11 @@ def _common(store: Store, endpoint: str | None) -> dict[str, Any]:
             "allow_http": bool(endpoint and endpoint.startswith("http://")),
             "timeout": timedelta(seconds=store.options.timeout_seconds),
         },
-        "retry_config": {"retry_timeout": timedelta(seconds=store.options.timeout_seconds)},
+        "retry_config": {
+            "retry_timeout": timedelta(seconds=store.options.timeout_seconds),
+            # The time is the bound: the library's ten, whose pauses are drawn, may take a second.
+            "max_retries": 1000,
+        },
     }
 
 

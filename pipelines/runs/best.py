@@ -25,17 +25,19 @@ class Metric:
     """A figure of an evaluation, for instance `retrieval.ndcg@10`.
 
     Attributes:
-        evaluation: Name of the evaluation.
+        evaluation: Name of the evaluation of checkpoints.
         figure: Name of the figure.
         sign: 1 where more is better, and -1 where less is.
+        asked_as: What the settings call it, where that is something else.
     """
 
     evaluation: str
     figure: str
     sign: int = 1
+    asked_as: str = ""
 
     def __str__(self) -> str:
-        return f"{self.evaluation}.{self.figure}"
+        return self.asked_as or f"{self.evaluation}.{self.figure}"
 
     def of(self, figures: Mapping[str, Mapping[str, float]]) -> float | None:
         """Its value among figures by evaluation and name."""

@@ -23,7 +23,7 @@ from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.plan import BatchPlan
 from pipelines.runs.best import is_to_end
 from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps
-from pipelines.runs.choice import asked_steps
+from pipelines.runs.choice import WHOLE, asked_steps
 from pipelines.runs.history import last_step_of
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import Config
@@ -54,8 +54,14 @@ LIBRARIES = (
 MISSING = "not installed"
 
 
-def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> Location:
+def open_run_folder(
+    config: Config, plan: BatchPlan, manifest: LaneManifest
+) -> tuple[Location, bool]:
     """Makes the run folder, or opens it to resume; what is refused changes nothing.
+
+    Returns:
+        The folder, and whether there is a checkpoint to go on from. Whoever looks for one later
+        may find that of a worker of the run that was overwritten.
 
     Raises:
         InputError: It holds a run already and the settings do not say what to do with it, or
@@ -65,14 +71,16 @@ def open_run_folder(config: Config, plan: BatchPlan, manifest: LaneManifest) -> 
     if has_run and config.training.resume:
         _check_same_run(folder, _identity(config, plan, manifest))
         storage.sweep(RunFolder(folder).checkpoints)
+        goes_on = bool(checkpoint_steps(folder))
     else:
         _forget_run(folder)
+        goes_on = False
     paths, identity = RunFolder(folder), _identity(config, plan, manifest)
     known = {"format": FORMAT, **identity, **_choices(config)}
     storage.write_json(paths.plan, known, durable=True)
     storage.write_text(paths.config, configuration.dump(without_secrets(config)))
     storage.write_json(paths.environment, environment())
-    return folder
+    return folder, goes_on
 
 
 def check_run_folder(config: Config) -> tuple[Location, bool]:
@@ -214,14 +222,24 @@ def _known_identity(path: Location) -> dict[str, Any]:
     raise InputError("training.resume", problem, "put it back, or begin anew with run.overwrite")
 
 
-def tell_if_finished(run: TrainingRun) -> None:
-    """Logs that nothing is left to do, which is no error: a scheduler may ask for a run twice."""
-    if run.first_step >= run.last_step:
-        logger.info(
-            "the run has made its %d steps already; for more of them, "
-            "raise training.max_steps or training.epochs",
-            run.first_step,
-        )
+def tell_if_finished(run: TrainingRun, share: float) -> None:
+    """Logs that nothing is left to do, which is no error: a scheduler may ask for a run twice.
+
+    Args:
+        run: Which may be finished.
+        share: How much of the start's weights its model keeps; see
+            :func:`pipelines.runs.choice.start_share`.
+    """
+    if run.first_step < run.last_step:
+        return
+    if share == WHOLE:
+        logger.info("the run is finished: its model keeps the start's weights")
+        return
+    logger.info(
+        "the run has made its %d steps already; for more of them, "
+        "raise training.max_steps or training.epochs",
+        run.first_step,
+    )
 
 
 def _forget_run(folder: Location) -> None:
@@ -278,8 +296,3 @@ def environment() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = MISSING
     return found
-
-
-def can_resume(folder: Location) -> bool:
-    """Whether there is a checkpoint to go on from."""
-    return bool(checkpoint_steps(folder))

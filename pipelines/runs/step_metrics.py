@@ -7,6 +7,7 @@ alone, it is complete when records of all of its granules have arrived.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -99,9 +100,10 @@ class StepMetrics:
         self._next = run.first_step
         self._window: list[list[StepRecord]] = []
         self._window_began = 0.0
-        self._losses: list[float] = []
-        # Of each step.
-        self._staleness: list[list[int]] = []
+        # Kept of every step, so in as few bytes as they take: a run may have millions.
+        self._losses = array("d")
+        self._ages = array("i")
+        self._ages_until = array("q")
         self._seconds = 0.0
         self._settled: tuple[float, int] | None = None
         self._began: float | None = None
@@ -132,7 +134,8 @@ class StepMetrics:
         """
         self._restarts.append(restart)
         made = restart.step - self._run.first_step
-        del self._losses[made:], self._staleness[made:]
+        del self._losses[made:], self._ages_until[made:]
+        del self._ages[self._ages_until[-1] if made else 0 :]
         self._open, self._window = {}, []
         self._next, self._workers, self._precision = restart.step, restart.workers, None
         if self._settled is not None and self._settled[1] > made:
@@ -170,7 +173,7 @@ class StepMetrics:
             seconds=self._seconds,
             examples_per_second=(steps - before) * examples / max(self._seconds - since, 1e-9),
             losses=tuple(self._losses),
-            staleness=_staleness([age for ages in self._staleness for age in ages]),
+            staleness=_staleness(self._ages),
             restarts=tuple(self._restarts),
             precision=self._precision,
         )
@@ -183,8 +186,8 @@ class StepMetrics:
         """Counts a complete step, the next in order."""
         weight = sum(record.granules for record in records)
         self._losses.append(sum(record.loss * record.granules for record in records) / weight)
-        ages = [record.staleness for record in records if record.staleness is not None]
-        self._staleness.append(ages)
+        self._ages.extend(one.staleness for one in records if one.staleness is not None)
+        self._ages_until.append(len(self._ages))
         self._seconds = max(self._seconds, *(record.seconds for record in records))
         self._window.append(records)
         self._next += 1
@@ -198,7 +201,10 @@ class StepMetrics:
     def _log(self) -> None:
         records = [record for step in self._window for record in step]
         steps = len(self._window)
-        seconds = max(self._seconds - self._window_began, 1e-9)
+        # Workers that make steps alone finish some before those that come earlier in order: between
+        # these no time has passed, and yet they took as long as each worker spent on them.
+        spent = sum(record.step_seconds for record in records) / self._workers
+        seconds = max(self._seconds - self._window_began, spent, 1e-9)
         tokens = sum(record.tokens for record in records)
         ages = [record.staleness for record in records if record.staleness is not None]
         staleness = _staleness(ages)

@@ -14,6 +14,7 @@ from pipelines.spark.errors import spark_cause
 from pipelines.spark.job_thread import END_SECONDS, ContextGroups, JobThread
 from pipelines.spark.room import ranks_of, task_slots
 from pipelines.spark.session import in_one_process
+from pipelines.spark.task_places import failed_partition, host_of_task
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -118,6 +119,7 @@ class SparkJob(JobThread[object]):
         name: What the job is, for errors.
         description: The same for Spark's pages.
         act: Starts the job, and returns when it has ended.
+        by_rank: Whether its tasks are the workers, in the order of their ranks.
     """
 
     def __init__(
@@ -127,8 +129,12 @@ class SparkJob(JobThread[object]):
         name: str,
         description: str,
         act: Callable[[], object],
+        *,
+        by_rank: bool = False,
     ) -> None:
         super().__init__(ContextGroups(context), engine, description, act)
+        self._context = context
+        self._by_rank = by_rank
         self._engine = engine
         self._what = name
         self._failed: float | None = None
@@ -138,8 +144,16 @@ class SparkJob(JobThread[object]):
         if isinstance(self.error, EngineError):
             return self.error
         if isinstance(self.error, Exception):
-            return EngineError(self._engine, f"{self._what} failed ({spark_cause(self.error)})")
+            cause = f"{self._what} failed ({spark_cause(self.error)})"
+            failed = failed_partition(str(self.error))
+            host = host_of_task(self._context, self.group, failed)
+            rank = failed if self._by_rank else None
+            return EngineError(self._engine, cause, rank=rank, host=host)
         return None
+
+    def host_of(self, rank: int | None) -> str | None:
+        """Name of the host that a worker was started on; none if that is not known."""
+        return host_of_task(self._context, self.group, rank) if self._by_rank else None
 
     def settled_failure(self) -> EngineError | None:
         """The error that the job has ended with, once workers have had time to tell theirs.

@@ -4,21 +4,31 @@ Spark has them work in ``SPARK_HOME/work``, which no conf changes. That is a fol
 environment: it may be read-only, nobody empties it, and sessions that begin in the same second meet
 in it. So the JVM is given a SPARK_HOME of its own: links to what the installed one holds, and an
 empty ``work``, which it deletes when it ends.
+
+It lies among the temporary files, since that is where every user may write, on a disk of this
+machine; a home may be on NFS, read-only or short of room, and a notebook that is killed would leave
+it there for good. But links do not age well: systemd removes from there what has not been touched
+for ten days, and an executor that a notebook starts later would find no jars. Of a folder that
+somebody has locked it removes nothing, see "Automatic clean-up" on
+https://systemd.io/TEMPORARY_DIRECTORIES; so this process locks it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipelines.spark.class_archive import spark_home
 
 _HOME = "SPARK_HOME"
 _WORK = "work"
+_locked: list[int] = []
+"""Descriptors of the folders of this process, which stay open as long as it lives."""
 
 
 @contextmanager
@@ -57,4 +67,13 @@ def _linked(home: Path) -> Path:
         if entry.name != _WORK:
             (linked / entry.name).symlink_to(entry)
     (linked / _WORK).mkdir()
+    _lock(linked)
     return linked
+
+
+def _lock(folder: Path) -> None:
+    """Keeps a folder from being emptied by systemd until this process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    _locked.append(descriptor)
+    with suppress(OSError):  # A file system without locks: such a folder ages as before.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

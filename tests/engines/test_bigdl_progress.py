@@ -21,6 +21,7 @@ def workers() -> WorkerLocations:
     "cause",
     [
         "java.lang.IllegalStateException: Please initialize AllReduceParameter first!",
+        "AllReduceParameter is not initialized",
         "java.lang.IllegalStateException: worker 1 was lost: its part of the optimiser is gone",
     ],
 )

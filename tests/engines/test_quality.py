@@ -25,6 +25,9 @@ RUNS = [
 ]
 
 
+NAME = "retrieval among held-out"
+
+
 @pytest.fixture(scope="module")
 def held_out(spark, prepared, tmp_path_factory) -> Path:
     """The held-out pairs, for this process to measure on."""
@@ -41,7 +44,7 @@ def ndcg(prepared, held_out, tmp_path):
         tokenizer = PreparedFolder(prepared).tokens.tokenizer
         model = tmp_path / f"model-{len(list(tmp_path.iterdir()))}"
         write_encoder(model, checkpoint.spec, checkpoint.weights, tokenizer, "")
-        return measure(held_out, lambda: load_embedder(model))["retrieval"]["ndcg@10"]
+        return measure(held_out, lambda: load_embedder(model))[NAME]["ndcg@10"]
 
     return find
 

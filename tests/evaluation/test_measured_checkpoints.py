@@ -4,6 +4,10 @@ What a process would answer is given here; the rest is what a driver does.
 """
 
 import json
+import logging
+import multiprocessing
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +15,13 @@ import pytest
 from planned_runs import make_run
 from steppers import SPEC
 
+from pipelines.errors import PipelineError
 from pipelines.evaluation.during_training import CheckpointEvaluation
 from pipelines.evaluation.measure_checkpoint import STATE
 from pipelines.evaluation.snapshot import Snapshot
+from pipelines.files.fencing import fence
 from pipelines.models.weights import random_weights
+from pipelines.runs.attempts import SupersededError, begin_attempt, fenced
 from pipelines.runs.best import Best, Metric, ask_to_end, is_to_end, keep_if_best, read_best
 from pipelines.runs.checkpoint import (
     Checkpoint,
@@ -156,3 +163,79 @@ def test_the_last_checkpoint_of_a_run_that_ends_early_is_compared(tmp_path, meas
         save(run, 15)
         (checkpoint_path(run, 15) / "model.safetensors").write_bytes(b"")
     assert measured == ([9] if asked else [])
+
+
+def begin_elsewhere(folder: Path) -> None:
+    """As a driver of another host does: this process does not learn of it."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.apply(begin_attempt, (folder, 0))
+
+
+def test_figures_of_a_run_that_was_taken_over_are_not_written_and_the_run_ends(tmp_path, measured):
+    run = tmp_path / "run"
+    attempt = begin_attempt(run, None)
+    save(run, 0)
+    measuring = evaluation(run, first=0, last=12)
+    ended = pytest.raises(SupersededError, match="attempt 2 on the run has begun")
+    with fenced(run, attempt), ended, measuring:
+        begin_elsewhere(run)
+        # Of the later attempt, which is all that this job sees now.
+        save(tmp_path / "later", 3)
+        counts = run / "checkpoints" / "step-00000003-attempt-2"
+        shutil.copytree(checkpoint_path(tmp_path / "later", 3), counts)
+        await_error(measuring)
+    assert measured == [3]
+    assert read_evaluations(run) == []
+
+
+def await_error(measuring: CheckpointEvaluation) -> None:
+    """Returns once a listener of the training would be told, which ends it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            measuring.check()
+        except SupersededError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the thread has not told")
+
+
+def await_warning(caplog) -> None:
+    deadline = time.monotonic() + 60
+    while not caplog.messages:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_another_error_of_the_package_costs_one_line(tmp_path, measured, caplog):
+    run = tmp_path / "run"
+    save(run, 0, 3)
+
+    def refuse() -> None:
+        raise PipelineError("the lock was taken over")
+
+    with caplog.at_level(logging.WARNING), evaluation(run, first=0, last=12):
+        with fence(run, refuse):
+            await_warning(caplog)
+        save(run, 6)
+    assert [line.partition(";")[0] for line in caplog.messages] == [
+        "step 3 was not measured, and training goes on (the lock was taken over)"
+    ]
+    assert measured == [3, 6]
+    assert [line["step"] for line in read_evaluations(run)] == [6]
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_costs_one_line(tmp_path, measured, caplog):
+    run = tmp_path / "run"
+    begin_attempt(run, None)
+    save(run, 0)
+    unreadable = run / "attempts" / "00000002.json"
+    unreadable.mkdir()
+    with caplog.at_level(logging.WARNING), evaluation(run, first=0, last=12):
+        await_warning(caplog)
+        unreadable.rmdir()
+        save(run, 3)
+    assert [line.partition(" (")[0] for line in caplog.messages] == [
+        "checkpoints were not measured, and training goes on"
+    ]
+    assert measured == [3]

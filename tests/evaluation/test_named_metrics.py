@@ -4,6 +4,7 @@ import pytest
 
 from pipelines.errors import InputError
 from pipelines.evaluation.sets import metric_named
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.runs.best import Metric
 from pipelines.settings.load import parse
 from pipelines.settings.sources import common_widths
@@ -16,7 +17,21 @@ NESTED = parse(
 def test_a_metric_is_that_of_a_set_at_a_width():
     for name in ("faq", "faq@64"):
         found = metric_named(NESTED, "training.keep_best", f"{name}.ndcg@10")
-        assert found == Metric(evaluation=name, figure="ndcg@10", sign=1)
+        assert found == Metric(
+            evaluation=name, figure="ndcg@10", sign=1, asked_as=f"{name}.ndcg@10"
+        )
+
+
+def test_what_checkpoints_are_measured_by_among_fewer_documents_has_their_name(tmp_path):
+    config = parse({"objective": {"dimensions": [384, 64]}, "prepared": {"folder": str(tmp_path)}})
+    corpus = PreparedFolder.of(config).corpus
+    for table in (corpus.queries, corpus.documents):
+        table.mkdir(parents=True)
+    found = metric_named(config, "training.keep_best", "retrieval@64.ndcg@10")
+    assert found.of({"retrieval@64": {"ndcg@10": 1.0}}) is None
+    assert found.of({"retrieval@64 among held-out": {"ndcg@10": 2.0}}) == 2.0
+    # By which the best is found again.
+    assert str(found) == "retrieval@64.ndcg@10"
 
 
 def test_widths_that_are_not_measured_are_refused_with_those_that_are():

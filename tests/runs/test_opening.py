@@ -16,8 +16,9 @@ from pipelines.errors import InputError
 from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
 from pipelines.runs.checkpoint import checkpoint_steps
+from pipelines.runs.choice import WHOLE
 from pipelines.runs.metrics_log import MetricsLog
-from pipelines.runs.opening import can_resume, check_run_folder, open_run_folder
+from pipelines.runs.opening import check_run_folder, open_run_folder, tell_if_finished
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.settings.objective import objective
@@ -119,9 +120,11 @@ def check_killed(folder: Path, tmp_path: Path) -> None:
     _, is_run = check_run_folder(config_of(resumed, resume=True))
     # Half a run of one seed must not be gone on with by another seed.
     seed = json.loads((resumed / "checkpoints/plan.json").read_text())["training.seed"]
-    open_run_folder(config_of(resumed, resume=True), replace(PLAN, seed=seed), MANIFEST)
-    assert can_resume(resumed) <= is_run
-    assert not can_resume(resumed) or seed == 1
+    config = config_of(resumed, resume=True)
+    _, goes_on = open_run_folder(config, replace(PLAN, seed=seed), MANIFEST)
+    assert goes_on == bool(checkpoint_steps(resumed))
+    assert goes_on <= is_run
+    assert not goes_on or seed == 1
     assert not (resumed / "start").exists() or names_in(resumed / "start") == {"a", "b"}
     shutil.rmtree(resumed)
 
@@ -237,3 +240,18 @@ def test_a_run_of_another_release_is_refused_before_anything_is_prepared(tmp_pat
     path.write_text(json.dumps(begun))
     with pytest.raises(InputError, match=r"^training\.resume: .* was begun by another release"):
         check_run_folder(config_of(tmp_path / "run", resume=True))
+
+
+@pytest.mark.parametrize(
+    ("share", "told"),
+    [
+        (0.0, ["the run has made its 4 steps already; for more of them, raise training.max_steps"]),
+        # More steps would change nothing: the start's weights are the model.
+        (WHOLE, ["the run is finished: its model keeps the start's weights"]),
+    ],
+)
+def test_a_finished_run_is_told_of_with_what_would_have_it_go_on(caplog, share, told):
+    caplog.set_level("INFO")
+    tell_if_finished(make_run(4, first_step=3), share)
+    tell_if_finished(make_run(4, first_step=4), share)
+    assert [line.removesuffix(" or training.epochs") for line in caplog.messages] == told

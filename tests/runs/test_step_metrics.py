@@ -1,6 +1,7 @@
 """Lines and figures from what the workers report, in whatever order it comes."""
 
 import random
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -133,6 +134,16 @@ def test_a_run_of_one_line_has_a_rate():
     assert step_metrics.outcome().examples_per_second == pytest.approx(2 * 16 / 2)
 
 
+def test_steps_that_are_complete_at_once_have_the_rate_of_their_workers():
+    lines = []
+    step_metrics = StepMetrics(make_run(2, log_every=1), 2, lines.append)
+    # The worker of step 1 was the faster one.
+    step_metrics.add(record(1, seconds=3.0, step_seconds=3.0))
+    step_metrics.add(record(0, seconds=4.0, step_seconds=4.0))
+    assert [line["examples_per_second"] for line in lines] == [16 / 4.0, 16 / (3.0 / 2)]
+    assert lines[1]["data_wait"] == pytest.approx(0.25 / 1.5 / 2)
+
+
 def test_steps_that_are_made_again_by_fewer_workers_count_once():
     lines = []
     step_metrics = StepMetrics(make_run(9, first_step=1, log_every=2), 2, lines.append)
@@ -223,3 +234,31 @@ def test_a_line_has_the_cpu_time_of_all_workers_if_all_measured_it():
             step_metrics.add(record(step, granules=1, rank=rank, cpu_seconds=cpu_seconds))
     assert lines[0]["cpu_seconds"] == 1.5
     assert "cpu_seconds" not in lines[1]
+
+
+def test_updates_of_steps_that_are_made_again_count_once():
+    metrics = StepMetrics(make_run(4, log_every=2), 2, lambda line: None)
+    for step, age in enumerate((1, 5, 9)):
+        metrics.add(record(step, staleness=age))
+    metrics.go_back(Restart(step=1, workers=2))
+    for step, age in ((1, 2), (2, 3), (3, 4)):
+        metrics.add(record(step, staleness=age))
+    staleness = metrics.outcome().staleness
+    assert (staleness.mean, staleness.most) == (2.5, 4)
+    metrics.go_back(Restart(step=0, workers=2))
+    assert metrics.outcome().staleness is None
+
+
+@pytest.mark.parametrize("staleness", [None, 3])
+def test_a_step_that_is_done_takes_few_bytes(staleness):
+    steps = 20_000
+    metrics = StepMetrics(make_run(steps, log_every=50), 2, lambda line: None)
+    for step in range(100):
+        metrics.add(record(step, staleness=staleness))
+    tracemalloc.start()
+    for step in range(100, steps):
+        # A loss of its own for each, as in a training.
+        metrics.add(record(step, loss=1 / (step + 1), staleness=staleness))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held / steps < 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from namespaces import can_mount, read_only
 
+from pipelines.spark import work_folder
 from pipelines.spark.class_archive import spark_home
 from pipelines.spark.network import has_workers
 
@@ -38,6 +40,24 @@ def test_executors_work_where_no_other_session_does(spark):
     home = Path(spark.sparkContext._jvm.System.getenv("SPARK_HOME"))
     assert Path(folders[0]).is_relative_to(home / "work")
     assert (home / "jars").resolve() == (spark_home() / "jars").resolve()
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="it is not installed")
+def test_what_the_system_removes_from_temporary_files_is_not_the_work_folder(tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    left = temporary / "left"
+    left.mkdir(parents=True)
+    (left / "jars").symlink_to(spark_home() / "jars")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    home = work_folder._linked(spark_home())
+    rules = tmp_path / "rules.conf"
+    rules.write_text(f"d {temporary} - - - 1s\n")
+    time.sleep(1.1)
+    subprocess.run(["systemd-tmpfiles", "--clean", str(rules)], check=True, timeout=60)
+    assert list(temporary.iterdir()) == [home], "what nobody has locked is gone"
+    assert (home / "jars" / "..").resolve() == spark_home().resolve()
+    assert (home / "work").is_dir()
+    os.close(work_folder._locked.pop())
 
 
 def test_a_local_cluster_starts_where_the_environment_is_read_only():

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pyspark
 from hosts import Host, Style, some_hosts
@@ -21,6 +22,7 @@ from pipelines.spark.releases import installed_version, release_of
 PORT, PAGE_PORT = 7077, 8080
 START_SECONDS = 300.0
 JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
+NO_VARIABLES: Mapping[int, Mapping[str, str]] = MappingProxyType({})
 _DRIVER = Path(__file__).with_name("host_driver.py")
 
 
@@ -91,7 +93,12 @@ class HostCluster:
 
 @contextmanager
 def host_cluster(
-    folder: Path, style: Style = "good", *, cores: int = 2, seen: Sequence[Path] = ()
+    folder: Path,
+    style: Style = "good",
+    *,
+    cores: int = 2,
+    seen: Sequence[Path] = (),
+    variables: Mapping[int, Mapping[str, str]] = NO_VARIABLES,
 ) -> Iterator[HostCluster]:
     """A cluster, as long as the block lasts, or the process that made it.
 
@@ -100,25 +107,28 @@ def host_cluster(
         style: See :func:`hosts.some_hosts`.
         cores: Of a worker.
         seen: Further folders that all hosts see.
+        variables: The environment of what Spark runs on a host, besides, by its number.
     """
     with some_hosts(folder, style, [Path(pyspark.__file__).parent, *seen]) as hosts:
         first, *others = hosts
         master = f"spark://{first.address}:{PORT}"
         at = ["--host", first.address, "--port", str(PORT), "--webui-port", str(PAGE_PORT)]
-        _start_daemon(first, folder, "master.Master", at)
+        _start_daemon(first, folder, "master.Master", at, {})
         for host in others:
             size = ["--cores", str(cores), "--memory", "4g", "--work-dir", "/tmp/work"]
             own = ["--host", host.address, *size, master]
-            _start_daemon(host, folder, "worker.Worker", own)
+            _start_daemon(host, folder, "worker.Worker", own, variables.get(host.number, {}))
         cluster = HostCluster(hosts, folder, master)
         cluster.await_workers()
         yield cluster
 
 
-def _start_daemon(host: Host, folder: Path, name: str, arguments: Sequence[str]) -> None:
+def _start_daemon(
+    host: Host, folder: Path, name: str, arguments: Sequence[str], variables: Mapping[str, str]
+) -> None:
     jars = Path(pyspark.__file__).parent / "jars" / "*"
     command = [_java(), *JVM, "-cp", jars, f"org.apache.spark.deploy.{name}", *arguments]
-    host.start(command, folder / f"{host.name}-{name}.log", _variables(host))
+    host.start(command, folder / f"{host.name}-{name}.log", {**_variables(host), **variables})
 
 
 def _java() -> str:

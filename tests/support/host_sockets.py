@@ -90,6 +90,20 @@ def listeners(host: Host) -> Iterator[Listener]:
             yield Listener(host.number, *owners[inode], address, port, inode)
 
 
+def serves_other_hosts(host: Host, process: psutil.Process) -> bool:
+    """Whether a process of a host listens where another host can connect."""
+    open_ones = set()
+    with suppress(psutil.Error, OSError):
+        for handle in (PROC / str(process.pid) / "fd").iterdir():
+            with suppress(OSError):
+                if linked := _INODE.fullmatch(str(handle.readlink())):
+                    open_ones.add(int(linked[1]))
+    return any(
+        inode in open_ones and not ipaddress.ip_address(address).is_loopback
+        for inode, (address, _) in _listening(host.init).items()
+    )
+
+
 def _listening(process: int) -> dict[int, tuple[str, int]]:
     """Addresses and ports in the network namespace of a process, by the inodes of the sockets."""
     found = {}

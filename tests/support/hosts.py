@@ -160,11 +160,11 @@ class Host:
 
     def cut_off(self) -> None:
         """Takes the host from the network, silently: nobody is told that it is gone."""
-        _in_network(self.switch, f"link set {_port(self.number)} down")
+        in_network(self.switch, f"link set {port_of(self.number)} down")
 
     def join(self) -> None:
         """Brings it back."""
-        _in_network(self.switch, f"link set {_port(self.number)} up")
+        in_network(self.switch, f"link set {port_of(self.number)} up")
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def some_hosts(
     with ExitStack() as running:
         says_up = ["sh", "-c", "echo up; exec sleep infinity"]
         switch = running.enter_context(_bound(["unshare", "--net", *says_up], folder / "switch"))
-        _in_network(switch.pid, "link add br0 type bridge", "link set br0 up", "link set lo up")
+        in_network(switch.pid, "link add br0 type bridge", "link set br0 up", "link set lo up")
         hosts = []
         for number in range(count):
             furniture = {
@@ -240,18 +240,18 @@ def _bound(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
 
 def _connect(host: Host, style: Style) -> None:
     """Plugs a host into the bridge, as `eth0`; with `two-cards` it has another card before it."""
-    port = _port(host.number)
+    port = port_of(host.number)
     if style == "two-cards":
         other = "link add card0 type veth peer name card1"
         address = f"addr add {OTHER_NETWORK}.{host.number + 1}/24 dev card0"
-        _in_network(host.init, other, address, "link set card0 up", "link set card1 up")
-    _in_network(
+        in_network(host.init, other, address, "link set card0 up", "link set card1 up")
+    in_network(
         host.switch,
         f"link add {port} type veth peer name eth0 netns {host.init}",
         f"link set {port} master br0",
         f"link set {port} up",
     )
-    _in_network(
+    in_network(
         host.init, f"addr add {host.address}/24 dev eth0", "link set eth0 up", "link set lo up"
     )
 
@@ -268,12 +268,12 @@ def _hosts_file(number: int, style: Style, count: int) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _port(number: int) -> str:
+def port_of(number: int) -> str:
     """The bridge's end of a host's cable."""
     return f"port{number}"
 
 
-def _in_network(process: int, *commands: str) -> None:
+def in_network(process: int, *commands: str) -> None:
     """Runs `ip` in the network namespace of a process."""
     batch = "".join(f"{command}\n" for command in commands)
     enter = ["nsenter", "--target", str(process), "--net", "--", "ip", "-batch", "-"]

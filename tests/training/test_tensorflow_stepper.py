@@ -1,6 +1,7 @@
 """TensorFlow's update: AdamW as PyTorch has it."""
 
 import numpy as np
+import psutil
 from steppers import SPEC, stepper
 
 from pipelines.models.weights import random_weights
@@ -30,3 +31,16 @@ def test_the_update_is_pytorchs_adamw():
         theirs.step()
     for name, value in ours.checkpoint(3).weights.items():
         np.testing.assert_allclose(value, weights[name].numpy(), atol=2e-6, err_msg=name)
+
+
+def test_the_numbers_of_a_step_do_not_outlive_it():
+    from pipelines.training.steppers.tensorflow import _scalar
+
+    process, steps = psutil.Process(), 40_000
+    for step in range(1000):
+        assert _scalar(1 / (step + 1)).numpy() == np.float32(1 / (step + 1))
+    before = process.memory_full_info().uss
+    for step in range(steps):
+        _scalar(1 / (step + 1001))
+    # As Python's numbers they would be kept, 560 bytes each.
+    assert process.memory_full_info().uss - before < 100 * steps

@@ -13,6 +13,7 @@ from pipelines.errors import EngineError, WorkerLostError
 from pipelines.lanes.plan import first_lane
 from pipelines.settings import TrainingSettings
 from pipelines.spark.errors import spark_cause
+from pipelines.spark.task_places import name_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -24,7 +25,9 @@ _MODELS = "Thread Model RDD"
 _EXECUTOR_LOST = "ExecutorLostFailure"
 _STATE_LOST = re.compile(r"worker (\d+) was lost: its part of the optimiser")
 # What dllib says of such a task, which looks for the parameters where they never were.
-_PARAMETERS_LOST = "initialize AllReduceParameter first"
+_PARAMETERS_LOST = re.compile(
+    "initialize AllReduceParameter first|AllReduceParameter is not initialized"
+)
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,9 @@ class WorkerLocations:
         return WorkerLostError("bigdl", cause, began=bool(self.known), **where)
 
     def _name(self, address: str) -> str:
-        """What a host calls itself; the address by which Spark knows it, as long as it has not."""
+        """What a host calls itself; what the driver calls it, as long as it has not."""
         names = dict(line.split(" ", 1) for line in self.names())
-        return names.get(address) or address
+        return names.get(address) or (name_of(address) if address else "")
 
     def place(self, rank: int) -> dict[str, Any]:
         """Rank, host and lane of a worker, for errors."""
@@ -130,7 +133,7 @@ class WorkerLocations:
         if gone := _STATE_LOST.search(text):
             cause = f"its executor is gone: {cause}"
             return WorkerLostError("bigdl", cause, began=True, **self.place(int(gone[1])))
-        if lost and _PARAMETERS_LOST in text:
+        if lost and _PARAMETERS_LOST.search(text):
             cause = f"its executor is gone: {cause}"
             return WorkerLostError("bigdl", cause, began=True, **self.place(int(lost[1])))
         if _EXECUTOR_LOST in text:

@@ -25,6 +25,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepRecord
 from pipelines.spark.errors import complete_line
 from pipelines.training.control.authenticated_server import UNHEARD_SECONDS, detect_cut_connection
+from pipelines.training.control.memory_failure import memory_failure
 from pipelines.training.control.watchdog import LOOK_SECONDS, Watchdog
 
 HEARTBEAT_SECONDS = 2.0
@@ -112,7 +113,7 @@ class Reporter:
         """
         summary = "".join(traceback.format_exception_only(error)).strip()
         trace = "".join(traceback.format_exception(error))
-        if (line := complete_line(error)) is not None:
+        if (line := memory_failure(error) or complete_line(error)) is not None:
             summary, trace = line, ""
         self.send_records()
         self._send("failed", cause=summary, traceback=trace, lost=peer_lost)

@@ -60,6 +60,17 @@ _OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.i
 _SCALAR = tf.TensorSpec([], tf.float32)
 
 
+def _scalar(number: float) -> Any:
+    """A tensor of a number that is another one at each step.
+
+    Of Python's numbers TensorFlow keeps every tensor that it has made (560 bytes each, in the
+    cache of ``convert_to_eager_tensor``) for as long as the process lives; of numpy's none.
+    """
+    # A rate beyond single precision is infinite, of which the state that comes out tells.
+    with np.errstate(over="ignore"):
+        return tf.constant(np.float32(number))
+
+
 class _Functions(NamedTuple):
     """The graph functions of a source.
 
@@ -161,10 +172,10 @@ class TensorFlowStepper:
         mean_loss, norm, seconds = self._update(
             gradients,
             loss,
-            tf.constant(learning_rate, tf.float32),
-            tf.constant(BETA_1**number, tf.float32),
-            tf.constant(BETA_2**number, tf.float32),
-            tf.constant(newest_share(self._training.ema or 0.0, work.index + 1), tf.float32),
+            _scalar(learning_rate),
+            _scalar(BETA_1**number),
+            _scalar(BETA_2**number),
+            _scalar(newest_share(self._training.ema or 0.0, work.index + 1)),
         )
         self._mean_seconds += float(seconds)
         self.gradient_norm = float(norm)

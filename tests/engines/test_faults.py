@@ -1,0 +1,65 @@
+"""A few cells of the matrix of `make faults`, and what holds of its choice of cells."""
+
+from __future__ import annotations
+
+import pytest
+from faults.cell import run_cell
+from faults.disk import why_no_disk
+from faults.injection import FAULTS
+from faults.job import make_prepared
+from faults.matrix import CASES, Cell, all_cells, chosen_cells, covering_cells
+from faults.moments import MOMENTS
+from hosts import why_not
+
+from pipelines.engines import ENGINES
+from pipelines.engines.loading import load_engine
+
+QUICK = [
+    Cell("torch-ddp", "host cut off", "in a step"),
+    Cell("torch-ddp", "worker stopped", "in a step"),
+    Cell("torch-ddp", "executor killed", "checkpoint"),
+]
+
+
+def test_the_choice_has_every_fault_with_every_engine_that_it_meets():
+    wanted = {(one.case, one.fault) for one in all_cells()}
+    chosen = covering_cells()
+    assert {(one.case, one.fault) for one in chosen} == wanted
+    assert len(chosen) == len(wanted)
+    assert {name for name, _ in wanted} == set(CASES)
+    assert {fault for _, fault in wanted} == set(FAULTS)
+
+
+def test_the_choice_has_every_moment_with_every_engine():
+    pairs = {(one.case, one.moment) for one in covering_cells()}
+    assert pairs == {(case, moment) for case in CASES for moment in MOMENTS}
+
+
+def test_every_mode_of_every_engine_on_spark_is_in_the_matrix():
+    tested = {(one.make().name, one.training.get("mode", "sync")) for one in CASES.values()}
+    engines = {name: load_engine(name) for name in ENGINES}
+    assert tested == {
+        (name, mode)
+        for name, engine in engines.items()
+        if engine.needs_spark
+        for mode in engine.modes
+    }
+
+
+def test_cells_are_chosen_by_name():
+    (only,) = chosen_cells(all_cells(), ["bigdl"], ["disk full"], ["export"])
+    assert only == Cell("bigdl", "disk full", "export")
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    return make_prepared(tmp_path_factory.mktemp("faults") / "prepared")
+
+
+@pytest.mark.skipif(bool(reason := why_not() or why_no_disk()), reason=str(reason))
+@pytest.mark.parametrize("cell", QUICK, ids=str)
+def test_a_training_ends_as_promised(cell, pristine, tmp_path):
+    outcome = run_cell(cell, pristine, tmp_path / "cell")
+    assert outcome.failings == []
+    assert outcome.end == "error"
+    assert outcome.resumed > 0
