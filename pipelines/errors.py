@@ -8,6 +8,16 @@ _SHOWN = 200
 """Characters of what a library says, in an error."""
 
 
+def one_line(text: str) -> str:
+    """The text with escapes for what breaks a line, moves a cursor, or cannot be written.
+
+    What a user has given, or a library says of it, may hold any character.
+    """
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
 class PipelineError(Exception):
     """Anything that this package raises on purpose.
 
@@ -30,7 +40,7 @@ class InputError(PipelineError):
     exit_code = 2
 
     def __init__(self, key: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{key}: {problem}, {remedy}")
+        super().__init__(one_line(f"{key}: {problem}, {remedy}"))
         self.key = key
         self.problem = problem
         self.remedy = remedy
@@ -48,7 +58,8 @@ class DamagedFileError(PipelineError, ValueError):
         # What a library says of a value shows it, and may be of several lines.
         told = " ".join(problem.split())
         told = told if len(told) <= _SHOWN else f"{told[:_SHOWN]}…"
-        super().__init__(f"{path} is damaged ({told}): put it back from a copy, or make it anew")
+        said = f"{path} is damaged ({told}): put it back from a copy, or make it anew"
+        super().__init__(one_line(said))
         self.path = path
         self.problem = told
 

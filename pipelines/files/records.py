@@ -35,6 +35,12 @@ def read(path: Location, kind: Any = Any) -> Any:
     return _checked(path, _parsed(path, path.read_bytes()), kind)
 
 
+def read_object(path: Location) -> dict[str, Any]:
+    """The object in a JSON file; raises as :func:`read`."""
+    found: dict[str, Any] = read(path, dict[str, Any])
+    return found
+
+
 def built(path: Location, build: Callable[[Any], T]) -> T:
     """What a function makes of the value in a JSON file, for what has no plain type.
 

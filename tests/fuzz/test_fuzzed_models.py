@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,13 +15,14 @@ from mutations import ODD_JSON, damaged_file, fuzzed, limited_memory, read_or_re
 
 from pipelines.errors import InputError
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.folder import read_encoder, write_encoder
+from pipelines.models.folder import read_encoder, start_encoder, write_encoder
 from pipelines.models.spec import Dense
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import check_weights, random_weights
 from pipelines.settings.load import parse
 from pipelines.tokens.encoding import open_encoder
-from pipelines.tokens.prompts import Prompts, read_prompts
+from pipelines.tokens.lengths import model_length
+from pipelines.tokens.prompts import Prompts, configured_prompts
 from pipelines.tokens.start import start_architecture
 from pipelines.tokens.vocabulary import (
     check_tokenizer,
@@ -45,7 +47,7 @@ SPECS = {
         dense=(Dense(width=3),),
     ),
 }
-# By which a folder is named where no setting of the user's is at fault.
+# The settings that name such a folder; a damaged file may be named itself.
 NAMES = ("encoder.start", "tokens.vocabulary")
 
 
@@ -59,14 +61,19 @@ def whole(request, tmp_path_factory):
     return home / "start"
 
 
-def read_all(folder: Path, copy: Path) -> None:
-    """Reads as a training does that begins with a model."""
+def readers(folder: Path, copy: Path) -> Iterator[Callable[[], object]]:
+    """What a training reads that begins with a model, each apart: an earlier one may refuse it."""
     config = parse({"encoder": {"start": str(folder)}})
-    start_architecture(config)
-    check_tokenizer(config)
-    spec, weights = read_encoder(folder)
-    check_weights(spec, weights)
-    read_prompts(folder)
+    yield lambda: start_architecture(config)
+    yield lambda: check_tokenizer(config)
+    yield lambda: check_weights(*read_encoder(folder))
+    yield lambda: start_encoder(config, len(WORDS))
+    yield lambda: model_length(config)
+    yield lambda: configured_prompts(config)
+    yield lambda: encode_with_copy(folder, copy)
+
+
+def encode_with_copy(folder: Path, copy: Path) -> None:
     copy.mkdir()
     copy_tokenizer(folder, copy, 16)
     read_special_ids(copy)
@@ -83,7 +90,8 @@ def test_a_damaged_model_is_read_or_refused(whole, tmp_path_factory, data):
     path = data.draw(st.sampled_from(files), label="file")
     path.write_bytes(data.draw(damaged_file(path)))
     try:
-        read_or_refused(lambda: read_all(folder / "copy", folder / "tokenizer"), *NAMES)
+        for read in readers(folder / "copy", folder / "tokenizer"):
+            read_or_refused(read, *NAMES, str(path))
     finally:
         shutil.rmtree(folder)
 

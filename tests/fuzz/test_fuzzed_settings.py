@@ -1,4 +1,4 @@
-"""Settings, as text and as overrides, and addresses of stores: a value, or one line with the key."""
+"""Settings, as text and as overrides, and addresses of stores: values, or one line with the key."""
 
 from __future__ import annotations
 
