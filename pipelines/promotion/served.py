@@ -61,10 +61,14 @@ class _Record(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
 
+    run: str
     model: str
+    identity: str | None
     when: str
     who: str
     replaces: str | None
+    figures: dict[str, dict[str, int | float]]
+    sets: dict[str, str]
 
 
 def served_model(target: str | Location) -> Location | None:
