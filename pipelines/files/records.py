@@ -91,13 +91,9 @@ def read_line(
 
 def _parsed(path: Location, content: bytes) -> Any:
     try:
-        value = json.loads(content.decode("utf-8"))
-        if b"\\u" in content:
-            # Half of a pair, which could not be written again.
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(str(path), str(error)) from error
-    return value
 
 
 def _checked(path: Location, value: Any, kind: Any) -> Any:

@@ -392,7 +392,13 @@ def write_text(path: Location, text: str, *, durable: bool = False) -> None:
 
 def write_json(path: Location, value: Any, *, durable: bool = False) -> None:
     """Writes indented JSON with :func:`write_text`."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which a text may have that was read as an escape.
+        text = json.dumps(value, indent=2)
+    write_text(path, f"{text}\n", durable=durable)
 
 
 def read_json(path: Location) -> Any:

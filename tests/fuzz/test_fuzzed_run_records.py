@@ -95,6 +95,10 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     ),
     "evaluations": (lambda folder: RunFolder(folder).evaluations, read_evaluations),
     "metrics": (lambda folder: RunFolder(folder).metrics, model_step),
+    "metrics that others are added to": (
+        lambda folder: RunFolder(folder).metrics,
+        lambda folder: update_run_metrics(folder, {"after": {}}),
+    ),
     "best": (
         lambda folder: RunFolder(folder).best / "best.json",
         lambda folder: read_best(folder, "retrieval.ndcg@10"),
