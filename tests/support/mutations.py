@@ -18,15 +18,13 @@ from pipelines.errors import PipelineError
 T = TypeVar("T")
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
-"""Of each test: a few in the suite, very many by `make fuzz`."""
+"""Of each test: a few in the suite, more by `make fuzz`."""
 
-_HELD_BACK = settings.get_profile(settings.get_current_profile_name())
 fuzzed = settings(
-    _HELD_BACK,
     max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-"""Settings of every fuzz test."""
+"""Settings of every fuzz test; all others are those of the profile."""
 
 _MARK = "--here--"
 
