@@ -3,8 +3,8 @@
 # Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0.
 # `make package` packs the environment for a cluster. `make matrix-versions` runs a part of the tests
 # in environments of other releases of Python and Spark, `make faults` trainings on three hosts that
-# something goes wrong under, `make fuzz` the fuzz tests for MINUTES. `make azurite` installs a server that speaks Azure's Blob Storage for
-# the tests of object stores, by npm.
+# something goes wrong under, `make fuzz` the fuzz tests for MINUTES. `make azurite` installs a server
+# that speaks Azure's Blob Storage for the tests of object stores, by npm.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 # Of another environment beside this one, made by another Python or from another lock.

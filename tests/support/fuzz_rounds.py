@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known, others = parser.parse_known_args(arguments)
     deadline, rounds = time.monotonic() + 60 * known.minutes, 0
     environment = os.environ | {"FUZZ_EXAMPLES": str(known.examples)}
-    command = [sys.executable, "-m", "pytest", "--quiet", *others, str(TESTS)]
+    # The first failure ends a round, so that one that the deadline ends has found nothing.
+    command = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", *others, str(TESTS)]
     while (left := deadline - time.monotonic()) > 0:
         try:
             code = subprocess.run(command, env=environment, timeout=left, check=False).returncode
