@@ -103,10 +103,13 @@ def scale_of(path: Location, state: Mapping[str, Any]) -> float:
     Raises:
         TornCheckpoint: It does not say.
     """
-    scale = state.get("scale")
-    if not isinstance(scale, float | int) or not math.isfinite(scale):
+    try:
+        scale = float(state["scale"])
+    except DAMAGED:
+        scale = math.nan
+    if not math.isfinite(scale):
         raise TornCheckpoint(f"{path / STATE} holds no scale")
-    return float(scale)
+    return scale
 
 
 def spec_of(path: Location, state: Mapping[str, Any]) -> EncoderSpec:

@@ -1,5 +1,6 @@
 """Checkpoints of which any file is damaged: they are whole, or torn, and nothing else happens."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -80,4 +81,13 @@ def test_a_checkpoint_whose_state_names_other_files_is_torn(run, tmp_path):
     text = state.read_text()
     state.write_text(text.replace('"optimizer.safetensors"', '"../../../other"'))
     with pytest.raises(TornCheckpoint, match="other files than those of a checkpoint"):
+        load_checkpoint(folder, 10)
+
+
+@pytest.mark.parametrize("scale", ["9" * 400, "NaN", "null", "[]", "1e999"])
+def test_a_scale_that_is_no_number_is_told(run, tmp_path, scale):
+    folder = shutil.copytree(run, tmp_path / "copy")
+    state = folder / "checkpoints" / "frozen" / "state.json"
+    state.write_text(re.sub(r'"scale": [\d.]+', f'"scale": {scale}', state.read_text()))
+    with pytest.raises(TornCheckpoint, match="holds no scale"):
         load_checkpoint(folder, 10)

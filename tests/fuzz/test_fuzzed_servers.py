@@ -171,6 +171,8 @@ def is_no_message(line: bytes) -> bool:
         json.loads(line)
     except ValueError:
         return True
+    except RecursionError:
+        pass
     return False
 
 
