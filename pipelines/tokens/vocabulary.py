@@ -41,6 +41,8 @@ VOCABULARY_FILE = "vocab.txt"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
 _USUAL_MASKS = ("[MASK]", "<mask>")
+_RARE_WORD = "\ua66e"
+"""A letter that was written once, in the fifteenth century: hardly any vocabulary has it."""
 
 
 class _Token(TypedDict):
@@ -305,6 +307,8 @@ def _tokenizer_in(key: str, folder: Path) -> Tokenizer:
         )
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    # Fails here, and not at some text of a corpus, if there is no token for words that are unknown.
+    tokenizer.encode(_RARE_WORD)
     return tokenizer
 
 

@@ -53,10 +53,13 @@ NAMES = ("encoder.start", "tokens.vocabulary")
 
 @pytest.fixture(scope="module", params=SPECS)
 def whole(request, tmp_path_factory):
-    home = tmp_path_factory.mktemp(request.param)
+    return write_start(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def write_start(home: Path, kind: str) -> Path:
     (home / "words").mkdir()
     save_wordpieces(home / "words", WORDS, 16, lowercase=True)
-    spec = SPECS[request.param]
+    spec = SPECS[kind]
     write_encoder(home / "start", spec, random_weights(spec, 1), home / "words", "# Card\n")
     return home / "start"
 
@@ -94,6 +97,29 @@ def test_a_damaged_model_is_read_or_refused(whole, tmp_path_factory, data):
             read_or_refused(read, *NAMES, str(path))
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("config.json", {"max_position_embeddings": "x"}),
+        ("config.json", {"model_type": []}),
+        ("sentence_bert_config.json", {"max_seq_length": "x"}),
+    ],
+    ids=["positions", "type", "length"],
+)
+def test_values_of_other_types_are_refused_before_the_weights_are_read(tmp_path, name, changed):
+    path = write_start(tmp_path, "bert") / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(InputError, match=r"^encoder\.start: .*cannot be read \(.+\), mend it"):
+        model_length(parse({"encoder": {"start": str(path.parent)}}))
+
+
+def test_a_vocabulary_without_a_token_for_unknown_words_is_refused(tmp_path):
+    path = write_start(tmp_path, "bert") / "tokenizer.json"
+    path.write_text(path.read_text().replace('"[UNK]": 1', '"[UNKNOWN]": 1'))
+    with pytest.raises(InputError, match=r"^encoder\.start: the tokenizer in .*Missing \[UNK\]"):
+        check_tokenizer(parse({"encoder": {"start": str(path.parent)}}))
 
 
 @pytest.mark.parametrize("number", ODD_JSON)
