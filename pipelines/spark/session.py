@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 LOCAL_EXECUTOR_MEMORY_MB = 1024
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 PARENT_CHECK_SECONDS = 1.0
+STOP_SECONDS = 20.0
 _LOG_KEY = "sentence.pipelines.log"
 _LOGS: list[Path] = []
 
@@ -116,16 +117,49 @@ def stopped_at_the_end() -> Iterator[None]:
     """Stops a session that is started inside, and leaves one alone that was there before.
 
     A driver that exits with its session running has Spark's shutdown hooks race one another.
+    Spark may wait two minutes for an executor that hangs: after ``STOP_SECONDS`` its JVM is killed,
+    where this process has started it.
     """
     ours = not _is_running()
     try:
         yield
     finally:
         if ours and _is_running():
-            from pyspark.sql import SparkSession
+            _stop_in_time()
 
-            _silence_java()
-            SparkSession.builder.getOrCreate().stop()
+
+def _stop_in_time() -> None:
+    stopping = threading.Thread(target=_stop, name="stop-spark", daemon=True)
+    stopping.start()
+    stopping.join(STOP_SECONDS)
+    if stopping.is_alive():
+        logger.warning("Spark has not stopped within %.0f s, and is killed", STOP_SECONDS)
+        _kill_jvm()
+
+
+def _stop() -> None:
+    from py4j.protocol import Py4JError
+    from pyspark.sql import SparkSession
+
+    with suppress(Py4JError, OSError):  # The JVM has ended already.
+        _silence_java()
+        SparkSession.builder.getOrCreate().stop()
+
+
+def _is_of_others_than_py4j(record: logging.LogRecord) -> bool:
+    return record.module not in ("clientserver", "java_gateway")
+
+
+def _kill_jvm() -> None:
+    """Kills the JVM that this process has started; that of spark-submit ends after its child."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        # Py4J logs a stack for each call that gets no answer then, by the root logger.
+        logging.getLogger().addFilter(_is_of_others_than_py4j)
+        process.kill()
+        process.wait(STOP_SECONDS)
 
 
 def _silence_java() -> None:
@@ -134,12 +168,10 @@ def _silence_java() -> None:
     A session that is stopped while a job runs closes its thread pools before all their tasks have
     run, and Scala prints a trace for each, after the line that says how to resume.
     """
-    from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     java = SparkContext._jvm.java  # type: ignore[union-attr]
-    with suppress(Py4JError, OSError):  # It has ended already, which stop() then raises.
-        java.lang.System.setErr(java.io.PrintStream(java.io.OutputStream.nullOutputStream()))
+    java.lang.System.setErr(java.io.PrintStream(java.io.OutputStream.nullOutputStream()))
 
 
 def kept_spark_log() -> Path | None:

@@ -1,0 +1,36 @@
+"""That a session is stopped in time, even where Java does not answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+
+WITH_A_JVM_THAT_HANGS = """
+import signal
+from pyspark import SparkContext
+from pipelines.settings.load import parse
+from pipelines.spark import session
+session.STOP_SECONDS = 2.0
+config = parse({"spark": {"master": "local[1]"}})
+with session.stopped_at_the_end():
+    session.spark_session(config)
+    java = SparkContext._gateway.proc
+    print(java.pid, flush=True)
+    java.send_signal(signal.SIGSTOP)
+"""
+
+
+def test_a_session_that_does_not_stop_is_killed():
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_JVM_THAT_HANGS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Spark has not stopped within 2 s, and is killed" in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert not psutil.pid_exists(int(done.stdout.split()[-1]))
