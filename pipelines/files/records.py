@@ -22,6 +22,17 @@ DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, 
 """What comes of values of other types than those that were written."""
 
 
+def to_text(value: Any) -> str:
+    """The text of a JSON file with a value, indented."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which a text may have that was read as an escape.
+        text = json.dumps(value, indent=2)
+    return f"{text}\n"
+
+
 def read(path: Location, kind: Any = Any) -> Any:
     """The value in a JSON file.
 

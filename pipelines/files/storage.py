@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import math
 import os
 import re
@@ -392,13 +391,7 @@ def write_text(path: Location, text: str, *, durable: bool = False) -> None:
 
 def write_json(path: Location, value: Any, *, durable: bool = False) -> None:
     """Writes indented JSON with :func:`write_text`."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # Half of a surrogate pair, which a text may have that was read as an escape.
-        text = json.dumps(value, indent=2)
-    write_text(path, f"{text}\n", durable=durable)
+    write_text(path, records.to_text(value), durable=durable)
 
 
 def read_json(path: Location) -> Any:
