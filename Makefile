@@ -3,8 +3,8 @@
 # Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0.
 # `make package` packs the environment for a cluster. `make matrix-versions` runs a part of the tests
 # in environments of other releases of Python and Spark, `make faults` trainings on three hosts that
-# something goes wrong under. `make azurite` installs a server that speaks Azure's Blob Storage for
-# the tests of object stores, by npm.
+# something goes wrong under, `make fuzz` the fuzz tests for MINUTES. `make azurite` installs a server
+# that speaks Azure's Blob Storage for the tests of object stores, by npm.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 # Of another environment beside this one, made by another Python or from another lock.
@@ -48,7 +48,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults
+.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults fuzz
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -121,6 +121,11 @@ package-check: $(STAMP)
 # Trainings on three hosts that something goes wrong under; see docs/faults.md. Needs root.
 faults: environment
 	PYTHONPATH=tests/support $(IN_VENV) -m faults $(ARGS)
+
+# Files, settings and messages that are damaged in ever other ways; see CONTRIBUTING.md.
+MINUTES ?= 10
+fuzz: environment
+	PYTHONPATH=tests/support $(IN_VENV) -m fuzz_rounds --minutes $(MINUTES) $(ARGS)
 
 # A part of the tests on other releases of Python and Spark; see docs/versions.md.
 matrix-versions: environment

@@ -19,7 +19,7 @@ from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.row_deletion import delete_from_table, has_rows_by
 from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError
-from pipelines.files import storage, versions
+from pipelines.files import records, storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import prepare_stages
 from pipelines.settings import Config
@@ -97,8 +97,10 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
         versions.forget_earlier(stage.path)
     forget_texts(config)
     storage.sweep(folder.path)
-    lines = storage.read_json(folder.corpus.funnel)
-    rows = sum(line["rows"] for line in lines if line.get("reason") == DELETED)
+    rows = records.built(
+        folder.corpus.funnel,
+        lambda lines: sum(int(line["rows"]) for line in lines if line.get("reason") == DELETED),
+    )
     if not rows:
         logger.warning("no row of corpus.inputs has one of these keys")
     vectors = _delete_vectors(config, DeletedRows(column, deleted_keys(folder, column)))

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+_SHOWN = 200
+"""Characters of what a library says, in an error."""
+
+
+def one_line(text: str) -> str:
+    """The text with escapes for what breaks a line, moves a cursor, or cannot be written.
+
+    What a user has given, or a library says of it, may hold any character.
+    """
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
 
 class PipelineError(Exception):
     """Anything that this package raises on purpose.
@@ -27,10 +40,28 @@ class InputError(PipelineError):
     exit_code = 2
 
     def __init__(self, key: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{key}: {problem}, {remedy}")
+        super().__init__(one_line(f"{key}: {problem}, {remedy}"))
         self.key = key
         self.problem = problem
         self.remedy = remedy
+
+
+class DamagedFileError(PipelineError, ValueError):
+    """A file of this package that does not hold what was written into it. Jobs exit with 1.
+
+    Args:
+        path: Of the file.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        # What a library says of a value shows it, and may be of several lines.
+        told = " ".join(problem.split())
+        told = told if len(told) <= _SHOWN else f"{told[:_SHOWN]}…"
+        said = f"{path} is damaged ({told}): put it back from a copy, or make it anew"
+        super().__init__(one_line(said))
+        self.path = path
+        self.problem = told
 
 
 class EngineUnavailable(InputError):  # noqa: N818 - the state of the engine, as users know it

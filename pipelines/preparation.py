@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
+from typing_extensions import TypedDict
 
 from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.deleted_keys import deleted_keys
@@ -24,7 +25,8 @@ from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
-from pipelines.files import storage
+from pipelines.errors import DamagedFileError
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
@@ -91,8 +93,8 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         fingerprint = _fingerprint(before, stage.inputs(config))
         known = _known(folder.stage_record(stage.name))
         kept = config.prepared.reuse and fingerprint is not None
-        kept = kept and known.get("fingerprint") == fingerprint
-        if kept:
+        kept = kept and known is not None and known["fingerprint"] == fingerprint
+        if kept and known is not None:
             logger.info("%s: not changed, kept", stage.name)
             seconds = known["seconds"]
         else:
@@ -128,8 +130,20 @@ def _run(
     return seconds
 
 
-def _known(record: Location) -> dict[str, Any]:
-    known: dict[str, Any] = storage.read_json(record) if record.is_file() else {}
+class _Record(TypedDict):
+    """What a stage was made from, and how long it took."""
+
+    fingerprint: str | None
+    seconds: float
+
+
+def _known(record: Location) -> _Record | None:
+    """What is known of a stage; None of one that was not run, or must be run again."""
+    try:
+        known: _Record | None = records.read(record, _Record) if record.is_file() else None
+    except DamagedFileError as error:
+        logger.warning("%s; its stage is run again", error)
+        return None
     return known
 
 

@@ -71,7 +71,7 @@ def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
         name, given = "InputError", [FILLED, *given]
     if name in INPUT_ERRORS and len(given) == 3:
         return Said(given[0], f"{given[1]}, {given[2]}")
-    if name in ("PipelineError", "SupersededError") and len(given) == 1:
+    if name in ("PipelineError", "SupersededError", "one_line") and len(given) == 1:
         return Said("", given[0])
     return Said("", given[1]) if name in RUN_ERRORS and len(given) == 2 else None
 

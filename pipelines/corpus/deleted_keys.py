@@ -7,17 +7,31 @@ their rows out before anything is written, whatever the inputs still hold.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.corpus.unit_schema import hash_of
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.prepared_folder import PreparedFolder
 
 DELETED = "deleted by its key"
 _PERSONAL = ("title", "text_0", "text_1", "negatives", "group", "score", "candidate_scores")
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """All of the file.
+
+    Attributes:
+        column: Of the keys.
+        keys: Their hashes, sorted.
+    """
+
+    column: str
+    keys: tuple[int, ...]
 
 
 def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...]:
@@ -29,17 +43,18 @@ def deleted_keys(prepared: PreparedFolder, column: str | None) -> tuple[int, ...
 
     Raises:
         InputError: The keys are those of another column: their rows would come back.
+        DamagedFileError: The file does not hold a list: they would come back too.
     """
     if not prepared.deleted_keys.is_file():
         return ()
-    listed = storage.read_json(prepared.deleted_keys)
-    if column != listed["column"]:
+    listed: _Listed = records.read(prepared.deleted_keys, _Listed)
+    if column != listed.column:
         raise InputError(
             "corpus.key_column",
-            f"rows were deleted by `{listed['column']}` from {prepared.path} and would come back",
+            f"rows were deleted by `{listed.column}` from {prepared.path} and would come back",
             "set it to that column, or name another prepared.folder",
         )
-    return tuple(listed["keys"])
+    return listed.keys
 
 
 def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str]) -> int:
@@ -51,9 +66,8 @@ def add_deleted_keys(prepared: PreparedFolder, column: str, keys: Iterable[str])
     Raises:
         InputError: Those that are in it are keys of another column.
     """
-    found = sorted({*deleted_keys(prepared, column), *map(hash_of, keys)})
-    listed = {"column": column, "keys": found}
-    storage.write_json(prepared.deleted_keys, listed, durable=True)
+    found = tuple(sorted({*deleted_keys(prepared, column), *map(hash_of, keys)}))
+    storage.write_json(prepared.deleted_keys, asdict(_Listed(column, found)), durable=True)
     return len(found)
 
 

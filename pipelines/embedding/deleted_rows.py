@@ -17,7 +17,7 @@ from pipelines.corpus.unit_schema import hash_of
 from pipelines.embedding.executor import as_text
 from pipelines.embedding.parts import RowRange, read_rows
 from pipelines.embedding.plan import DELETED_FILE
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location, arrow_source
 
 
@@ -60,8 +60,8 @@ def read_deleted(folder: Location) -> DeletedRows | None:
     path = folder / DELETED_FILE
     if not path.is_file():
         return None
-    known = storage.read_json(path)
-    return DeletedRows(known["column"], tuple(known["keys"]))
+    known: DeletedRows = records.read(path, DeletedRows)
+    return known
 
 
 def write_deleted(folder: Location, deleted: DeletedRows) -> None:

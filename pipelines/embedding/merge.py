@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.embedding import MERGE_FORMATS
 from pipelines.embedding.plan import MANIFEST_FILE, MERGED_FILE
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.settings import EmbeddingSettings
 from pipelines.spark.errors import spark_cause
@@ -102,7 +102,7 @@ def merge_table(session: SparkSession, settings: EmbeddingSettings, folder: Loca
         return
     merged: dict[str, Any] = {
         "table": target,
-        "build": storage.read_json(folder / MANIFEST_FILE)["build"],
+        "build": records.built(folder / MANIFEST_FILE, lambda told: int(told["build"])),
     }
     done = folder / MERGED_FILE
     if done.is_file() and storage.read_json(done) == merged:

@@ -22,7 +22,7 @@ from pipelines.embedding.overlap_check import check_no_overlap
 from pipelines.embedding.partitions import constants_from
 from pipelines.embedding.parts import RowRange
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location, RemotePath, location
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
@@ -124,14 +124,20 @@ def read_version(folder: Location, stores: StorageSettings = DEFAULT_STORES) -> 
     Args:
         folder: Of the table itself, in a store a version.
         stores: How the stores of its inputs are reached.
+
+    Raises:
+        DamagedFileError: There is a file that holds none.
     """
     if not (folder / PLAN_FILE).is_file():
         return None
-    known = storage.read_json(folder / PLAN_FILE)
-    parts = (_part_from(part, stores) for part in known.pop("parts"))
-    changes = known.pop("changes", None)
-    plan = Plan(**known, parts=tuple(parts), changes=changes and Changes(**changes))
+    plan = records.built(folder / PLAN_FILE, partial(_plan_from, stores=stores))
     return Version(folder, plan, (folder / MANIFEST_FILE).is_file())
+
+
+def _plan_from(known: dict[str, Any], stores: StorageSettings) -> Plan:
+    parts = tuple(_part_from(part, stores) for part in known.pop("parts"))
+    changes = known.pop("changes", None)
+    return Plan(**known, parts=parts, changes=changes and Changes(**changes))
 
 
 def write_plan(folder: Location, plan: Plan) -> None:

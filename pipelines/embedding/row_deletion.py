@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired
 
 import pyarrow.parquet as pq
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
 
 from pipelines.embedding.deleted_rows import DeletedRows, write_deleted
 from pipelines.embedding.executor import Columns
@@ -33,7 +35,7 @@ from pipelines.embedding.plan import (
     write_plan,
 )
 from pipelines.embedding.running import run_job
-from pipelines.files import storage, versions
+from pipelines.files import records, storage, versions
 from pipelines.files.folders import work_folder
 from pipelines.files.locations import Location, RemotePath, arrow_source
 from pipelines.settings import Config
@@ -42,6 +44,16 @@ from pipelines.spark.tasks import collect_from_tasks, slices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class _Manifest(TypedDict):
+    """What is read of a table's manifest, which has more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    text_column: str
+    vector_column: str
+    left_out: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ def delete_from_table(session: SparkSession, config: Config, deleted: DeletedRow
 def _replace(session: SparkSession, whole: Version, folder: Location, deleted: DeletedRows) -> int:
     """Puts a table without the rows in the place; returns how many they are."""
     plan, build = whole.plan, whole.plan.build + 1
-    manifest = storage.read_json(whole.folder / MANIFEST_FILE)
+    manifest: _Manifest = records.read(whole.folder / MANIFEST_FILE, _Manifest)
     columns = Columns(text=manifest["text_column"], vector=manifest["vector_column"])
     with beginning(folder) as begun:
         work = partial(
@@ -129,9 +141,9 @@ def _replace(session: SparkSession, whole: Version, folder: Location, deleted: D
         }
         write_deleted(begun.aside, deleted)
         write_plan(begun.aside, replace(plan, parts=ordered, build=build, changes=None))
-        storage.write_json(begun.aside / MANIFEST_FILE, manifest | counts)
+        storage.write_json(begun.aside / MANIFEST_FILE, {**manifest, **counts})
     take_place(begun.folder, folder)
-    return int(counts["left_out"]) - int(manifest.get("left_out", 0))
+    return int(counts["left_out"]) - manifest.get("left_out", 0)
 
 
 def _write_parts(

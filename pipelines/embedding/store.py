@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import TypedDict
 
 from pipelines.embedding.footers import PART_ID, in_threads
 from pipelines.embedding.parts import read_rows
@@ -24,7 +25,7 @@ from pipelines.embedding.schemas import open_parquet
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
-from pipelines.files import storage
+from pipelines.files import records
 from pipelines.files.copies import local_file
 from pipelines.files.locations import Location, RemotePath, arrow_source, location
 from pipelines.files.versions import current
@@ -108,6 +109,22 @@ class Block:
     positions: np.ndarray
 
 
+# What is read of the manifest of an embedding job.
+class _Manifest(TypedDict, total=False):
+    vector_column: str
+    scale_column: str | None
+    text_column: str | None
+    key_column: str | None
+    model: str | None
+    dimensions: int
+    settings: _MadeBy
+
+
+_MadeBy = TypedDict(
+    "_MadeBy", {"embedding.model": str | None, "embedding.prompt_name": str | None}, total=False
+)
+
+
 def open_table(
     folder: str | Location,
     vector_column: str | None = None,
@@ -122,16 +139,19 @@ def open_table(
 
     Raises:
         InputError: There is no such table, it is not finished, or has no such column.
+        DamagedFileError: Its manifest is none.
     """
     home = current(location(folder, stores).absolute())
     _check_finished(home)
-    known = storage.read_json(home / MANIFEST_FILE) if (home / MANIFEST_FILE).is_file() else {}
+    path = home / MANIFEST_FILE
+    known: _Manifest = records.read(path, _Manifest) if path.is_file() else {}
     vector = vector_column or known.get("vector_column") or "embedding"
     own = vector == known.get("vector_column")
     files = list(_vector_files(home))
     if not any(file.rows for file in files):
         raise InputError(KEY, f"{home} holds no rows", "name a table of vectors")
     scale = known.get("scale_column") if own else None
+    settings = known.get("settings", {})
     return VectorTable(
         folder=home,
         files=tuple(files),
@@ -139,9 +159,9 @@ def open_table(
         scale=scale,
         text=known.get("text_column"),
         model=known.get("model"),
-        dimensions=known["dimensions"] if own else _dimensions(files, vector),
-        model_sha256=known.get("settings", {}).get("embedding.model"),
-        prompt_name=known.get("settings", {}).get("embedding.prompt_name"),
+        dimensions=(own and known.get("dimensions")) or _dimensions(files, vector),
+        model_sha256=settings.get("embedding.model"),
+        prompt_name=settings.get("embedding.prompt_name"),
         key=known.get("key_column"),
         stores=stores,
     )

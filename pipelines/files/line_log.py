@@ -53,8 +53,9 @@ class LineLog:
     @property
     def _lines(self) -> list[str]:
         if self._held is None or not isinstance(self._path, RemotePath):
+            # A process may have been killed between the bytes of one character.
             exists = self._path.exists()
-            self._held = self._path.read_text(encoding="utf-8").splitlines() if exists else []
+            self._held = self._path.read_text("utf-8", "replace").splitlines() if exists else []
             self._flushed_lines = len(self._held)
         return self._held
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from pipelines.files import fencing, versions
+from pipelines.files import fencing, records, versions
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.owners import Owner
 
@@ -392,9 +391,9 @@ def write_text(path: Location, text: str, *, durable: bool = False) -> None:
 
 def write_json(path: Location, value: Any, *, durable: bool = False) -> None:
     """Writes indented JSON with :func:`write_text`."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
+    write_text(path, records.to_text(value), durable=durable)
 
 
 def read_json(path: Location) -> Any:
-    """Reads a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Reads a JSON file; raises as :func:`pipelines.files.records.read`."""
+    return records.read(path)

@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipelines.files import fencing
+from pipelines.errors import DamagedFileError
+from pipelines.files import fencing, records
 from pipelines.files.locations import Location, RemotePath, version_of
 from pipelines.files.owners import Owner
 
@@ -258,11 +259,19 @@ def _point(place: RemotePath, names: list[str], *, may_replace: bool) -> None:
 
 
 def _pointed(place: RemotePath) -> list[str]:
-    """The current version and the one before."""
+    """The current version and the one before.
+
+    Raises:
+        DamagedFileError: What says so says something else.
+    """
+    pointer = place / POINTER
     try:
-        return [str(name) for name in json.loads((place / POINTER).read_text())]
+        names: list[str] = records.read(pointer, list[str])
     except FileNotFoundError:
         return []
+    if not all(map(is_version, names)):
+        raise DamagedFileError(str(pointer), f"{names} are no versions")
+    return names
 
 
 def _remove_others(

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired
 
 import pyarrow as pa
+from typing_extensions import TypedDict
 
-from pipelines.files import storage
+from pipelines.files import records
 from pipelines.files.prepared_folder import TokensFolder
 from pipelines.lanes.plan import (
     Segment,
@@ -113,9 +114,16 @@ def example_keys(examples: DataFrame, buckets: Buckets, config: Config) -> DataF
     )
 
 
+class _Lengths(TypedDict):
+    """What is read of ``lengths.json``: lengths, and how many examples have each."""
+
+    lengths: list[tuple[int, int]]
+    sources: NotRequired[list[list[tuple[int, int]]]]
+
+
 def bucket_counts(tokens: TokensFolder, buckets: Buckets) -> tuple[Counter[int], ...]:
     """How many examples of each source have each bucket length; read on the driver."""
-    told = storage.read_json(tokens.lengths)
+    told: _Lengths = records.read(tokens.lengths, _Lengths)
     by_source = []
     for lengths in told.get("sources", [told["lengths"]]):
         counts: Counter[int] = Counter()

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from pipelines.errors import InputError
+from pipelines.errors import DamagedFileError, InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import LanesFolder
@@ -189,8 +189,9 @@ class LaneManifest:
             raise InputError("prepared.folder", f"there are no lanes in {folder}", remedy)
         try:
             values = storage.read_json(path)
-        except ValueError as error:
-            raise InputError("prepared.folder", f"{path} is damaged ({error})", ANEW) from error
+        except DamagedFileError as error:
+            problem = f"{path} is damaged ({error.problem})"
+            raise InputError("prepared.folder", problem, ANEW) from error
         if not isinstance(values, dict):
             raise InputError("prepared.folder", f"{path} is damaged", ANEW)
         if values.get("format") != FORMAT:

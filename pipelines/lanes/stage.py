@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError, PipelineError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import arrow_source
 from pipelines.files.prepared_folder import PreparedFolder, TeacherFolder, TokensFolder
 from pipelines.lanes.arrangement import (
@@ -40,6 +41,7 @@ from pipelines.spark.frames import Scratch, read_parquet
 from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.examples import OPTIONAL as OPTIONAL_COLUMNS
 from pipelines.tokens.examples import example_schema
+from pipelines.tokens.summary import TokenSummary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,8 +70,9 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
         )
     examples = _examples(session, prepared.tokens)
     teacher = TeacherVectors.load(prepared.teacher) if config.teacher.is_asked else None
-    tokens = storage.read_json(prepared.tokens.manifest)
-    sources: Sequence[Mapping[str, Any]] = tokens.get("sources", ())
+    summary: TokenSummary = records.read(prepared.tokens.manifest, TokenSummary)
+    tokens = asdict(summary)
+    sources: Sequence[Mapping[str, Any]] = tokens["sources"]
     lanes = lanes_for(config, int(tokens["examples"]), [int(one["examples"]) for one in sources])
     if lanes < config.lanes.count:
         logger.info("%d lanes instead of %d: the corpus is small", lanes, config.lanes.count)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.prepared_folder import TeacherFolder
 from pipelines.lanes.binary import binary_values
 from pipelines.settings.teacher import Precision
@@ -72,6 +72,7 @@ class TeacherVectors:
 
         Raises:
             InputError: There are no vectors.
+            DamagedFileError: The file does not say what they are.
         """
         if not folder.manifest.is_file():
             raise InputError(
@@ -79,7 +80,8 @@ class TeacherVectors:
                 f"there are no vectors of a teacher in {folder.path}",
                 "run `sentence-pipelines prepare` with the same settings first",
             )
-        return cls(**storage.read_json(folder.manifest))
+        known: TeacherVectors = records.read(folder.manifest, TeacherVectors)
+        return known
 
 
 @dataclass(frozen=True, kw_only=True)

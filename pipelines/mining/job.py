@@ -32,7 +32,7 @@ from pipelines.embedding.progress import PartsProgress
 from pipelines.embedding.running import run_job
 from pipelines.embedding.store import VectorFile, VectorTable
 from pipelines.errors import InputError
-from pipelines.files import storage, versions
+from pipelines.files import records, storage, versions
 from pipelines.files.locations import Location, RemotePath
 from pipelines.mining import SEARCHES
 from pipelines.mining.figures import MiningSummary, PartFigures, added_up
@@ -122,8 +122,10 @@ def mine_negatives(session: SparkSession, config: Config) -> MiningSummary:
 
 def _summary_of(folder: Location) -> MiningSummary:
     """Of a table that is whole, in a run that did nothing."""
-    known = storage.read_json(folder / MANIFEST_FILE)["figures"]
-    return MiningSummary(**{**known, "folder": str(folder), "searched": 0, "embedded": 0})
+    again = {"folder": str(folder), "searched": 0, "embedded": 0}
+    return records.built(
+        folder / MANIFEST_FILE, lambda known: MiningSummary(**{**known["figures"], **again})
+    )
 
 
 @dataclass(frozen=True)

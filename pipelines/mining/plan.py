@@ -14,7 +14,7 @@ from typing import Any
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.places import beginning, begun_folders, discard_begun
 from pipelines.errors import InputError
-from pipelines.files import locks, storage, versions
+from pipelines.files import locks, records, storage, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.folders import PROBE
 from pipelines.files.locations import Location, RemotePath, listed, location
@@ -72,7 +72,8 @@ class Plan:
 def read_plan(folder: Location) -> Plan | None:
     """The plan in a folder; None where there is none."""
     path = folder / PLAN_FILE
-    return Plan(**storage.read_json(path)) if path.is_file() else None
+    known: Plan | None = records.read(path, Plan) if path.is_file() else None
+    return known
 
 
 def write_plan(folder: Location, plan: Plan) -> None:

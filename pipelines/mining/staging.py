@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.mining.inputs import INPUTS, has_text
 from pipelines.spark.frames import read_parquet, shuffle_partitions
@@ -66,7 +66,8 @@ class Staged:
     def read_from(cls, folder: Location) -> Staged | None:
         """What is in a folder; None where it is not all there."""
         path = folder / STAGED_FILE
-        return cls(**storage.read_json(path)) if path.is_file() else None
+        known: Staged | None = records.read(path, cls) if path.is_file() else None
+        return known
 
 
 def part_name(bucket: int) -> str:

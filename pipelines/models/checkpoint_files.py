@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import deserialize, safe_open
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records
 from pipelines.models.weights import WEIGHT_FILE, Weights
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def _files(folder: Path, name: str) -> Sequence[Path]:
     index = folder / f"{name}{INDEX}"
     if not index.is_file():
         return []
-    parts = sorted(set(storage.read_json(index)["weight_map"].values()))
+    parts = sorted(set(records.read_object(index)["weight_map"].values()))
     for part in parts:
         # An index may name nothing outside of its folder.
         if Path(part).name != part or not (folder / part).is_file():

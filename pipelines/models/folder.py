@@ -18,6 +18,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
+from pipelines.files.records import DAMAGED
 from pipelines.models import ARCHITECTURES
 from pipelines.models.adaptation import split
 from pipelines.models.adapter import check_names, exports_adapter
@@ -57,8 +58,6 @@ KEY = "encoder.start"
 _SENTENCE_MODULES = "sentence_transformers.models"
 _HEAD = ("pooling", "normalise")
 """What a plain checkpoint does not say, and the settings do."""
-# What reading JSON leads to that is cut off, or holds something else than it should.
-_DAMAGED = (ValueError, TypeError, AttributeError, LookupError)
 
 
 def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, Weights]:
@@ -142,7 +141,7 @@ def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
             spec, weights = with_terms(spec, weights, read_terms(folder, of_terms))
     except SafetensorError as error:
         _refuse(folder, f"has a damaged {WEIGHT_FILE} ({error})")
-    except (OSError, *_DAMAGED) as error:
+    except (OSError, *DAMAGED) as error:
         _refuse(folder, f"cannot be read ({' '.join(str(error).split())})")
     for name, array in weights.items():
         if not np.isfinite(array).all():

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, get_args
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.models.architecture import NORMALISING, Modules
 from pipelines.models.checkpoint_files import read_checkpoint
 from pipelines.models.spec import Activation, Dense, EncoderSpec, Pooling
@@ -130,14 +130,14 @@ def told_length(folder: Path, most: int) -> int:
     places = ((LENGTH_FILE, "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
     for name, key in places:
         path = folder / name
-        value = storage.read_json(path).get(key) if path.is_file() else None
+        value = records.read_object(path).get(key) if path.is_file() else None
         if value:
             return int(min(value, most))
     return most
 
 
 def _pooling(folder: Path, home: Path) -> Pooling:
-    config = storage.read_json(home / CONFIG_FILE)
+    config = records.read_object(home / CONFIG_FILE)
     if config.get("include_prompt", True) is False:
         refuse(folder, "leaves prompts out when it pools (`include_prompt: false`)")
     chosen = [
@@ -158,7 +158,7 @@ def _dense_homes(folder: Path, modules: Modules) -> Iterator[Path]:
 
 
 def _dense(folder: Path, home: Path) -> Dense:
-    config = storage.read_json(home / CONFIG_FILE)
+    config = records.read_object(home / CONFIG_FILE)
     activation = config.get("activation_function", "torch.nn.Tanh")
     unknown = {
         "activation_function": activation if activation not in _ACTIVATIONS else None,

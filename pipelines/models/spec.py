@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+from pydantic import TypeAdapter
+
 from pipelines.models import ARCHITECTURES
 from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.prompts import NO_PROMPTS, Prompts
@@ -102,9 +104,15 @@ class EncoderSpec:
 
         Earlier releases wrote one set of fields for all architectures, with zeros where one has no
         such thing; what a spec does not have is left out.
+
+        Raises:
+            ValueError: A value is missing, or of another type.
+            InputError: There is no architecture of its kind.
         """
         spec = ARCHITECTURES.load(value.get("kind", "bert")).spec
         known = {name: value[name] for name in (own.name for own in fields(spec)) if name in value}
         dense = tuple(Dense(**layer) for layer in value.get("dense", ()))
         prompts = Prompts.from_json(value.get("prompts", {}))
-        return spec(**{**known, "dense": dense, "prompts": prompts})
+        values = {**known, "dense": dense, "prompts": prompts}
+        found: EncoderSpec = TypeAdapter(spec).validate_python(values)
+        return found

@@ -35,6 +35,8 @@ def _lines(target: Location) -> list[str]:
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and "version" in found else None
+    if not isinstance(found, dict) or not isinstance(found.get("version"), str):
+        return None
+    return found if isinstance(found.get("before"), str | None) else None

@@ -27,9 +27,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation.observations import Observations, write_observations
-from pipelines.files import locks, storage
+from pipelines.files import locks, records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.files.run_folder import OBSERVATIONS
@@ -51,6 +54,21 @@ _COPYING = ".copying"
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 logger = logging.getLogger(__name__)
+
+
+class _Record(TypedDict, total=False):
+    """What is read again of a record, which has more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    run: str
+    model: str
+    identity: str | None
+    when: str
+    who: str
+    replaces: str | None
+    figures: dict[str, dict[str, int | float]]
+    sets: dict[str, str]
 
 
 def served_model(target: str | Location) -> Location | None:
@@ -121,9 +139,13 @@ def _is_whole(version: Location) -> bool:
 
 
 def read_record(version: Location) -> dict[str, Any]:
-    """What ``promotion.json`` says of a version; empty for a folder that was put there by hand."""
+    """What ``promotion.json`` says of a version; empty for a folder that was put there by hand.
+
+    Raises:
+        DamagedFileError: It is no record.
+    """
     path = version / RECORD
-    record: dict[str, Any] = storage.read_json(path) if path.is_file() else {}
+    record: dict[str, Any] = records.read(path, _Record) if path.is_file() else {}
     return record
 
 
@@ -235,9 +257,11 @@ def _point(pointer: Location, content: str) -> None:
 
 def predecessors(target: Location, version: str) -> Iterator[str]:
     """The versions that were in service before one, the latest first, as far as they are kept."""
-    kept = set(versions(target))
+    # None of them twice, whatever the records say.
+    kept = set(versions(target)) - {version}
     before = read_record(target / VERSIONS / version).get("replaces")
     while before in kept:
+        kept.remove(before)
         yield before
         before = read_record(target / VERSIONS / before).get("replaces")
 
@@ -289,7 +313,7 @@ def _pointed(target: Location) -> Location | None:
     if isinstance(pointer, Path) and pointer.is_symlink():
         return pointer.parent / pointer.readlink()
     if pointer.is_file():
-        return target / pointer.read_text(encoding="utf-8").strip()
+        return target / pointer.read_text("utf-8", "replace").strip()
     if pointer.exists():
         raise InputError(KEY, f"{pointer} is a folder, not a link", "name another folder")
     return None
@@ -310,7 +334,8 @@ def _add_missing_line(target: Location) -> None:
     if current is None or current == noted:
         return
     record = read_record(target / VERSIONS / current)
-    if "who" in record and all(entry["version"] != current for entry in entries):
+    is_told = {"who", "when", "replaces"} <= record.keys()
+    if is_told and all(entry["version"] != current for entry in entries):
         line = _entry(record["when"], record["who"], "promoted", current, record["replaces"])
     else:
         # The link says when this was, but nothing says by whom.

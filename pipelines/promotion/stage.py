@@ -6,7 +6,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from pipelines import __version__
 from pipelines.errors import InputError, NothingNew, PipelineError, PromotionRefused
@@ -17,7 +19,7 @@ from pipelines.evaluation.observations import (
     read_observations,
 )
 from pipelines.evaluation.sets import intervals_between
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.folders import check_place
 from pipelines.files.locations import Location, location
 from pipelines.files.run_folder import OBSERVATIONS, RunFolder
@@ -31,6 +33,22 @@ from pipelines.settings import Config
 logger = logging.getLogger(__name__)
 
 AGAIN = "run `evaluate` again"
+
+
+class _Measured(TypedDict):
+    """What the figures of a run are of."""
+
+    model: str
+    sets: dict[str, str]
+    observations: NotRequired[str | None]
+
+
+class _Metrics(TypedDict, total=False):
+    """What is read of ``metrics.json``, which has more."""
+
+    after: dict[str, dict[str, int | float]]
+    measured: _Measured
+    sets: dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -149,10 +167,8 @@ def kept_runs(config: Config) -> set[Location]:
     if config.promotion.target is None:
         return set()
     target = _target(config)
-    records = (
-        served.read_record(target / served.VERSIONS / name) for name in served.versions(target)
-    )
-    return {location(record["run"]) for record in records if "run" in record}
+    told = (served.read_record(target / served.VERSIONS / name) for name in served.versions(target))
+    return {location(record["run"]) for record in told if "run" in record}
 
 
 def roll_back(config: Config, to: str | None = None) -> Location:
@@ -211,9 +227,9 @@ def _unchanged(target: Location, in_service: Location | None) -> Iterator[None]:
 def _refuse_without_current(target: Location) -> None:
     """Refuses a target that has lost its link: its next model would pass as the first one."""
     kept = served.versions(target)
-    records = (served.read_record(target / served.VERSIONS / name) for name in kept)
+    told = (served.read_record(target / served.VERSIONS / name) for name in kept)
     # A first promotion that was killed before it made the link leaves a version without history.
-    if kept and (history.read(target) or any(record.get("replaces") for record in records)):
+    if kept and (history.read(target) or any(record.get("replaces") for record in told)):
         raise InputError(
             served.KEY,
             f"{target / served.CURRENT} is not there, though models were promoted",
@@ -273,7 +289,7 @@ def _candidate(config: Config) -> _Candidate:
     model = folder.model
     if not model.is_dir():
         raise InputError("run.folder", f"there is no model in {folder.path}", "run `train` first")
-    known: dict[str, Any] = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
+    known: _Metrics = records.read(folder.metrics, _Metrics) if folder.metrics.is_file() else {}
     if "after" not in known or "measured" not in known:
         raise InputError("run.folder", f"{model} was not evaluated", "run `evaluate` first")
     digest = digest_model(model)
@@ -337,7 +353,8 @@ def _served_measured(
         names: Of the sets that are compared by.
     """
     wanted = {name: candidate.sets.get(name) for name in names}
-    if all(known.get("sets", {}).get(name) == wanted[name] for name in names):
+    told = known.get("sets", {})
+    if "figures" in known and all(told.get(name) == wanted[name] for name in names):
         return _Served(known["figures"], read_observations(in_service / OBSERVATIONS))
 
     from pipelines.evaluation.sets import digest_sets

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from pipelines.files import records
 from pipelines.files.locations import Location
 
 Line = TypeVar("Line")
@@ -72,8 +72,9 @@ def read_lines(path: Location) -> list[dict[str, Any]]:
     A run that was killed leaves one.
 
     Raises:
-        ValueError: Another line is no JSON.
+        DamagedFileError: Another line is no object.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     # What follows the last line end is empty, or half a line.
-    return [json.loads(line) for line in lines[:-1] if line.strip()]
+    found = (records.read_line(path, line, dict[str, Any]) for line in lines[:-1] if line.strip())
+    return [line for line in found if line is not None]

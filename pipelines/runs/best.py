@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.checkpoint import Checkpoint, load_state
@@ -62,7 +62,7 @@ class Best:
 def read_best(run_folder: Location, metric: str) -> Best | None:
     """What is known of the best state by a metric; None if none was kept by it."""
     path = RunFolder(run_folder).best / _BEST
-    best = Best(**storage.read_json(path)) if path.is_file() else None
+    best: Best | None = records.read(path, Best) if path.is_file() else None
     return best if best is not None and best.metric == metric else None
 
 

@@ -12,36 +12,43 @@ on, and takes an older checkpoint where the newest is torn.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
 from pipelines.models.adaptation import NOTHING, Frozen, effective
 from pipelines.models.architecture import Shapes
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Rows, Weights, load_weights, save_weights, stored_shapes
+from pipelines.models.weights import Rows, Weights, save_weights, stored_shapes
 from pipelines.runs.attempts import FIRST, accepted_checkpoints, checkpoint_name
+from pipelines.runs.checkpoint_files import (
+    MOMENTS,
+    STATE,
+    WEIGHTS,
+    TornCheckpoint,
+    checked_state,
+    fingerprint,
+    local,
+    read_arrays,
+    read_state,
+    scale_of,
+    spec_of,
+    step_of,
+    telling_damage,
+)
 
 logger = logging.getLogger(__name__)
 
 AVERAGE = "ema"
 """Stands before the names of moving averages."""
-_WEIGHTS, _MOMENTS, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-
-
-class TornCheckpoint(PipelineError):  # noqa: N818 - what it is, as users know it
-    """A checkpoint that is not as it was written; the message names the file and the damage."""
 
 
 @dataclass(frozen=True)
@@ -121,16 +128,16 @@ def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
         FloatingPointError: Weights or moments hold numbers that are none; nothing was written.
     """
     _check_finite(checkpoint)
-    files = {_WEIGHTS: checkpoint.weights, _MOMENTS: checkpoint.moments}
+    files = {WEIGHTS: checkpoint.weights, MOMENTS: checkpoint.moments}
     written = {name: Path(folder, name) for name, arrays in files.items() if arrays}
     for name, path in written.items():
         save_weights(path, files[name])
     state = {
         "step": checkpoint.step,
         "encoder": checkpoint.spec.to_json(),
-        "files": {name: _fingerprint(path) for name, path in written.items()},
+        "files": {name: fingerprint(path) for name, path in written.items()},
     }
-    storage.write_json(Path(folder, _STATE), state)
+    storage.write_json(Path(folder, STATE), state)
 
 
 def save_frozen(run_folder: Location, frozen: Frozen) -> None:
@@ -139,9 +146,9 @@ def save_frozen(run_folder: Location, frozen: Frozen) -> None:
         return
     path = RunFolder(run_folder).frozen
     with storage.built_folder(path) as folder:
-        save_weights(folder / _WEIGHTS, frozen.weights)
-        files = {_WEIGHTS: _fingerprint(folder / _WEIGHTS)}
-        storage.write_json(folder / _STATE, {"scale": frozen.scale, "files": files})
+        save_weights(folder / WEIGHTS, frozen.weights)
+        files = {WEIGHTS: fingerprint(folder / WEIGHTS)}
+        storage.write_json(folder / STATE, {"scale": frozen.scale, "files": files})
         storage.flush_tree(folder)
     storage.flush(path.parent)
 
@@ -198,21 +205,25 @@ def load_checkpoint(run_folder: Location, step: int, rows: Rows | None = None) -
 
 def load_state(run_folder: Location, folder: Location, rows: Rows | None = None) -> Checkpoint:
     """Reads the state of a run that lies in a folder of its own; see :func:`load_checkpoint`."""
-    path = _local(folder)
-    state = _checked_state(path)
+    path = local(folder)
+    state = checked_state(path)
     return Checkpoint(
-        step=state["step"],
-        spec=EncoderSpec.from_json(state["encoder"]),
-        weights=load_weights(path / _WEIGHTS, rows),
-        moments=load_weights(path / _MOMENTS, rows) if _MOMENTS in state["files"] else {},
+        step=step_of(path, state),
+        spec=spec_of(path, state),
+        weights=read_arrays(path / WEIGHTS, rows),
+        moments=read_arrays(path / MOMENTS, rows) if MOMENTS in state["files"] else {},
         frozen=_load_frozen(run_folder) if rows is None else NOTHING,
     )
 
 
 def load_spec(run_folder: Location, step: int) -> EncoderSpec:
-    """Reads the shape of the encoder, of the checkpoint before a step, and nothing else."""
-    state = storage.read_json(current(checkpoint_path(run_folder, step)) / _STATE)
-    return EncoderSpec.from_json(state["encoder"])
+    """Reads the shape of the encoder, of the checkpoint before a step, and nothing else.
+
+    Raises:
+        TornCheckpoint: It cannot be read.
+    """
+    path = current(checkpoint_path(run_folder, step))
+    return spec_of(path, read_state(path))
 
 
 def load_shapes(run_folder: Location, step: int) -> Shapes:
@@ -221,9 +232,10 @@ def load_shapes(run_folder: Location, step: int) -> Shapes:
     Raises:
         TornCheckpoint: It is not whole.
     """
-    path = _local(checkpoint_path(run_folder, step))
-    _checked_state(path)
-    return stored_shapes(path / _WEIGHTS)
+    path = local(checkpoint_path(run_folder, step))
+    checked_state(path)
+    with telling_damage(path / WEIGHTS):
+        return stored_shapes(path / WEIGHTS)
 
 
 def check_checkpoint(run_folder: Location, step: int) -> None:
@@ -234,11 +246,16 @@ def check_checkpoint(run_folder: Location, step: int) -> None:
     Raises:
         TornCheckpoint: It is not whole.
     """
-    frozen = RunFolder(run_folder).frozen
-    for folder in (checkpoint_path(run_folder, step), *([frozen] if frozen.is_dir() else [])):
-        path = _local(folder)
-        for name, written in _checked_state(path)["files"].items():
-            if _fingerprint(path / name) != written:
+    own, frozen = checkpoint_path(run_folder, step), RunFolder(run_folder).frozen
+    for folder in (own, *([frozen] if frozen.is_dir() else [])):
+        path = local(folder)
+        state = checked_state(path)
+        if folder is not own:
+            scale_of(path, state)
+        elif spec_of(path, state) and step_of(path, state) != step:
+            raise TornCheckpoint(f"{path / STATE} is of another step")
+        for name, written in state["files"].items():
+            if fingerprint(path / name) != written:
                 raise TornCheckpoint(f"{path / name} does not hold what was written (its checksum)")
 
 
@@ -300,60 +317,9 @@ def _load_frozen(run_folder: Location) -> Frozen:
     folder = RunFolder(run_folder).frozen
     if not folder.is_dir():
         return NOTHING
-    path = _local(folder)
-    state = _checked_state(path)
-    return Frozen(weights=load_weights(path / _WEIGHTS), scale=state["scale"])
-
-
-def _local(path: Location) -> Path:
-    """A folder of checkpoints, on this machine.
-
-    Raises:
-        TornCheckpoint: It cannot be copied from its store.
-    """
-    try:
-        return local_folder(path)
-    except OSError as error:
-        raise TornCheckpoint(f"{path} cannot be read ({error})") from error
-
-
-def _checked_state(path: Path) -> dict[str, Any]:
-    """The content of ``state.json``, if the files have the sizes in it.
-
-    Raises:
-        TornCheckpoint: They do not, or it is incomplete.
-    """
-    try:
-        state: dict[str, Any] = storage.read_json(path / _STATE)
-        sizes = {name: written["bytes"] for name, written in state["files"].items()}
-    except FileNotFoundError:
-        raise TornCheckpoint(f"{path / _STATE} is missing") from None
-    except (OSError, ValueError) as error:
-        raise TornCheckpoint(f"{path / _STATE} cannot be read ({error})") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise TornCheckpoint(f"{path / _STATE} does not list files and sizes") from error
-    for name, size in sizes.items():
-        try:
-            found = (path / name).stat().st_size
-        except OSError as error:
-            raise TornCheckpoint(f"{path / name} is missing ({error.strerror})") from None
-        if found != size:
-            raise TornCheckpoint(f"{path / name} has {found:,} of {size:,} bytes")
-    return state
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file.
-
-    Raises:
-        TornCheckpoint: It cannot be read to its end.
-    """
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return {"bytes": file.tell(), "sha256": digest}
-    except OSError as error:
-        raise TornCheckpoint(f"{path} cannot be read ({error})") from error
+    path = local(folder)
+    state = checked_state(path)
+    return Frozen(weights=read_arrays(path / WEIGHTS), scale=scale_of(path, state))
 
 
 def _check_finite(checkpoint: Checkpoint) -> None:

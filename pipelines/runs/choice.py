@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.files import storage
+from typing_extensions import TypedDict
+
+from pipelines.files import records
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
@@ -17,10 +19,10 @@ from pipelines.models.weights import Weights
 from pipelines.runs.best import load_best, read_best
 from pipelines.runs.checkpoint import (
     Checkpoint,
-    TornCheckpoint,
     checkpoint_steps,
     load_checkpoint,
 )
+from pipelines.runs.checkpoint_files import TornCheckpoint
 from pipelines.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,12 @@ WHOLE = 1.0
 _SHARE_WITH_TITLES = 0.5
 FACTORS = "factors"
 """What a moving average is of with LoRA; the model has the product of the two."""
+
+
+class _Statistics(TypedDict, total=False):
+    """What is read of the statistics of a corpus, which have more."""
+
+    titled: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +92,9 @@ def start_share(training: TrainingSettings, corpus: CorpusFolder) -> float:
     """
     if training.start_share != TITLES:
         return float(training.start_share)
-    known = storage.read_json(corpus.statistics) if corpus.statistics.is_file() else {}
+    known: _Statistics = (
+        records.read(corpus.statistics, _Statistics) if corpus.statistics.is_file() else {}
+    )
     return WHOLE if known.get("titled", 0) < 0 else _SHARE_WITH_TITLES
 
 

@@ -6,9 +6,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.files import storage
+from typing_extensions import TypedDict
+
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+
+
+class EvaluationLine(TypedDict):
+    """What every line has, beside figures by metric."""
+
+    step: int
+    evaluation: str
 
 
 def add_evaluations(
@@ -38,11 +47,12 @@ def forget_evaluations(run_folder: Location, after: int) -> None:
 
 
 def read_evaluations(run_folder: Location) -> list[dict[str, Any]]:
-    """The lines: ``step``, ``evaluation`` and the figures by metric; none if there is no file."""
-    path = RunFolder(run_folder).evaluations
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The lines: ``step``, ``evaluation`` and the figures by metric; none if there is no file.
+
+    Raises:
+        DamagedFileError: A line is none of them.
+    """
+    return list(records.read_lines(RunFolder(run_folder).evaluations, EvaluationLine))
 
 
 def _write(run_folder: Location, lines: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.learning_rate import Horizon
@@ -100,4 +100,5 @@ def _log_changes(before: Chapter, now: Chapter) -> None:
 
 def _read(folder: Location) -> list[Chapter]:
     path = RunFolder(folder).history
-    return [Chapter(**chapter) for chapter in storage.read_json(path)] if path.exists() else []
+    known: list[Chapter] = records.read(path, list[Chapter]) if path.exists() else []
+    return known

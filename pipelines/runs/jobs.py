@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from pipelines.files import storage
+from typing_extensions import TypedDict
+
+from pipelines.files import records, storage
 from pipelines.files.locations import Location, location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
@@ -81,6 +81,14 @@ class JobsRecord:
     prepared_folder: str | None = None
 
 
+class _StageRecord(TypedDict):
+    """An entry of ``stages.json`` of a preparation."""
+
+    stage: str
+    seconds: float
+    kept: bool
+
+
 def begin_job(run_folder: Location, name: str, start: Start) -> None:
     """Notes that a job works on a run from now on; :func:`end_job` notes how long it took."""
     arguments = command_arguments()
@@ -104,8 +112,8 @@ def end_job(run_folder: Location, start: Start) -> None:
 def keep_preparation(run_folder: Location, prepared_folder: Location) -> None:
     """Notes what the run is trained on, which another preparation may replace later."""
     path = PreparedFolder(prepared_folder).stages
-    records = storage.read_json(path) if path.is_file() else []
-    stages = tuple(PreparedStage(one["stage"], one["seconds"], one["kept"]) for one in records)
+    told: list[_StageRecord] = records.read(path, list[_StageRecord]) if path.is_file() else []
+    stages = tuple(PreparedStage(one["stage"], one["seconds"], one["kept"]) for one in told)
     folder = _relative(prepared_folder, run_folder)
     _write(
         run_folder,
@@ -114,14 +122,14 @@ def keep_preparation(run_folder: Location, prepared_folder: Location) -> None:
 
 
 def read_jobs(run_folder: Location) -> JobsRecord:
-    """What is known of the jobs of a run; nothing of a run of an earlier release."""
+    """What is known of the jobs of a run; nothing of a run of an earlier release.
+
+    Raises:
+        DamagedFileError: The file does not hold jobs.
+    """
     path = RunFolder(run_folder).jobs
-    told: Mapping[str, Any] = storage.read_json(path) if path.is_file() else {}
-    return JobsRecord(
-        tuple(Job(**one) for one in told.get("jobs", ())),
-        tuple(PreparedStage(**one) for one in told.get("preparation", ())),
-        told.get("prepared_folder"),
-    )
+    known: JobsRecord = records.read(path, JobsRecord) if path.is_file() else JobsRecord()
+    return known
 
 
 def prepared_folder_of(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NotRequired
 
+from typing_extensions import TypedDict
+
+from pipelines.files import records
 from pipelines.files.line_log import LineLog
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
@@ -16,15 +19,32 @@ from pipelines.runs.run import TrainingRun
 logger = logging.getLogger(__name__)
 
 
+class _Step(TypedDict):
+    """What a log that goes on must find in a line."""
+
+    step: int
+    precision: NotRequired[str | None]
+
+
+class MetricsLine(_Step):
+    """What is read again of every line of a run, which has more."""
+
+    loss: float
+    seconds: float
+    cpu_seconds: NotRequired[float | None]
+
+
 def read_metrics_lines(run_folder: Location) -> Iterator[dict[str, Any]]:
-    """The metrics lines that are whole; none if there is no file."""
-    path = RunFolder(run_folder).step_metrics
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue  # A driver that died while writing left half a line.
-        yield found
+    """The metrics lines that are whole; none if there is no file.
+
+    Raises:
+        DamagedFileError: The file holds something else.
+    """
+    return _read(run_folder, MetricsLine)
+
+
+def _read(run_folder: Location, kind: type) -> Iterator[dict[str, Any]]:
+    return records.read_lines(RunFolder(run_folder).step_metrics, kind, torn=True)
 
 
 class MetricsLog:
@@ -85,7 +105,7 @@ class MetricsLog:
     def _warn_of_gap(self) -> None:
         """Warns if a job was killed before a store had the lines of its last checkpoint."""
         first, every = self._run.first_step, self._run.config.training.log_every
-        last = max((line["step"] for line in read_metrics_lines(self._run.run_folder)), default=0)
+        last = max((line["step"] for line in _read(self._run.run_folder, _Step)), default=0)
         if last < first // every * every:
             logger.warning(
                 "metrics.jsonl lacks steps %d to %d: the run before was killed before it wrote"
@@ -106,18 +126,17 @@ class MetricsLog:
         self._precision = precision or self._precision
 
     def _keep_lines_to(self, step: int) -> None:
-        self._lines.keep(lambda line: _is_before(line, step))
+        path = RunFolder(self._run.run_folder).step_metrics
 
+        def is_before(line: str) -> bool:
+            """Whether a line is whole and of a step that is not made again."""
+            found = records.read_line(path, line.encode(), _Step, torn=True)
+            return found is not None and found["step"] <= step
 
-def _is_before(line: str, step: int) -> bool:
-    """Whether a metrics line is whole and of a step that is not made again."""
-    try:
-        return bool(json.loads(line)["step"] <= step)
-    except ValueError:
-        return False  # A driver that died while writing left half a line.
+        self._lines.keep(is_before)
 
 
 def _last_precision(run_folder: Location) -> str | None:
     """The precision of the last metrics line."""
-    lines = list(read_metrics_lines(run_folder))
+    lines = list(_read(run_folder, _Step))
     return lines[-1].get("precision") if lines else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.run import Restart
@@ -18,6 +18,11 @@ def add_restart(run_folder: Location, restart: Restart) -> None:
 
 
 def read_restarts(run_folder: Location) -> list[Restart]:
-    """The restarts within all jobs of a run, the oldest first; none if there is no file."""
+    """The restarts within all jobs of a run, the oldest first; none if there is no file.
+
+    Raises:
+        DamagedFileError: The file does not hold restarts.
+    """
     path = RunFolder(run_folder).restarts
-    return [Restart(**one) for one in storage.read_json(path)] if path.exists() else []
+    known: list[Restart] = records.read(path, list[Restart]) if path.exists() else []
+    return known

@@ -7,12 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipelines.files import storage
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.metrics_log import read_metrics_lines
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import TrainingOutcome, TrainingRun
+
+
+class _Model(TypedDict, total=False):
+    step: int
+
+
+class _Record(TypedDict, total=False):
+    """What is read again of ``metrics.json``, which has more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    model: _Model
+
 
 _OF_AN_EARLIER_MODEL = ("training", "model", "after", "interval", "sets", "measured")
 
@@ -129,4 +145,5 @@ def seconds_to(folder: Location, step: int) -> float:
 
 def _read(folder: Location) -> dict[str, Any]:
     path = RunFolder(folder).metrics
-    return dict(storage.read_json(path)) if path.exists() else {}
+    known: dict[str, Any] = dict(records.read(path, _Record)) if path.exists() else {}
+    return known

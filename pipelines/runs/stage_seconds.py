@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
-from pipelines.files import storage
+from pipelines.errors import DamagedFileError
+from pipelines.files import records, storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
+
+logger = logging.getLogger(__name__)
 
 # Preparing is mostly kept, and steps are counted.
 STAGES = ("evaluating",)
@@ -16,19 +21,38 @@ STAGES = ("evaluating",)
 _OTHERS = {"prepared", "run", "tracking", "promotion", "embedding", "spark"}
 
 
+@dataclass(frozen=True)
+class _Known:
+    """All of ``run_seconds.json``.
+
+    Attributes:
+        of: Digest of the settings.
+        seconds: By stage.
+    """
+
+    of: str
+    seconds: dict[str, float]
+
+
 def expected_seconds(config: Config) -> dict[str, float]:
     """Seconds by stage, of the last run on this preparation if it had the same settings."""
     file = PreparedFolder.of(config).run_seconds
-    known = storage.read_json(file) if file.is_file() else {}
-    seconds: dict[str, float] = known["seconds"] if known.get("of") == _digest(config) else {}
-    return seconds
+    if not file.is_file():
+        return {}
+    try:
+        known: _Known = records.read(file, _Known)
+    except DamagedFileError as error:
+        # It is written anew at the end, and decides nothing but a display.
+        logger.debug("%s", error)
+        return {}
+    return known.seconds if known.of == _digest(config) else {}
 
 
 def keep_seconds(config: Config, seconds: Mapping[str, float]) -> None:
     """Notes what a run took that has ended."""
     found = {stage: seconds[stage] for stage in STAGES if stage in seconds}
     storage.write_json(
-        PreparedFolder.of(config).run_seconds, {"of": _digest(config), "seconds": found}
+        PreparedFolder.of(config).run_seconds, asdict(_Known(_digest(config), found))
     )
 
 

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from pipelines.embedding.plan import INDEX_FOLDER
 from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.copies import local_file
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.versions import copy_file, current
@@ -141,14 +142,23 @@ class _Index:
         return all(map(self.has, table.files))
 
 
+class _Known(TypedDict, total=False):
+    """What the file of an index says; see :class:`_Index`."""
+
+    form: int
+    vector_column: str
+    files: dict[str, Stamp]
+    digests: dict[str, str | None]
+
+
 def _found(table: VectorTable) -> _Index:
     folder = current(index_folder(table))
     path = folder / INDEX_FILE
-    known = storage.read_json(path) if path.is_file() else {}
+    known: _Known = records.read(path, _Known) if path.is_file() else {}
     is_of_column = known.get("vector_column") == table.vector
     if known.get("form") != FORM or not is_of_column:
         return _Index(folder, {}, {})
-    return _Index(folder, known["files"], known.get("digests", {}))
+    return _Index(folder, known.get("files", {}), known.get("digests", {}))
 
 
 def _stamp(file: VectorFile) -> Stamp:

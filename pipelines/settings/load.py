@@ -57,7 +57,7 @@ def read_tree(
         key, separator, text = override.partition("=")
         if not separator or not key:
             raise InputError(
-                "--set", f"`{override}` is not KEY=VALUE", "for example training.workers=2"
+                "--set", f"`{_shown(override)}` is not KEY=VALUE", "for example training.workers=2"
             )
         _put(tree, key.strip(), _parse_value(key.strip(), text))
     if recorded:
@@ -178,6 +178,8 @@ def _is_list(key: str) -> bool:
 def _input_error(error: ValidationError) -> InputError:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
+    # A name may be empty, too.
+    key = key or '""'
     if first["type"] == "extra_forbidden":
         known = dict.fromkeys(field.key.removesuffix(".*") for field in fields())
         # Of a section that there is not, what was set in it tells what was meant.
@@ -185,7 +187,8 @@ def _input_error(error: ValidationError) -> InputError:
         written = ".".join((key, *list(inside)[:1]))
         return InputError(key, "there is no such setting", remedy(written, known))
     if first["type"] == "tuple_type" and not isinstance(first["input"], dict):
-        return InputError(key, f"`{first['input']}` is no list", f"write [{first['input']}]")
+        given = _shown(first["input"])
+        return InputError(key, f"`{given}` is no list", f"write [{given}]")
     if first["type"] == NOT_LOCAL:
         return InputError(key, first["ctx"]["problem"], first["ctx"]["remedy"])
     message = first["msg"][0].lower() + first["msg"][1:]

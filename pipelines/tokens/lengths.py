@@ -16,7 +16,12 @@ from pipelines.errors import InputError
 from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
 from pipelines.settings.tokens import LONGEST_UNASKED, SHORTEST_TEXT
-from pipelines.tokens.start import folder_architecture, folder_modules, start_folder
+from pipelines.tokens.start import (
+    folder_architecture,
+    folder_modules,
+    refusing_damage,
+    start_folder,
+)
 
 UNLIMITED = 2**31 - 1
 """Tokens of a text that is never cut."""
@@ -56,13 +61,14 @@ def _start_lengths(config: Config) -> tuple[int, int]:
     """Tokens of a text that the start reads, and that it can read.
 
     Raises:
-        InputError: There is no such start.
+        InputError: There is no such start, or it is damaged.
     """
     encoder, folder = config.encoder, start_folder(config)
     if folder is None:
         return ARCHITECTURES.load(encoder.kind).random_lengths(config.tokens.max_length)
-    modules = folder_modules(folder)
-    own, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
+    with refusing_damage(folder):
+        modules = folder_modules(folder)
+        own, most = folder_architecture(folder, modules).folder.lengths(folder, modules)
     return own, UNLIMITED if encoder.keep_layers == 0 else most
 
 

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache, partial, reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder, TokensFolder
 from pipelines.progress import next_part
@@ -122,10 +122,12 @@ def check_tokens(folder: Location, config: Config) -> None:
         InputError: They are longer than the model reads, have other prompts before them, or were
             written by an earlier release.
     """
-    manifest = storage.read_json(TokensFolder(folder).manifest)
+    path = TokensFolder(folder).manifest
+    manifest = records.read(path, dict[str, Any])
     length, prompts = model_length(config), _prompts(config)
     if not {"max_length", "columns"} <= manifest.keys():
         raise InputError("prepared.folder", f"{folder} has another format", _AGAIN)
+    records.read(path, TokenSummary)
     if manifest["max_length"] > length:
         raise InputError(
             "prepared.folder",

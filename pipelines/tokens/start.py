@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from typing_extensions import TypedDict
+
 from pipelines.errors import InputError
-from pipelines.files import storage, versions
+from pipelines.files import records, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
@@ -75,11 +78,43 @@ def teacher_folder(config: Config) -> Location:
     return versions.current(location(config.teacher.model, config.storage).expanduser().absolute())
 
 
+class _Module(TypedDict):
+    """An entry of ``modules.json``."""
+
+    type: str
+    path: str
+
+
 def folder_modules(folder: Path) -> list[tuple[str, str]]:
-    """Class and path of each module of a folder, in their order; none of a checkpoint."""
+    """Class and path of each module of a folder, in their order; none of a checkpoint.
+
+    Raises:
+        DamagedFileError: The file does not hold modules.
+        InputError: A module is outside of the folder, of which others may have made the files.
+    """
     path = folder / MODULES_FILE
-    modules = storage.read_json(path) if path.is_file() else []
+    modules: list[_Module] = records.read(path, list[_Module]) if path.is_file() else []
+    for module in modules:
+        place = PurePosixPath(module["path"])
+        if place.is_absolute() or ".." in place.parts:
+            raise InputError(
+                "encoder.start", f"{path} names {place}, outside of its folder", "another model"
+            )
     return [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
+
+
+@contextmanager
+def refusing_damage(folder: Path) -> Iterator[None]:
+    """Has what comes of files that are not as they should be name the folder of a start.
+
+    Raises:
+        InputError: Something came of them.
+    """
+    try:
+        yield
+    except (OSError, *records.DAMAGED) as error:
+        problem = f"{folder} cannot be read ({error})"
+        raise InputError("encoder.start", problem, "mend it, or name another folder") from error
 
 
 def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
@@ -96,14 +131,15 @@ def start_architecture(config: Config) -> Architecture:
     """The architecture that is trained: that of the start checkpoint, or the one that is set.
 
     Raises:
-        InputError: There is no such start.
+        InputError: There is no such start, or it is damaged.
     """
     folder = start_folder(config)
     if config.encoder.keep_layers == 0:
         return ARCHITECTURES.load(WITHOUT_LAYERS)
     if folder is None:
         return ARCHITECTURES.load(config.encoder.kind)
-    return folder_architecture(folder, folder_modules(folder))
+    with refusing_damage(folder):
+        return folder_architecture(folder, folder_modules(folder))
 
 
 def check_vocabulary(config: Config) -> None:

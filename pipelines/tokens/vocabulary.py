@@ -7,21 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.processors import TemplateProcessing
+from typing_extensions import TypedDict
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.settings import Config, TokenSettings
 from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.special_tokens import SpecialEnds, special_ends
 from pipelines.tokens.start import (
-    MODULES_FILE,
     check_vocabulary,
     default_start,
+    folder_modules,
     start_architecture,
     start_folder,
 )
@@ -39,6 +41,25 @@ VOCABULARY_FILE = "vocab.txt"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
 _USUAL_MASKS = ("[MASK]", "<mask>")
+_RARE_WORD = "\ua66e"
+"""A letter that was written once, in the fifteenth century: hardly any vocabulary has it."""
+
+
+class _Token(TypedDict):
+    """A token that is told with how it is found in a text."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    content: str
+
+
+class _Options(TypedDict, total=False):
+    """What is read of the files beside ``tokenizer.json``, which have more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    mask_token: str | _Token | None
+    do_lower_case: bool
 
 
 def write_tokenizer(
@@ -121,7 +142,7 @@ def read_special_ids(folder: Location) -> SpecialIds:
     known = tokenizer.get_added_tokens_decoder()
     home = _home(local_folder(folder))
     files = (path for path in (home / CONFIG_FILE, home / SPECIAL_TOKENS_FILE) if path.is_file())
-    told = (storage.read_json(path).get("mask_token") for path in files)
+    told = (_read_options(path).get("mask_token") for path in files)
     names = (one["content"] if isinstance(one, Mapping) else one for one in told)
     found = (tokenizer.token_to_id(name) for name in (*names, *_USUAL_MASKS) if name)
     return SpecialIds(
@@ -138,9 +159,17 @@ def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
         source: A tokenizer folder.
         target: Existing folder.
         max_length: Tokens of a text, told to transformers.
+
+    Raises:
+        InputError: There is no tokenizer, or it is damaged.
+        DamagedFileError: A file beside it is.
     """
     _read_tokenizer("tokens.vocabulary", source).save(str(target / TOKENIZER_FILE))
     source = _home(source)
+    # The copies would be named by whoever reads them later.
+    for name in (CONFIG_FILE, SPECIAL_TOKENS_FILE):
+        if (source / name).is_file():
+            _read_options(source / name)
     for name in OTHER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -243,9 +272,8 @@ _TRAINERS: Mapping[str, Callable[[Path, Mapping[str, int], TokenSettings, int], 
 
 def _home(folder: Path) -> Path:
     """Where the files are: those of a sentence-transformers folder with its first module."""
-    path = folder / MODULES_FILE
-    modules = storage.read_json(path) if path.is_file() else []
-    return folder / modules[0]["path"] if modules else folder
+    modules = folder_modules(folder)
+    return folder / modules[0][1] if modules else folder
 
 
 def _read_tokenizer(key: str, folder: Path) -> Tokenizer:
@@ -267,7 +295,7 @@ def _tokenizer_in(key: str, folder: Path) -> Tokenizer:
         # Not `splitlines`: some vocabularies hold characters that it takes for line ends.
         lines = (folder / VOCABULARY_FILE).read_text(encoding="utf-8").split("\n")
         path = folder / CONFIG_FILE
-        options: Mapping[str, Any] = storage.read_json(path) if path.is_file() else {}
+        options = _read_options(path) if path.is_file() else _Options()
         tokenizer = _bert_tokenizer(
             lines[:-1] if lines[-1] == "" else lines, bool(options.get("do_lower_case", True))
         )
@@ -279,7 +307,19 @@ def _tokenizer_in(key: str, folder: Path) -> Tokenizer:
         )
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    # Fails here, and not at some text of a corpus, if there is no token for words that are unknown.
+    tokenizer.encode(_RARE_WORD)
     return tokenizer
+
+
+def _read_options(path: Path) -> _Options:
+    """What a file beside ``tokenizer.json`` says.
+
+    Raises:
+        DamagedFileError: It is no mapping, or of values of other types.
+    """
+    options: _Options = records.read(path, _Options)
+    return options
 
 
 def _bert_tokenizer(pieces: Sequence[str], lowercase: bool) -> Tokenizer:
@@ -290,7 +330,7 @@ def _bert_tokenizer(pieces: Sequence[str], lowercase: bool) -> Tokenizer:
 
 def _set_max_length(folder: Path, max_length: int) -> None:
     path = folder / CONFIG_FILE
-    options = storage.read_json(path) if path.is_file() else {"tokenizer_class": "BertTokenizer"}
+    told = _read_options(path) if path.is_file() else {"tokenizer_class": "BertTokenizer"}
     # The name of where it was copied from would be looked up by some releases.
-    options.pop("name_or_path", None)
+    options = {name: value for name, value in told.items() if name != "name_or_path"}
     storage.write_json(path, options | {"model_max_length": max_length})

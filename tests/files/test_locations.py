@@ -3,6 +3,7 @@
 import hashlib
 import io
 import pickle
+import re
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.errors import DamagedFileError
 from pipelines.files import copies, storage, versions
 from pipelines.files.locations import RemotePath, location
 from pipelines.settings import StorageSettings
@@ -134,6 +136,22 @@ class TestFolders:
         readable = [version for version in seen if version.exists()]
         assert readable == seen[-2:]
         assert [(version / "file").read_text() for version in readable] == ["2", "3"]
+
+    @pytest.mark.parametrize(
+        "content", ['["../other"]', '["a b", 1]', "{}", "[", "\\ud800"], ids=str
+    )
+    def test_a_pointer_that_names_no_version_is_damaged(self, root, content):
+        with storage.built_folder(root / "stage") as folder:
+            (folder / "file").write_text("whole")
+        pointer = root / "stage" / versions.POINTER
+        versions.put_bytes(pointer, content.encode())
+        said = f"^{re.escape(str(pointer))} is damaged "
+        with pytest.raises(DamagedFileError, match=said):
+            versions.current(root / "stage")
+        # Nor is anything removed by it.
+        with pytest.raises(DamagedFileError, match=said):
+            storage.sweep(root)
+        assert [path.read_text() for path in root.rglob("file")] == ["whole"]
 
     def test_a_version_knows_its_folder(self, root):
         with storage.built_folder(root / "stage") as folder:

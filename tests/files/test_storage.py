@@ -202,3 +202,11 @@ def test_what_somebody_reads_may_stay_for_a_while_and_is_swept_later(tmp_path):
     assert len(list(tmp_path.glob(".step.*.gone"))) == 2
     storage.sweep(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_half_of_a_surrogate_pair_is_written_and_read_again(tmp_path):
+    value = {"name": "é", "text": "\ud800"}
+    storage.write_json(tmp_path / "a.json", value)
+    assert storage.read_json(tmp_path / "a.json") == value
+    storage.write_json(tmp_path / "b.json", {"name": "é"})
+    assert "é" in (tmp_path / "b.json").read_text(encoding="utf-8")

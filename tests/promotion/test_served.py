@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 from run_factory import IN_ORDER, names, write_model
 
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import DamagedFileError, InputError, PipelineError
 from pipelines.files.locations import RemotePath
 from pipelines.models.digest import digest_model
-from pipelines.promotion import served
+from pipelines.promotion import history, served
 
 
 def promote(target: Path, model: Path, **record) -> str:
@@ -171,3 +172,55 @@ def test_a_promotion_keeps_its_own_copy_in_a_store_without_locks(tmp_path):
     assert served.versions(target) == ["00001"]
     copy = served.current(target)
     assert (copy / "config.json").read_text() == "a"
+
+
+@pytest.mark.parametrize("replaced", ["00003", "00002"], ids=["itself", "each other"])
+def test_records_that_replace_one_another_in_a_circle_come_to_an_end(tmp_path, replaced):
+    target, model = tmp_path / "served", tmp_path / "model"
+    for content in "abc":
+        promote(target, write_model(model, content))
+    for version, before in (("00003", replaced), ("00002", "00003")):
+        record = target / "versions" / version / "promotion.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"replaces": before}))
+    expected = [] if replaced == "00003" else ["00002"]
+    assert list(served.predecessors(target, "00003")) == expected
+    served.prune(target, keep=9)
+    assert served.versions(target) == [*expected, "00003"]
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"replaces": 7}', "[]", '{"model": ', '{"figures": 1}', "\ud800"]
+)
+def test_a_damaged_record_is_named(tmp_path, damage):
+    target = tmp_path / "served"
+    promote(target, write_model(tmp_path / "model", "a"))
+    record = target / "versions" / "00001" / "promotion.json"
+    record.write_bytes(damage.encode("utf-8", "surrogatepass"))
+    with pytest.raises(DamagedFileError, match=f"^{re.escape(str(record))} is damaged "):
+        served.read_record(record.parent)
+
+
+def test_a_record_without_a_name_has_its_line_added_all_the_same(tmp_path):
+    target = tmp_path / "served"
+    promote(target, write_model(tmp_path / "model", "a"))
+    # What a process writes that is killed before it adds its line; `when` was lost with the file.
+    (target / "history.jsonl").unlink()
+    (target / "versions" / "00001" / "promotion.json").write_text('{"who": "a@b"}')
+    with served.exclusive(target):
+        pass
+    (line,) = history.read(target)
+    assert (line["what"], line["version"], line["who"]) == ("rolled back", "00001", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 5000, "9" * 5000, '{"version": 4}', '{"version": "00001", "before": 3}', "\udcff"],
+    ids=["deep", "long", "number", "before", "no text"],
+)
+def test_lines_of_the_history_that_are_none_are_passed_over(tmp_path, line):
+    target = tmp_path / "served"
+    promote(target, write_model(tmp_path / "model", "a"))
+    path = target / "history.jsonl"
+    path.write_bytes(line.encode("utf-8", "surrogateescape") + b"\n" + path.read_bytes())
+    assert [one["version"] for one in history.read(target)] == ["00001"]
+    assert promote(target, write_model(tmp_path / "model", "b")) == "00002"

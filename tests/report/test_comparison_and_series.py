@@ -1,12 +1,12 @@
 """What the page shows, as values."""
 
-import json
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.errors import DamagedFileError
 from pipelines.report.comparison import compare
 from pipelines.report.funnel import funnel_bars
 from pipelines.report.series import read_lines, smoothed, thinned
@@ -67,7 +67,7 @@ def test_half_a_last_line_is_dropped_but_no_other(tmp_path) -> None:
     path.write_text('{"step": 1}\n{"step": 2}\n{"ste', encoding="utf-8")
     assert read_lines(path) == [{"step": 1}, {"step": 2}]
     path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n', encoding="utf-8")
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(DamagedFileError, match=r"metrics\.jsonl is damaged"):
         read_lines(path)
 
 

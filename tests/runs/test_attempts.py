@@ -75,8 +75,8 @@ def test_a_late_checkpoint_of_an_earlier_attempt_counts_for_nothing(tmp_path):
 
 def test_the_same_holds_in_an_object_store(any_bucket: Bucket, tmp_path):
     run = any_bucket.root / "run"
-    for step, shift in ((10, 0.0), (20, 1.0)):
-        write_files(made(tmp_path / str(step)), state(step, shift))
+    for name, step, shift in (("10", 10, 0.0), ("20", 20, 1.0), ("20 again", 20, 0.0)):
+        write_files(made(tmp_path / name), state(step, shift))
     first = begin_attempt(run, None)
     upload_checkpoint(str(tmp_path / "10"), run, 10, 9, attempt=first)
     second = begin_attempt(run, 10)
@@ -85,7 +85,7 @@ def test_the_same_holds_in_an_object_store(any_bucket: Bucket, tmp_path):
     with fenced(run, first), pytest.raises(SupersededError):
         upload_checkpoint(str(tmp_path / "20"), run, 20, 9, attempt=first)
     with fenced(run, second):
-        upload_checkpoint(str(tmp_path / "10"), run, 20, 9, attempt=second)
+        upload_checkpoint(str(tmp_path / "20 again"), run, 20, 9, attempt=second)
     assert newest_whole_checkpoint(run) == 20
     assert accepted_checkpoints(run)[20].name == "step-00000020-attempt-2"
 

@@ -5,11 +5,12 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import psutil
 import pytest
+from free_addresses import free_addresses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,18 +22,6 @@ pytestmark = pytest.mark.slow
 TOKEN = "t" * TOKEN_BYTES
 START_SECONDS = 10.0
 WAIT_SECONDS = 10.0
-
-
-@contextmanager
-def free_addresses(count):
-    """Ports on loopback at which rings may listen, and nobody else meanwhile."""
-    with ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            # Bound and not listening, it keeps the system from giving the port to another.
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(("127.0.0.1", 0))
-        yield [one.getsockname() for one in found]
 
 
 def in_ring(workers, act, wait_seconds=WAIT_SECONDS, before=lambda ring: None):

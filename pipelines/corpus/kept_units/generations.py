@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.corpus.kept_units.sources import Source
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.files.locations import Location, arrow_source
 from pipelines.files.versions import current
 
@@ -43,6 +43,19 @@ class KeptSource:
 
 
 @dataclass(frozen=True)
+class _Told:
+    """All of ``sources.json``.
+
+    Attributes:
+        settings: See :class:`Generation`.
+        sources: Stamp and id of each source, by name.
+    """
+
+    settings: str
+    sources: dict[str, tuple[str | None, int]]
+
+
+@dataclass(frozen=True)
 class Generation:
     """A generation on the disk.
 
@@ -60,11 +73,15 @@ class Generation:
 
     @classmethod
     def load(cls, place: Location) -> Generation:
-        """Reads what a folder says."""
+        """Reads what a folder says.
+
+        Raises:
+            DamagedFileError: It says something else.
+        """
         path = current(place)
-        told = storage.read_json(path / _SOURCES)
-        sources = {name: KeptSource(*one) for name, one in told["sources"].items()}
-        return cls(place, path, told["settings"], sources)
+        told: _Told = records.read(path / _SOURCES, _Told)
+        sources = {name: KeptSource(*one) for name, one in told.sources.items()}
+        return cls(place, path, told.settings, sources)
 
     @property
     def number(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.models.architecture import FolderFormat, Lengths, Modules
 from pipelines.models.bert.layout import Layout, model_type
 from pipelines.models.bert.spec import BertSpec
@@ -50,7 +50,7 @@ def _recognises(layout: Layout, folder: Path, modules: Modules) -> bool:
     if modules and modules[0][0] != TRANSFORMER:
         return False
     path = folder / CONFIG_FILE
-    return path.is_file() and model_type(storage.read_json(path)) in layout.classes
+    return path.is_file() and model_type(records.read_object(path)) in layout.classes
 
 
 def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Weights]:
@@ -108,7 +108,7 @@ def _lengths(layout: Layout, folder: Path, modules: Modules) -> Lengths:
     """
     key = layout.keys["positions"]
     path = folder / CONFIG_FILE
-    config = storage.read_json(path) if path.is_file() else {}
+    config = records.read_object(path) if path.is_file() else {}
     if config.get(key) is None:
         raise InputError(KEY, f"{folder} has no {CONFIG_FILE} with {key}", "a transformer")
     positions = config[key] - layout.skipped_rows(layout.pad_token_id(config))
@@ -119,8 +119,7 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():
         refuse(folder, f"has no {CONFIG_FILE}")
-    config: dict[str, Any] = storage.read_json(path)
-    return config
+    return records.read_object(path)
 
 
 def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:

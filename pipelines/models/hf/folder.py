@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.models.architecture import Lengths, Modules, Shapes
 from pipelines.models.hf.spec import HfSpec, config_text
 from pipelines.models.sentence_modules import (
@@ -35,7 +35,7 @@ def recognises(folder: Path, modules: Modules) -> bool:
     if modules and modules[0][0] != TRANSFORMER:
         return False
     path = folder / CONFIG_FILE
-    return path.is_file() and isinstance(storage.read_json(path).get("model_type"), str)
+    return path.is_file() and isinstance(records.read_object(path).get("model_type"), str)
 
 
 def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
@@ -46,7 +46,7 @@ def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
             its folder, it is no encoder, or it is incomplete.
     """
     library = _library(folder)
-    config = storage.read_json(folder / CONFIG_FILE)
+    config = records.read_object(folder / CONFIG_FILE)
     shape = library.read_shape(folder, config)
     spec = HfSpec(
         config=config_text(config),
@@ -81,7 +81,7 @@ def write(
 
 def lengths(folder: Path, modules: Modules) -> Lengths:
     """Tokens of a text that the model in a folder reads, and the positions that it knows."""
-    config = storage.read_json(folder / CONFIG_FILE)
+    config = records.read_object(folder / CONFIG_FILE)
     positions = _library(folder).read_shape(folder, config).positions or UNLIMITED
     return Lengths(told_length(folder, positions), positions)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.files import storage
+from pipelines.files import records, storage
 from pipelines.models.architecture import NORMALISING, Modules
 from pipelines.models.checkpoint_files import read_checkpoint
 from pipelines.models.sentence_modules import CONFIG_FILE, DENSE, POOLING, refuse
@@ -52,7 +52,7 @@ def read_terms(folder: Path, modules: Modules) -> np.ndarray:
     homes = {kind: folder / path for kind, path in modules}
     found = None
     if tuple(homes) == BEHIND:
-        copying = storage.read_json(homes[DENSE] / CONFIG_FILE)
+        copying = records.read_object(homes[DENSE] / CONFIG_FILE)
         if copying.get("module_output_name") == _FIRST:
             found = read_checkpoint(homes[VECTORS])
     if found is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.files import storage
+from pipelines.files import records
 from pipelines.models.architecture import NORMALISING, Lengths, Modules
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, save_weights
@@ -92,7 +92,7 @@ def lengths(folder: Path, modules: Modules) -> Lengths:
 def _length(home: Path) -> int:
     """Tokens of a text that the tokenizer in the module's folder leaves, special ones included."""
     path = home / TOKENIZER_FILE
-    truncation = storage.read_json(path).get("truncation") if path.is_file() else None
+    truncation = records.read_object(path).get("truncation") if path.is_file() else None
     return truncation["max_length"] + ENDS if truncation else UNLIMITED
 
 

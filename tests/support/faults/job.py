@@ -24,7 +24,7 @@ from pipelines.settings import load as configuration
 from pipelines.training_plan import batch_plan
 
 CLI = ("-c", "import sys; from pipelines.cli import main; sys.exit(main())")
-FEW, SOME, ENDLESS = 60, 300, 10**6
+FEW, SOME, ENDLESS = 60, 150, 10**6
 DLLIB = ("dllib",)
 """Loops whose steps are slow, and whose ranks are known with the first one."""
 EVERY = 20

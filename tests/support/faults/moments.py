@@ -11,7 +11,8 @@ from host_cluster import HostCluster
 
 from faults.processes import python_workers
 
-STEPPING, LOOK_SECONDS = 20, 0.002
+STEPPING = 20
+LOOK_SECONDS, RARE_LOOK_SECONDS = 0.002, 0.1
 EVALUATION = "evaluation"
 
 
@@ -86,7 +87,7 @@ MOMENTS: dict[str, Callable[[Watched], bool]] = {
     "export": _exporting,
     EVALUATION: _evaluating,
 }
-"""In the order in which a job comes to them. A look must be cheap: some last a moment."""
+"""In the order in which a job comes to them. Some last a moment."""
 LATE = ("last step", "export", EVALUATION)
 
 
@@ -100,10 +101,12 @@ def wait_for(moment: str, watched: Watched, is_over: Callable[[], bool], seconds
         Whether it did, before it ended and before the time was up.
     """
     holds, deadline = MOMENTS[moment], time.monotonic() + seconds
+    # A look through the processes of all hosts is not cheap, and workers take seconds to start.
+    pause = RARE_LOOK_SECONDS if moment == "starting" else LOOK_SECONDS
     while time.monotonic() < deadline:
         if holds(watched):
             return True
         if is_over():
             return False
-        time.sleep(LOOK_SECONDS)
+        time.sleep(pause)
     return False

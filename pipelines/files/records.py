@@ -1,0 +1,123 @@
+"""Records: the JSON files that this package writes, read back.
+
+Whatever such a file holds, what is read has the form that was asked for, or an error names the
+file: a disk that was full, a mount that lost a write or a person may have changed it since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from pipelines.errors import DamagedFileError
+from pipelines.files.locations import Location
+
+T = TypeVar("T")
+
+DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""What comes of values of other types than those that were written."""
+
+
+def to_text(value: Any) -> str:
+    """The text of a JSON file with a value, indented."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which a text may have that was read as an escape.
+        text = json.dumps(value, indent=2)
+    return f"{text}\n"
+
+
+def read(path: Location, kind: Any = Any) -> Any:
+    """The value in a JSON file.
+
+    Args:
+        kind: Its type, by which it is checked and made: dataclasses, lists and dicts of them.
+
+    Raises:
+        DamagedFileError: It is no JSON, or of another type.
+        OSError: It cannot be read.
+    """
+    return _checked(path, _parsed(path, path.read_bytes()), kind)
+
+
+def read_object(path: Location) -> dict[str, Any]:
+    """The object in a JSON file; raises as :func:`read`."""
+    found: dict[str, Any] = read(path, dict[str, Any])
+    return found
+
+
+def built(path: Location, build: Callable[[Any], T]) -> T:
+    """What a function makes of the value in a JSON file, for what has no plain type.
+
+    Raises:
+        DamagedFileError: It is no JSON, or the function cannot make anything of it.
+        OSError: It cannot be read.
+    """
+    value = read(path)
+    try:
+        return build(value)
+    except DamagedFileError:
+        raise
+    except DAMAGED as error:
+        raise DamagedFileError(str(path), f"{type(error).__name__}: {error}") from error
+
+
+def read_lines(path: Location, kind: Any, *, torn: bool = False) -> Iterator[dict[str, Any]]:
+    """The objects in a file that has one in each line; none if there is no file.
+
+    Args:
+        kind: A type of mappings that each is one of; what it has beside that is given too.
+        torn: Whether lines may be no JSON, and are left out then: a process that was killed while
+            it wrote leaves half a line.
+
+    Raises:
+        DamagedFileError: A line is none of them.
+        OSError: It cannot be read.
+    """
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        value = read_line(path, line, kind, torn=torn)
+        if value is not None:
+            yield value
+
+
+def read_line(
+    path: Location, line: bytes, kind: Any, *, torn: bool = False
+) -> dict[str, Any] | None:
+    """The object in a line of a file; None if it is torn. See :func:`read_lines`."""
+    try:
+        value: dict[str, Any] = _parsed(path, line)
+    except DamagedFileError:
+        if torn:
+            return None
+        raise
+    _checked(path, value, kind)
+    return value
+
+
+def _parsed(path: Location, content: bytes) -> Any:
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(str(path), str(error)) from error
+
+
+def _checked(path: Location, value: Any, kind: Any) -> Any:
+    if kind is Any:
+        return value
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise DamagedFileError(str(path), f"{place}: {first['msg']}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind)

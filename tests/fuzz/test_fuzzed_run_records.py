@@ -1,0 +1,147 @@
+"""The JSON files of a run folder and a prepared folder, whatever they hold."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import damaged_file, fuzzed, read_or_refused
+from planned_runs import make_run
+
+from pipelines.corpus.deleted_keys import add_deleted_keys, deleted_keys
+from pipelines.files.prepared_folder import PreparedFolder, TeacherFolder
+from pipelines.files.run_folder import RunFolder
+from pipelines.lanes.teacher import TeacherVectors
+from pipelines.report.series import read_lines
+from pipelines.runs.attempts import begin_attempt, read_attempts
+from pipelines.runs.best import read_best
+from pipelines.runs.evaluations import add_evaluations, read_evaluations
+from pipelines.runs.history import go_on, last_step_of
+from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation, read_jobs
+from pipelines.runs.metrics_log import MetricsLog, read_metrics_lines
+from pipelines.runs.restarts import add_restart, read_restarts
+from pipelines.runs.run import Restart
+from pipelines.runs.run_metrics import model_step, seconds_to, update_run_metrics
+from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
+from pipelines.settings import Config
+from pipelines.settings.load import parse
+
+LINE = {"step": 1, "loss": 1.5, "seconds": 2.0, "precision": "fp32", "examples_per_second": 3.0}
+
+
+def config_of(folder: Path) -> Config:
+    return parse({"prepared": {"folder": str(folder)}, "run": {"folder": str(folder)}})
+
+
+def write_all(folder: Path) -> Path:
+    """One folder that is both, with every file that is read again."""
+    run, config = make_run(3, folder=folder), config_of(folder)
+    for number in (0, 1):
+        go_on(folder, config, number, 3 + number)
+        add_restart(folder, Restart(step=number, workers=2, cause="died", rank=number, host="a"))
+        begin_attempt(folder, None)
+    stages = [{"stage": "corpus", "seconds": 1.5, "kept": False}]
+    PreparedFolder(folder).stages.write_text(json.dumps(stages))
+    start = Start()
+    begin_job(folder, "train", start)
+    end_job(folder, start)
+    keep_preparation(folder, folder)
+    with MetricsLog(replace(run, last_step=9)) as log:
+        for step in (1, 2):
+            log.add(LINE | {"step": step})
+    add_evaluations(folder, 1, {"retrieval": {"ndcg@10": 0.5}})
+    update_run_metrics(folder, {"model": {"step": 2}, "after": {"retrieval": {"ndcg@10": 0.5}}})
+    keep_seconds(config, {"evaluating": 2.5})
+    add_deleted_keys(PreparedFolder(folder), "key", ["a", "b"])
+    (folder / "best").mkdir()
+    best = {"step": 1, "metric": "retrieval.ndcg@10", "value": 0.5}
+    (folder / "best" / "best.json").write_text(json.dumps(best))
+    TeacherVectors(width=4, precision="fp16", source="x").save(TeacherFolder(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("records"))
+
+
+READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
+    "history": (lambda folder: RunFolder(folder).history, last_step_of),
+    "restarts": (lambda folder: RunFolder(folder).restarts, read_restarts),
+    "attempts": (
+        lambda folder: sorted(RunFolder(folder).attempts.iterdir())[-1],
+        read_attempts,
+    ),
+    "jobs": (lambda folder: RunFolder(folder).jobs, read_jobs),
+    "stages": (
+        lambda folder: PreparedFolder(folder).stages,
+        lambda folder: keep_preparation(folder, folder),
+    ),
+    "metrics lines": (
+        lambda folder: RunFolder(folder).step_metrics,
+        lambda folder: (list(read_metrics_lines(folder)), seconds_to(folder, 2)),
+    ),
+    "lines of a run that goes on": (
+        lambda folder: RunFolder(folder).step_metrics,
+        lambda folder: MetricsLog(make_run(9, first_step=1, folder=folder)),
+    ),
+    "lines of a report": (
+        lambda folder: RunFolder(folder).step_metrics,
+        lambda folder: read_lines(RunFolder(folder).step_metrics),
+    ),
+    "evaluations": (lambda folder: RunFolder(folder).evaluations, read_evaluations),
+    "metrics": (lambda folder: RunFolder(folder).metrics, model_step),
+    "metrics that others are added to": (
+        lambda folder: RunFolder(folder).metrics,
+        lambda folder: update_run_metrics(folder, {"after": {}}),
+    ),
+    "best": (
+        lambda folder: RunFolder(folder).best / "best.json",
+        lambda folder: read_best(folder, "retrieval.ndcg@10"),
+    ),
+    "seconds": (
+        lambda folder: PreparedFolder(folder).run_seconds,
+        lambda folder: expected_seconds(config_of(folder)),
+    ),
+    "deleted keys": (
+        lambda folder: PreparedFolder(folder).deleted_keys,
+        lambda folder: deleted_keys(PreparedFolder(folder), "key"),
+    ),
+    "teacher": (
+        lambda folder: TeacherFolder(folder).manifest,
+        lambda folder: TeacherVectors.load(TeacherFolder(folder)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@fuzzed
+@given(data=st.data())
+def test_a_damaged_record_is_refused_by_its_name(written, name, data):
+    place, read = READERS[name]
+    path = place(written)
+    whole = path.read_bytes()
+    path.write_bytes(data.draw(damaged_file(path)))
+    try:
+        read_or_refused(lambda: read(written), path.name, "corpus.key_column")
+    finally:
+        path.write_bytes(whole)
+
+
+def test_what_is_whole_is_read(written):
+    for place, read in READERS.values():
+        whole = place(written).read_bytes()
+        assert read(written) is not False
+        place(written).write_bytes(whole)
+    assert last_step_of(written) == 4
+    assert [one.rank for one in read_restarts(written)] == [0, 1]
+    assert model_step(written) == 2
+    assert read_attempts(written).basis == 2
+    assert [line["step"] for line in read_evaluations(written)] == [1]
+    assert expected_seconds(config_of(written)) == {"evaluating": 2.5}
+    assert len(deleted_keys(PreparedFolder(written), "key")) == 2
+    np.testing.assert_equal(TeacherVectors.load(TeacherFolder(written)).width, 4)
