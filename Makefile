@@ -48,7 +48,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults fuzz
+.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults faults-of-stages fuzz
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -121,6 +121,10 @@ package-check: $(STAMP)
 # Trainings on three hosts that something goes wrong under; see docs/faults.md. Needs root.
 faults: environment
 	PYTHONPATH=tests/support $(IN_VENV) -m faults $(ARGS)
+
+# The same for preparing, evaluating, embedding, searching and promoting.
+faults-of-stages: environment
+	PYTHONPATH=tests/support $(IN_VENV) -m faults.stages $(ARGS)
 
 # Files, settings and messages that are damaged in ever other ways; see CONTRIBUTING.md.
 MINUTES ?= 10

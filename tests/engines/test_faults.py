@@ -9,6 +9,8 @@ from faults.injection import FAULTS
 from faults.job import make_prepared
 from faults.matrix import CASES, Cell, all_cells, chosen_cells, covering_cells
 from faults.moments import MOMENTS
+from faults.stages.cell import STAGE_FAULTS, StageCell, stage_cells
+from faults.stages.kinds import STAGES
 from hosts import why_not
 
 from pipelines.engines import ENGINES
@@ -49,6 +51,13 @@ def test_every_mode_of_every_engine_on_spark_is_in_the_matrix():
 def test_cells_are_chosen_by_name():
     (only,) = chosen_cells(all_cells(), ["bigdl"], ["disk full"], ["export"])
     assert only == Cell("bigdl", "disk full", "export")
+
+
+def test_stages_meet_the_faults_that_they_can():
+    cells = stage_cells()
+    assert {one.fault for one in cells if one.stage == "prepare"} == set(STAGE_FAULTS)
+    assert {one.stage for one in cells if one.fault == "driver killed"} == set(STAGES)
+    assert StageCell("promote", "executor killed") not in cells
 
 
 @pytest.fixture(scope="module")
