@@ -11,10 +11,11 @@ from unauthenticated import MESSAGES, answer
 
 from pipelines.engines.tensorflowonspark import registration as module
 from pipelines.engines.tensorflowonspark.registration import (
+    NodePlace,
     RegistrationClient,
     RegistrationServer,
     join_run,
-    node_address,
+    node_place,
     registering_at,
 )
 
@@ -36,9 +37,10 @@ def test_nodes_find_one_another(server):
     first.register(NODE)
     assert not server.reservations.done()
     second.register(NODE | {"executor_id": 2})
-    known = [NODE | {"address": "127.0.0.1"}, NODE | {"address": "127.0.0.1", "executor_id": 2}]
+    place = {"address": "127.0.0.1", "fingerprint": None}
+    known = [NODE | place, NODE | place | {"executor_id": 2}]
     assert first.await_reservations() == known
-    assert node_address(1) == node_address(2) == ("127.0.0.1", 7)
+    assert node_place(1) == node_place(2) == NodePlace(("127.0.0.1", 7), None)
     assert server.await_reservations(None) == second.get_reservations()
     first.close()
     second.close()
