@@ -1,7 +1,6 @@
 """The connection between driver and workers: authentication, and what ends a run."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -207,35 +206,6 @@ def test_an_unauthenticated_client_learns_and_changes_nothing(make_monitor, line
         peer.send("done")
         assert monitor.wait().steps == 1
         peer.socket.close()
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        b'"steps"',
-        b"[]",
-        b"{}",
-        b'{"kind": ["steps"]}',
-        b'{"kind": "steps", "records": 1, "waiting": false}',
-        b'{"kind": "steps", "records": [1], "waiting": false}',
-        b'{"kind": "steps", "records": [{"step": 0}], "waiting": false}',
-        b"[" * 100_000,
-        json.dumps({"kind": "steps", "records": [RECORD | {"step": "0"}]}).encode(),
-        json.dumps({"kind": "steps", "records": [RECORD | {"granules": 1 << 40}]}).encode(),
-        json.dumps({"kind": "steps", "records": [RECORD | {"what": 1}]}).encode(),
-    ],
-)
-def test_a_message_that_is_none_is_the_worker_s_error(make_monitor, message):
-    with (
-        pytest.raises(EngineError, match="the driver cannot understand it") as caught,
-        make_monitor(1) as monitor,
-    ):
-        peer = Peer(monitor, 0)
-        peer.socket.sendall(message + b"\n")
-        end_later(peer)
-        monitor.wait()
-    assert type(caught.value) is EngineError, "no worker is lost"
-    assert caught.value.rank == 0
 
 
 def await_worker(monitor: Monitor, rank: int) -> None:
