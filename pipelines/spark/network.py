@@ -66,7 +66,7 @@ def encrypting_key(context: SparkContext) -> str | None:
         context: Of the cluster.
     """
     conf = context.getConf()
-    return next((key for key in _ENCRYPTING if conf.get(key, "") == "true"), None)
+    return next((key for key in _ENCRYPTING if str(conf.get(key, "")).lower() == "true"), None)
 
 
 def start_jvm(conf: Mapping[str, str]) -> None:
