@@ -139,6 +139,11 @@ def test_a_driver_that_waits_for_spark_is_heard(short_deadlines):
     with make_monitor(1) as monitor:
         peer = Peer(monitor, 0)
         peer.send("ready")
+        # The wait locks what a worker is admitted to.
+        deadline = time.monotonic() + 30
+        while not monitor._shared.workers:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         heard = []
 
         def ask_spark() -> None:
