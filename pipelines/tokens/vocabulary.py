@@ -19,9 +19,9 @@ from pipelines.settings import Config, TokenSettings
 from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.special_tokens import SpecialEnds, special_ends
 from pipelines.tokens.start import (
+    MODULES_FILE,
     check_vocabulary,
     default_start,
-    folder_modules,
     start_architecture,
     start_folder,
 )
@@ -243,8 +243,9 @@ _TRAINERS: Mapping[str, Callable[[Path, Mapping[str, int], TokenSettings, int], 
 
 def _home(folder: Path) -> Path:
     """Where the files are: those of a sentence-transformers folder with its first module."""
-    modules = folder_modules(folder)
-    return folder / modules[0][1] if modules else folder
+    path = folder / MODULES_FILE
+    modules = storage.read_json(path) if path.is_file() else []
+    return folder / modules[0]["path"] if modules else folder
 
 
 def _read_tokenizer(key: str, folder: Path) -> Tokenizer:
