@@ -50,7 +50,7 @@ IMPORTS = {
     "deepspeed": ("deepspeed", "torch"),
     "elephas": ("elephas.spark_model", "tf_keras"),
     "horovod": ("horovod.tensorflow", "horovod.torch"),
-    "tensorflowonspark": ("tensorflow", "tensorflowonspark.TFCluster"),
+    "tensorflowonspark": ("tensorflow", "tensorflowonspark.TFCluster", "cryptography.x509"),
     "torch": ("torch.distributed",),
 }
 TIME_OF_FILES = 315532800  # 1980-01-01, the first moment that a wheel knows

@@ -24,6 +24,7 @@ from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
 from pipelines.spark.releases import check_spark
+from pipelines.training.control.encryption import Identity
 from pipelines.training.control.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ def monitor_for(
     *,
     workers: int | None = None,
     servers: int = 0,
+    identity: Identity | None = None,
 ) -> Monitor:
     """The driver's monitor with the deadlines of a run.
 
@@ -228,6 +230,7 @@ def monitor_for(
         bind: Address to listen at, if that is another one.
         workers: How many to expect; by default ``training.workers``.
         servers: How many processes to expect beside the workers.
+        identity: With which the connections are encrypted, if they are.
     """
     training = run.config.training
     return Monitor(
@@ -240,4 +243,5 @@ def monitor_for(
         stall_seconds=training.stall_seconds,
         servers=servers,
         saves_when_asked=not run.takes_turns,
+        identity=identity,
     )

@@ -53,6 +53,9 @@ class DistributorEngine(SparkJobEngine):
     """
 
     frameworks = ("torch",)
+    clear_text = (
+        "gradients between the workers (Gloo or NCCL), and the addresses in torchrun's store"
+    )
     steppers: ClassVar[Mapping[str, str]]
 
     @abstractmethod

@@ -5,6 +5,7 @@ Everything here runs on the driver.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,13 +18,15 @@ from pipelines.engines.base import Engine, monitor_for
 from pipelines.engines.conf import NO_DYNAMIC_ALLOCATION, check_conf
 from pipelines.errors import EngineError, EngineUnavailable, InputError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
-from pipelines.runs.step_metrics import StepMetrics
+from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config
 from pipelines.spark.decommission import LeavingExecutors
 from pipelines.spark.jobs import SparkJob, dedicated_python_workers, driver_addresses
 from pipelines.spark.lost_executors import reasons_of_losses
+from pipelines.spark.network import encrypting_key
 from pipelines.spark.room import await_slots, ranks_of
 from pipelines.spark.stage_resources import check_resources, resource_profile, resources_in
+from pipelines.training.control.encryption import Identity, make_identity
 from pipelines.training.steppers import STEPPERS
 
 if TYPE_CHECKING:
@@ -31,16 +34,20 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
 
 class SparkEngine(Engine):
     """An engine whose workers run on executors.
 
     Attributes:
         with_profiles: Whether its tasks can have resources that are not the session's.
+        clear_text: What its library sends in clear text, also where the cluster encrypts.
     """
 
     needs_spark = True
     with_profiles: ClassVar[bool] = True
+    clear_text: ClassVar[str | None] = None
 
     @override
     def executors(self, config: Config) -> int:
@@ -110,6 +117,20 @@ class SparkEngine(Engine):
         return ("pipelines.training.worker", *stepper)
 
     @override
+    def train(
+        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
+    ) -> TrainingOutcome:
+        key = encrypting_key(self._required(session).sparkContext)
+        if key is not None and self.clear_text is not None:
+            logger.warning(
+                "%s is set, and engine %s still sends in clear text: %s",
+                key,
+                self.name,
+                self.clear_text,
+            )
+        return super().train(session, run, on_metrics)
+
+    @override
     def attempt(
         self, session: SparkSession | None, run: TrainingRun, step_metrics: StepMetrics
     ) -> TrainingOutcome:
@@ -134,6 +155,11 @@ def if_late(config: Config) -> str:
     )
 
 
+def driver_identity(context: SparkContext) -> Identity | None:
+    """What the driver's servers of a run encrypt with; none where the cluster does not."""
+    return None if encrypting_key(context) is None else make_identity()
+
+
 @dataclass(frozen=True)
 class DriverSide:
     """The driver's end of a run's workers.
@@ -144,6 +170,7 @@ class DriverSide:
         profile: Of the tasks of the job; None for the session's.
         host: Address by which the executors reach the driver.
         bind: Address at which the driver listens.
+        identity: With which connections to the driver are encrypted, if they are.
         resources: Closed after the job has ended: what an engine opens here for its workers.
     """
 
@@ -152,6 +179,7 @@ class DriverSide:
     profile: ResourceProfile | None
     host: str
     bind: str
+    identity: Identity | None
     resources: ExitStack
 
     def ranks(self, workers: int) -> RDD[int]:
@@ -190,9 +218,15 @@ class SparkJobEngine(SparkEngine):
     ) -> TrainingOutcome:
         context, workers = session.sparkContext, run.config.training.workers
         host, bind = driver_addresses(context)
-        monitor = monitor_for(self.name, run, step_metrics, host, bind)
+        identity = driver_identity(context)
+        monitor = monitor_for(self.name, run, step_metrics, host, bind, identity=identity)
         task = WorkerTask(
-            run=run, rank=0, workers=workers, monitor=monitor.address, token=monitor.token
+            run=run,
+            rank=0,
+            workers=workers,
+            monitor=monitor.address,
+            token=monitor.token,
+            fingerprint=monitor.fingerprint,
         )
         # Entered first: the job ends after the monitor has told the workers to leave.
         reasons = reasons_of_losses(context, monitor.address_of)
@@ -200,7 +234,8 @@ class SparkJobEngine(SparkEngine):
             role, preloads = self.python_worker_role(run.config), self.preloads(run.config)
             resources.enter_context(dedicated_python_workers(context, role, preloads))
             stage = resources_in(session, run.config, "train")
-            driver = DriverSide(context, stage.conf, resource_profile(stage), host, bind, resources)
+            profile = resource_profile(stage)
+            driver = DriverSide(context, stage.conf, profile, host, bind, identity, resources)
             act = self.prepare_job(driver, task)
             description = f"workers of engine {self.name}"
             job = SparkJob(context, self.name, self.job_name, description, act, by_rank=True)

@@ -79,8 +79,9 @@ def cache_folder(options: StorageSettings) -> Path:
     named = options.cache_folder
     folder = Path(named) if named else Path(gettempdir(), f"sentence-pipelines-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if named is None and (status.st_uid != os.getuid() or status.st_mode & _WRITTEN_BY_OTHERS):
+    # Of the name itself: somebody else may have put a link there, to a folder of this user.
+    owner, mode = folder.lstat().st_uid, folder.stat().st_mode
+    if named is None and (owner != os.getuid() or mode & _WRITTEN_BY_OTHERS):
         raise InputError(
             "storage.cache_folder", f"{folder} can be written by other users", "name another folder"
         )

@@ -133,6 +133,8 @@ class WorkerTask:
         workers: How many there are.
         monitor: Host and port of the driver's monitor.
         token: Authenticates the worker to the monitor.
+        fingerprint: Of the driver's certificate, which authenticates the monitor to the worker;
+            none where the cluster does not encrypt.
     """
 
     run: TrainingRun
@@ -140,6 +142,7 @@ class WorkerTask:
     workers: int
     monitor: tuple[str, int]
     token: str
+    fingerprint: str | None = None
 
     @property
     def first_lane(self) -> int:

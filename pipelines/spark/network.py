@@ -8,16 +8,26 @@ import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
 from pipelines.settings.redaction import is_secret
 from pipelines.spark.work_folder import own_work_folder
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 LOOPBACK = "127.0.0.1"
 PROBE_SECONDS = 5.0
 _LOCAL_ADDRESS = "SPARK_LOCAL_IP"
 _AUTHENTICATE = "spark.authenticate"
 _SECRET = "spark.authenticate.secret"
+_ENCRYPTING = (
+    "spark.network.crypto.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.ssl.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
 _AT_START = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.")
 """What the JVM itself is started with, which nothing else can hand to it."""
 
@@ -47,6 +57,16 @@ def private_conf(conf: Mapping[str, str]) -> dict[str, str]:
     if conf.get(_AUTHENTICATE, "true") == "true":
         private |= {_AUTHENTICATE: "true", _SECRET: secrets.token_hex(32)}
     return {key: value for key, value in private.items() if key not in conf}
+
+
+def encrypting_key(context: SparkContext) -> str | None:
+    """The key of the conf that asks for encryption; none where no key does.
+
+    Args:
+        context: Of the cluster.
+    """
+    conf = context.getConf()
+    return next((key for key in _ENCRYPTING if str(conf.get(key, "")).lower() == "true"), None)
 
 
 def start_jvm(conf: Mapping[str, str]) -> None:

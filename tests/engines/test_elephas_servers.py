@@ -1,6 +1,7 @@
 """The parameter servers of the Elephas engine and their clients, without Spark."""
 
 import dataclasses
+import http.client
 import socket
 import struct
 import threading
@@ -18,6 +19,7 @@ from unauthenticated import approach, tells_nothing
 
 from pipelines.engines.elephas.model import encoder_model
 from pipelines.engines.elephas.spark_model import MODES, ClientServerFactory
+from pipelines.errors import PipelineError
 from pipelines.lanes.plan import BatchPlan
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.frameworks.tensorflow import forward
@@ -26,6 +28,7 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config, TrainingSettings
 from pipelines.training.control import authenticated_server as doors
+from pipelines.training.control.encryption import Identity, make_identity
 from pipelines.training.parameter_server.messages import LENGTH, REQUEST, Layout, Request, forms
 from pipelines.training.parameter_server.remote_state import ServedParameters, ServedRounds
 from pipelines.training.parameter_server.updates import STORES
@@ -53,19 +56,20 @@ def make_run(mode: str) -> TrainingRun:
 class Served:
     """A server that runs, with its clients."""
 
-    def __init__(self, transport: str, mode: str) -> None:
+    def __init__(self, transport: str, mode: str, identity: Identity | None = None) -> None:
         self.run, self.transport = make_run(mode), transport
+        self.fingerprint = identity and identity.fingerprint
         model = encoder_model(SPEC, START.weights, self.run.config.training)
         self.factory = ClientServerFactory.get_factory(f"granules-{transport}")
         self.server = self.factory.create_server(model_to_dict(model), 0, MODES[mode])
         self.store = STORES[mode](self.run, START)
-        self.server.listen(self.store, "127.0.0.1", TOKEN)
+        self.server.listen(self.store, "127.0.0.1", TOKEN, identity)
         self.address = ("127.0.0.1", self.server.port)
         self.server.start()
 
     def client(self, token: str = TOKEN):
         client = self.factory.create_client(0)
-        client.configure(self.address, token, self.store.forms, 30.0)
+        client.configure(self.address, token, self.store.forms, 30.0, self.fingerprint)
         return client
 
     def way(self, kind, rank: int = 0):
@@ -98,8 +102,8 @@ def transport(request):
 def serve():
     servers = []
 
-    def start(transport: str, mode: str) -> Served:
-        servers.append(Served(transport, mode))
+    def start(transport: str, mode: str, identity: Identity | None = None) -> Served:
+        servers.append(Served(transport, mode, identity))
         return servers[-1]
 
     yield start
@@ -251,6 +255,23 @@ def test_unauthenticated_clients_learn_and_change_nothing(serve, transport):
     assert updates == 0
     assert_equal(after, before, rtol=0)
     staying.close()
+
+
+def test_an_encrypting_server_serves_its_clients_and_nobody_in_clear_text(serve, transport):
+    served = serve(transport, "async", make_identity())
+    way = served.way(ServedParameters)
+    weights, _ = way.pull()
+    assert_equal(weights, START.weights, rtol=0)
+    assert way.push(0, gradients(0), 1e-3) == 1
+    with pytest.raises(OSError, match=r"refused|ended|reset|[Bb]roken"):
+        served.client("6" * 64).update_parameters(gradients(0), Request(amount=1.0))
+    served.fingerprint = None
+    with pytest.raises((OSError, http.client.HTTPException)):
+        served.way(ServedParameters).pull()
+    served.fingerprint = make_identity().fingerprint
+    with pytest.raises(PipelineError, match="its certificate is another one"):
+        served.way(ServedParameters).pull()
+    assert way.pull()[1] == 1
 
 
 def test_a_malformed_message_changes_nothing(serve, transport):

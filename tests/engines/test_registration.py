@@ -11,12 +11,16 @@ from unauthenticated import MESSAGES, answer
 
 from pipelines.engines.tensorflowonspark import registration as module
 from pipelines.engines.tensorflowonspark.registration import (
+    NodePlace,
     RegistrationClient,
     RegistrationServer,
     join_run,
-    node_address,
+    node_place,
+    own_identity,
     registering_at,
 )
+from pipelines.errors import PipelineError
+from pipelines.training.control.encryption import make_identity
 
 TOKEN = "4" * 64
 NODE = {"executor_id": 1, "host": "a", "port": 7, "addr": ("a", 8), "authkey": b"\x00\xff'\""}
@@ -36,12 +40,29 @@ def test_nodes_find_one_another(server):
     first.register(NODE)
     assert not server.reservations.done()
     second.register(NODE | {"executor_id": 2})
-    known = [NODE | {"address": "127.0.0.1"}, NODE | {"address": "127.0.0.1", "executor_id": 2}]
+    place = {"address": "127.0.0.1", "fingerprint": None}
+    known = [NODE | place, NODE | place | {"executor_id": 2}]
     assert first.await_reservations() == known
-    assert node_address(1) == node_address(2) == ("127.0.0.1", 7)
+    assert node_place(1) == node_place(2) == NodePlace(("127.0.0.1", 7), None)
     assert server.await_reservations(None) == second.get_reservations()
     first.close()
     second.close()
+
+
+def test_nodes_of_a_run_that_encrypts_know_one_another_by_their_certificates(monkeypatch):
+    monkeypatch.setattr(module, "_own_identity", None)
+    driver = make_identity()
+    with RegistrationServer(1, "127.0.0.1", "127.0.0.1", TOKEN, driver) as server:
+        address = server.start()
+        node = RegistrationClient(address, TOKEN, driver.fingerprint)
+        node.register(NODE)
+        node.await_reservations()
+        node.close()
+        assert node_place(1).fingerprint == own_identity().fingerprint != driver.fingerprint
+        with pytest.raises(PipelineError, match="its certificate is another one"):
+            RegistrationClient(address, TOKEN, own_identity().fingerprint)
+        # In clear text, nobody is told anything.
+        assert b"address" not in answer(address, TOKEN.encode())
 
 
 def test_without_the_token_the_library_s_client_learns_and_changes_nothing(server):

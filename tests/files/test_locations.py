@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import pickle
 import re
 from itertools import pairwise
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import DamagedFileError
+from pipelines.errors import DamagedFileError, InputError
 from pipelines.files import copies, storage, versions
 from pipelines.files.locations import RemotePath, location
 from pipelines.settings import StorageSettings
@@ -193,6 +194,24 @@ class TestFolders:
         storage.move_folder(root / "second", root / "third")
         assert not (root / "second").exists()
         assert storage.digest_folder(root / "third") == storage.digest_folder(source)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_link_of_another_user_is_no_cache(tmp_path, monkeypatch):
+    """To a folder of this user, into which copies would be written, and from which deleted."""
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    link = tmp_path / f"sentence-pipelines-{os.getuid()}"
+    link.symlink_to(own)
+    os.lchown(link, 12345, 12345)
+    monkeypatch.setattr(copies, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(InputError, match="can be written by other users"):
+        copies.cache_folder(StorageSettings())
+    link.unlink()
+    assert copies.cache_folder(StorageSettings()) == link
+    link.chmod(0o777)
+    with pytest.raises(InputError, match="can be written by other users"):
+        copies.cache_folder(StorageSettings())
 
 
 class TestCopies:

@@ -59,11 +59,15 @@ class SilentRelay:
 
     Args:
         target: Host and port of the driver.
+
+    Attributes:
+        passed: All bytes that have passed, in both directions.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
         self._silent = threading.Event()
+        self.passed = bytearray()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self.address: tuple[str, int] = self._listening.getsockname()
@@ -95,6 +99,7 @@ class SilentRelay:
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while (data := source.recv(65536)) and not self._silent.is_set():
+                self.passed += data
                 sink.sendall(data)
             if not self._silent.is_set():
                 sink.shutdown(socket.SHUT_WR)

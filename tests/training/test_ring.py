@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipelines.training.collectives.ring import BLOCK_ELEMENTS, Ring
 from pipelines.training.control.authenticated_server import TOKEN_BYTES
+from pipelines.training.control.encryption import make_identity
 
 pytestmark = pytest.mark.slow
 
@@ -24,14 +25,21 @@ START_SECONDS = 10.0
 WAIT_SECONDS = 10.0
 
 
-def in_ring(workers, act, wait_seconds=WAIT_SECONDS, before=lambda ring: None):
+def in_ring(workers, act, wait_seconds=WAIT_SECONDS, before=lambda ring: None, encrypted=False):
     """What each worker's act gives, by rank."""
+    identities = [make_identity() if encrypted else None for _ in range(workers)]
+    known = [one and one.fingerprint for one in identities]
     with (
         free_addresses(workers) as addresses,
         ExitStack() as stack,
         ThreadPoolExecutor(workers) as threads,
     ):
-        rings = [stack.enter_context(Ring(rank, addresses, TOKEN)) for rank in range(workers)]
+        rings = [
+            stack.enter_context(
+                Ring(rank, addresses, TOKEN, identities[rank], known[(rank + 1) % workers])
+            )
+            for rank in range(workers)
+        ]
 
         def work(ring):
             before(ring)
@@ -41,10 +49,11 @@ def in_ring(workers, act, wait_seconds=WAIT_SECONDS, before=lambda ring: None):
         return list(threads.map(work, rings))
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("workers", [2, 3, 5])
-def test_every_worker_has_the_same_sum_to_the_last_bit(workers):
+def test_every_worker_has_the_same_sum_to_the_last_bit(workers, encrypted):
     noise = np.random.default_rng(7).normal(size=(workers, 3, 1001)).astype(np.float32)
-    sums = in_ring(workers, lambda ring: ring.sum(noise[ring.rank]))
+    sums = in_ring(workers, lambda ring: ring.sum(noise[ring.rank]), encrypted=encrypted)
     np.testing.assert_allclose(sums[0], noise.sum(0), rtol=1e-4, atol=1e-5)
     assert {one.tobytes() for one in sums} == {sums[0].tobytes()}
     assert sums[0].shape == (3, 1001)
@@ -60,10 +69,14 @@ def test_arrays_smaller_than_the_ring_are_added_up_too(workers, elements):
     assert all(np.array_equal(one, expected) for one in sums)
 
 
-def test_arrays_larger_than_what_the_system_holds_for_a_connection(workers=2):
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_arrays_larger_than_what_the_system_holds_for_a_connection(encrypted):
     size = 20 * BLOCK_ELEMENTS + 3
-    sums = in_ring(workers, lambda ring: ring.sum(np.full(size, ring.rank + 1, np.float32)))
-    assert all((one == 3).all() for one in sums)
+
+    def add_up(ring):
+        return ring.sum(np.full(size, ring.rank + 1, np.float32))
+
+    assert all((one == 3).all() for one in in_ring(2, add_up, encrypted=encrypted))
 
 
 @settings(max_examples=10)
@@ -76,6 +89,29 @@ def test_what_is_gathered_stands_by_rank(lengths):
     for one in in_ring(len(lengths), gather):
         assert one.dtype == np.int64
         np.testing.assert_array_equal(one, expected)
+
+
+def test_no_worker_makes_room_for_more_rows_than_a_step_can_have():
+    def announce_or_gather(ring):
+        if ring.rank == 1:
+            ring._send(np.frombuffer((1 << 40).to_bytes(8, "big"), np.uint8)).result()
+            return is_told.wait(WAIT_SECONDS)
+        with pytest.raises(ConnectionError, match=r"^the ring to worker 1 .*announces 35184"):
+            ring.gather(np.ones((3, 8), np.float32))
+        is_told.set()
+        return "told"
+
+    is_told = threading.Event()
+    assert in_ring(2, announce_or_gather) == ["told", True]
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_gathering_passes_what_is_encrypted(encrypted):
+    def gather(ring):
+        return ring.gather(np.full((ring.rank, 2), ring.rank, np.int64))
+
+    for one in in_ring(3, gather, encrypted=encrypted):
+        assert one[:, 0].tolist() == [1, 2, 2]
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -13,6 +13,7 @@ from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings.load import parse
+from pipelines.training.control.encryption import make_identity
 from pipelines.training.parameter_server.client import SocketClient
 from pipelines.training.parameter_server.connections import ParameterServer
 from pipelines.training.parameter_server.remote_state import ServedParameters
@@ -89,9 +90,11 @@ def run_of(servers: int) -> TrainingRun:
     )
 
 
-@pytest.fixture
-def connect(folder):
+@pytest.fixture(params=["plain", "encrypted"])
+def connect(folder, request):
     """Starts servers; what is returned gives each worker its way to them."""
+    identity = make_identity() if request.param == "encrypted" else None
+    fingerprint = identity and identity.fingerprint
     with ExitStack() as servers:
 
         def start(count: int):
@@ -99,14 +102,14 @@ def connect(folder):
             for number in range(count):
                 rows = rows_of(number, count)
                 keepers.append(SharedParameters(run, load_checkpoint(folder, 3, rows)))
-                server = ParameterServer(keepers[-1], ("127.0.0.1", 0), TOKEN)
+                server = ParameterServer(keepers[-1], ("127.0.0.1", 0), TOKEN, identity)
                 servers.enter_context(server)
                 addresses.append(server.address)
             task = WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token=TOKEN)
 
             def parts():
                 for store, address in zip(keepers, addresses, strict=True):
-                    line = SocketClient(address, TOKEN, store.forms, 5.0)
+                    line = SocketClient(address, TOKEN, store.forms, 5.0, fingerprint)
                     yield ServedParameters(line, task)
 
             return lambda: ShardedParameters(list(parts()))
@@ -154,7 +157,7 @@ def test_an_unauthenticated_client_is_shown_nothing(connect):
     parameters = connect(2)()
     before, _ = parameters.pull()
     line = parameters._parts[0]._client
-    strange = SocketClient(line.address, "8" * 64, line.forms, 5.0)
+    strange = SocketClient(line.address, "8" * 64, line.forms, 5.0, line.fingerprint)
     task = WorkerTask(run=run_of(2), rank=0, workers=1, monitor=("", 0), token="")
     way = ServedParameters(strange, task)
     with pytest.raises(OSError, match=r"ended|refused|reset|[Bb]roken"):

@@ -18,6 +18,7 @@ from relays import SilentRelay
 
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
+from pipelines.training.control.encryption import Identity, make_identity
 from pipelines.training.control.monitor import Monitor
 from pipelines.training.control.reporter import ABORTED, Reporter
 from pipelines.training.control.watchdog import unheard_seconds
@@ -38,9 +39,9 @@ def short_deadlines(monkeypatch):
     monkeypatch.setattr("pipelines.training.control.monitor.SILENCE_SECONDS", 600.0)
 
 
-def make_monitor(workers: int) -> Monitor:
+def make_monitor(workers: int, identity: Identity | None = None) -> Monitor:
     metrics = StepMetrics(make_run(3), workers, lambda line: None)
-    return Monitor("test", workers, metrics, start_seconds=60, stall_seconds=60)
+    return Monitor("test", workers, metrics, start_seconds=60, stall_seconds=60, identity=identity)
 
 
 def run_native_code(_: Reporter, folder: Path) -> None:
@@ -98,9 +99,10 @@ def work(task: WorkerTask, doing, folder: Path) -> None:
         doing(reporter, folder)
 
 
-def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_path):
+@pytest.mark.parametrize("make", [lambda: None, make_identity], ids=["plain", "encrypted"])
+def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_path, make):
     context = multiprocessing.get_context("fork")
-    with make_monitor(len(DOINGS)) as monitor, SilentRelay(monitor.address) as relay:
+    with make_monitor(len(DOINGS), make()) as monitor, SilentRelay(monitor.address) as relay:
         processes = []
         for rank, doing in enumerate(DOINGS):
             task = WorkerTask(
@@ -109,6 +111,7 @@ def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_pat
                 workers=len(DOINGS),
                 monitor=relay.address,
                 token=monitor.token,
+                fingerprint=monitor.fingerprint,
             )
             processes.append(context.Process(target=work, args=(task, doing, tmp_path)))
         try:
@@ -136,6 +139,11 @@ def test_a_driver_that_waits_for_spark_is_heard(short_deadlines):
     with make_monitor(1) as monitor:
         peer = Peer(monitor, 0)
         peer.send("ready")
+        # The wait locks what a worker is admitted to.
+        deadline = time.monotonic() + 30
+        while not monitor._shared.workers:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         heard = []
 
         def ask_spark() -> None:

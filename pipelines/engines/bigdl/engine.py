@@ -13,7 +13,7 @@ from pipelines.engines.bigdl.jars import SPARK_MAJORS
 from pipelines.engines.conf import ConfRule
 from pipelines.engines.orca.engine import OrcaEngine
 from pipelines.runs.run import TrainingOutcome, TrainingRun
-from pipelines.runs.step_metrics import StepMetrics
+from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config
 
 if TYPE_CHECKING:
@@ -82,6 +82,12 @@ class BigDLEngine(Engine):
     @override
     def check(self, session: SparkSession | None, config: Config) -> None:
         self._chosen(config).check(session, config)
+
+    @override
+    def train(
+        self, session: SparkSession | None, run: TrainingRun, on_metrics: OnMetrics
+    ) -> TrainingOutcome:
+        return self._chosen(run.config).train(session, run, on_metrics)
 
     @override
     def attempt(

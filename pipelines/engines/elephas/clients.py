@@ -31,10 +31,15 @@ class GranuleClient(BaseParameterClient):  # type: ignore[misc] # the library ha
         self._client_class = client_class
 
     def configure(
-        self, address: tuple[str, int], token: str, forms: Mapping[str, Form], seconds: float
+        self,
+        address: tuple[str, int],
+        token: str,
+        forms: Mapping[str, Form],
+        seconds: float,
+        fingerprint: str | None = None,
     ) -> None:
         """Says where the server is; see :class:`Client` for the arguments."""
-        self.connection = self._client_class(address, token, forms, seconds)
+        self.connection = self._client_class(address, token, forms, seconds, fingerprint)
 
     # In place of the library's, which unpickle what arrives.
     def get_parameters(self, request: Request) -> tuple[ResponseHeader, Weights | None]:

@@ -94,14 +94,9 @@ class ElephasEngine(SparkJobEngine):
         # Imports the library, and TensorFlow with it.
         from pipelines.engines.elephas.spark_model import GranuleModel
 
-        run = task.run
+        start = load_checkpoint(task.run.run_folder, task.run.first_step)
         model = GranuleModel(
-            run,
-            load_checkpoint(run.run_folder, run.first_step),
-            host=driver.host,
-            bind=driver.bind,
-            monitor=task.monitor,
-            token=task.token,
+            task, start, host=driver.host, bind=driver.bind, identity=driver.identity
         )
         driver.resources.callback(model.close)
         ranks = driver.ranks(task.workers)

@@ -28,6 +28,7 @@ with quiet_import():
 
 from pipelines.models.weights import Weights
 from pipelines.training.control.authenticated_server import SocketTokenServer, TokenServer
+from pipelines.training.control.encryption import Identity
 from pipelines.training.parameter_server.connections import RequestHandler, answer_connection
 from pipelines.training.parameter_server.messages import Request
 from pipelines.training.parameter_server.updates import Handler, ParameterStore
@@ -41,20 +42,25 @@ class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library ha
 
     handler: RequestHandler
     token: str
+    identity: Identity | None
     server: TokenServer | None = None
 
-    def listen(self, store: ParameterStore, bind: str, token: str) -> None:
+    def listen(
+        self, store: ParameterStore, bind: str, token: str, identity: Identity | None = None
+    ) -> None:
         """Takes a port, and what the library's constructor does not know.
 
         Args:
             store: The parameters.
             bind: Address to listen at.
             token: What every request must show, of ``TOKEN_BYTES`` characters.
+            identity: With which connections are encrypted, if they are.
 
         Raises:
             OSError: There is no such address here.
         """
         self.token = token
+        self.identity = identity
         # The library's copy of the weights, which nothing reads.
         self.master_network = None
         handlers: dict[str, Handler] = {}
@@ -114,6 +120,7 @@ class GranuleHttpServer(GranuleServer):
                 passthrough_errors=True,
                 fd=listening.fileno(),
                 token=f"Bearer {self.token}".encode(),
+                identity=self.identity,
             )
 
     def start_flask_service(self) -> Flask:
@@ -195,7 +202,9 @@ class GranuleSocketServer(GranuleServer):
 
     @override
     def make_server(self, bind: str) -> TokenServer:
-        return SocketTokenServer((bind, 0), self.action_listener, token=self.token)
+        return SocketTokenServer(
+            (bind, 0), self.action_listener, token=self.token, identity=self.identity
+        )
 
     def action_listener(self, conn: socket.socket) -> None:
         """Answers the requests of one connection until it ends."""

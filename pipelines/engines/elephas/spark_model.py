@@ -26,7 +26,8 @@ from pipelines.engines.elephas.model import encoder_model
 from pipelines.engines.elephas.servers import GranuleHttpServer, GranuleSocketServer
 from pipelines.engines.elephas.worker import GranuleWorker
 from pipelines.runs.checkpoint import Checkpoint
-from pipelines.runs.run import TrainingRun
+from pipelines.runs.run import WorkerTask
+from pipelines.training.control.encryption import Identity
 from pipelines.training.parameter_server.client import HttpClient, SocketClient
 from pipelines.training.parameter_server.updates import STORES
 
@@ -70,24 +71,23 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
     Listens from the start, so :meth:`close` must be called in the end.
 
     Args:
+        task: Of rank 0; the others differ by their rank alone.
         checkpoint: The state to begin with.
         host: Address by which the executors reach the driver.
         bind: Address to listen at.
-        monitor: Host and port of the driver's monitor.
-        token: Shows the monitor and the parameter server that a worker belongs to the run.
+        identity: With which connections to the parameter server are encrypted, if they are.
     """
 
     def __init__(
         self,
-        run: TrainingRun,
+        task: WorkerTask,
         checkpoint: Checkpoint,
         *,
         host: str,
         bind: str,
-        monitor: tuple[str, int],
-        token: str,
+        identity: Identity | None,
     ) -> None:
-        training = run.config.training
+        training = task.run.config.training
         super().__init__(
             encoder_model(checkpoint.spec, checkpoint.encoder_weights, training),
             mode=MODES[training.mode],
@@ -97,17 +97,16 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
         )
         # The library's copies of the weights, which nothing reads.
         self.weights = self.serialized_model = None
-        self._run = run
-        self._monitor = monitor
-        self._token = token
+        self._task = task
         self._first = checkpoint
-        self._store = STORES[training.mode](run, checkpoint)
-        self.parameter_server.listen(self._store, bind, token)
+        self._store = STORES[training.mode](task.run, checkpoint)
+        self.parameter_server.listen(self._store, bind, task.token, identity)
         self.client.configure(
             (host, self.parameter_server.port),
-            token,
+            task.token,
             self._store.forms,
             float(training.stall_seconds),
+            task.fingerprint,
         )
 
     def fit(self, rdd: RDD[int], **kwargs: Any) -> None:
@@ -133,9 +132,7 @@ class GranuleModel(AsynchronousSparkModel):  # type: ignore[misc] # the library 
             self.parameter_server.stop()
 
     def _fit(self, rdd: RDD[int], **kwargs: Any) -> None:
-        worker = GranuleWorker(
-            self._master_network.to_json(), self.client, self._run, self._monitor, self._token
-        )
+        worker = GranuleWorker(self._master_network.to_json(), self.client, self._task)
         with self.run_parameter_server():
             rdd.mapPartitions(worker.train).collect()
         trained = self._store.weights()

@@ -7,6 +7,7 @@ optimiser at every turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ with quiet_import():
 
 from pipelines.engines.elephas.clients import GranuleClient
 from pipelines.errors import PipelineError
-from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.runs.run import WorkerTask
 from pipelines.training.asynchronous import train_asynchronously
 from pipelines.training.parameter_server.client import Client, means_server_lost
 from pipelines.training.parameter_server.remote_state import ServedParameters, ServedRounds
@@ -41,18 +42,10 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
     Args:
         json: The model, as Elephas writes it.
         client: Of the parameter server.
-        monitor: Host and port of the driver's monitor.
-        token: Shows the monitor that the worker belongs to the run.
+        task: Of rank 0; the others differ by their rank alone.
     """
 
-    def __init__(
-        self,
-        json: str,
-        client: GranuleClient,
-        run: TrainingRun,
-        monitor: tuple[str, int],
-        token: str,
-    ) -> None:
+    def __init__(self, json: str, client: GranuleClient, task: WorkerTask) -> None:
         super().__init__(
             json=json,
             parameters=None,
@@ -64,9 +57,7 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
             master_metrics=None,
             custom_objects=None,
         )
-        self._run = run
-        self._monitor = monitor
-        self._token = token
+        self._task = task
 
     def train(self, data_iterator: Iterable[int]) -> Iterator[None]:
         """Trains from the first step to the last.
@@ -85,14 +76,8 @@ class GranuleWorker(AsynchronousSparkWorker):  # type: ignore[misc] # the librar
         assert context is not None, "runs in a Spark task"
         if context.attemptNumber() > 0:
             raise PipelineError(f"the task of worker {rank} was lost")
-        task = WorkerTask(
-            run=self._run,
-            rank=rank,
-            workers=self._run.config.training.workers,
-            monitor=self._monitor,
-            token=self._token,
-        )
-        loop, collectives = _LOOPS[self._run.config.training.mode]
+        task = replace(self._task, rank=rank)
+        loop, collectives = _LOOPS[task.run.config.training.mode]
         reach = partial(collectives, self.client.connection, task)
         run_worker(task, reach, loop=loop, means_peer_lost=means_server_lost)
         return iter(())

@@ -44,6 +44,9 @@ class HorovodEngine(SparkJobEngine):
         )
     }
     frameworks = ("tensorflow", "torch")
+    clear_text = (
+        "gradients between the ranks (Gloo or NCCL), and the token and addresses of its rendezvous"
+    )
     options = ("compression",)
     rules = (NO_SPECULATION,)
 

@@ -41,6 +41,7 @@ class OrcaEngine(SparkJobEngine):
         )
     }
     frameworks = ("torch",)
+    clear_text = "gradients between the workers (Gloo), and the addresses in the driver's store"
     libraries = ("torch", "bigdl", "bigdl.orca")
     rules = (*LASTING_WORKERS, NO_GPUS)
     job_name = "Orca's fit"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.engines.tensorflowonspark.registration import node_address
+from pipelines.engines.tensorflowonspark.registration import node_place, own_identity
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives, SingleProcess
@@ -33,6 +33,7 @@ def ring_collectives(
     Raises:
         TimeoutError: Not all workers are there within ``training.start_seconds``.
         OSError: It cannot listen at the port that the library has reserved, or reach the others.
+        PipelineError: Another process is where the next worker should be.
     """
     if task.workers == 1:
         if node.tmp_socket is not None:
@@ -40,9 +41,16 @@ def ring_collectives(
         return SingleProcess()
     # The library numbers nodes that are no workers first.
     first = node.executor_id - task.rank
-    addresses = [node_address(first + rank) for rank in range(task.workers)]
+    places = [node_place(first + rank) for rank in range(task.workers)]
     # At the port that the library still holds, so that no other process can have taken it.
-    ring = afterwards.enter_context(Ring(task.rank, addresses, task.token))
+    ring = Ring(
+        task.rank,
+        [place.address for place in places],
+        task.token,
+        own_identity(),
+        places[(task.rank + 1) % task.workers].fingerprint,
+    )
+    afterwards.enter_context(ring)
     if node.tmp_socket is not None:
         node.release_port()
     training = task.run.config.training

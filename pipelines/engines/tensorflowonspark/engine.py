@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from pipelines.engines.base import Mode, monitor_for
 from pipelines.engines.conf import NO_SPECULATION, ConfRule
-from pipelines.engines.spark_engine import SparkEngine, if_late
+from pipelines.engines.spark_engine import SparkEngine, driver_identity, if_late
 from pipelines.engines.tensorflowonspark import NAME
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
@@ -137,9 +137,17 @@ class TensorFlowOnSparkEngine(SparkEngine):
         stage = resources_in(session, run.config, "train")
         profile = resource_profile(stage)
         spares = max(task_slots(context, profile) - self.executors(run.config), 0) if fed else 0
-        monitor = monitor_for(self.name, run, step_metrics, host, bind, servers=servers + spares)
+        identity = driver_identity(context)
+        monitor = monitor_for(
+            self.name, run, step_metrics, host, bind, servers=servers + spares, identity=identity
+        )
         arguments = NodeArguments(
-            run=run, monitor=monitor.address, token=monitor.token, servers=servers, spares=spares
+            run=run,
+            monitor=monitor.address,
+            token=monitor.token,
+            fingerprint=monitor.fingerprint,
+            servers=servers,
+            spares=spares,
         )
         nodes = run.config.training.workers + servers + spares
         group = f"{NAME}-{uuid.uuid4().hex[:8]}"
@@ -149,7 +157,7 @@ class TensorFlowOnSparkEngine(SparkEngine):
             with (
                 reasons_of_losses(context, monitor.address_of),
                 dedicated_python_workers(context, NAME, self.preloads(run.config)),
-                RegistrationServer(nodes, host, bind, monitor.token) as registration,
+                RegistrationServer(nodes, host, bind, monitor.token, identity) as registration,
                 monitor,
             ):
                 cluster = start_nodes(guarded, arguments, registration)

@@ -42,6 +42,7 @@ class NodeArguments(argparse.Namespace):
     Attributes:
         monitor: Host and port of the driver's monitor.
         token: Shows that a node belongs to the run.
+        fingerprint: Of the driver's certificate; none where the cluster does not encrypt.
         servers: Nodes that hold parameters.
         spares: Nodes that only keep Spark from feeding an executor that has no worker.
     """
@@ -49,6 +50,7 @@ class NodeArguments(argparse.Namespace):
     run: TrainingRun
     monitor: tuple[str, int]
     token: str
+    fingerprint: str | None
     servers: int
     spares: int
 
@@ -56,7 +58,7 @@ class NodeArguments(argparse.Namespace):
         # The library asks for `num_gpus` first thing on a node, before it registers, and before
         # it looks at the manager that an earlier run left in this Python worker; one that has
         # ended must be forgotten, or the look fails.
-        join_run(self.token)
+        join_run(self.token, self.fingerprint)
         manager = TFSparkNode.TFSparkNode.mgr
         if manager is not None:
             try:
@@ -89,6 +91,7 @@ def _task(arguments: NodeArguments, node: TFSparkNode.TFNodeContext, rank: int) 
         workers=node.num_workers,
         monitor=arguments.monitor,
         token=arguments.token,
+        fingerprint=arguments.fingerprint,
     )
 
 

@@ -2,7 +2,8 @@
 
 The library's server listens at every address of the driver, is unauthenticated, unpickles whatever
 is sent, and tells where the nodes are and with what key their queues are reached. Here a connection
-begins with the token of the run, and messages are Python literals.
+begins with the token of the run, and messages are Python literals. Where the cluster encrypts, a
+node registers the fingerprint of a certificate of its own, which the others know it by.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.quiet import quiet_import
 from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
+from pipelines.training.control.encryption import Identity, connect, make_identity
 from pipelines.training.parameter_server.messages import ReadInto, read_exactly
 
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
@@ -31,8 +34,25 @@ _LENGTH = struct.Struct("!I")
 _library_server = reservation.Server
 _library_manager = TFManager.start
 _patching = threading.Lock()
-# Of a node: host and port of every node, once all have registered.
-_addresses: dict[int, tuple[str, int]] = {}
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Where a node of the run is.
+
+    Attributes:
+        address: Host and port. The host is not the library's, which is that of the route to the
+            public internet.
+        fingerprint: Of its certificate; none where connections are not encrypted.
+    """
+
+    address: tuple[str, int]
+    fingerprint: str | None
+
+
+# Of a node: every node of the run, once all have registered.
+_places: dict[int, NodePlace] = {}
+_own_identity: Identity | None = None
 
 
 @contextmanager
@@ -65,12 +85,16 @@ class RegistrationServer(reservation.Server):  # type: ignore[misc] # the librar
         count: How many nodes there will be.
         host: Address by which the executors reach the driver.
         bind: Address to listen at.
+        token: Of the run.
+        identity: With which connections are encrypted, if they are.
     """
 
-    def __init__(self, count: int, host: str, bind: str, token: str) -> None:
+    def __init__(
+        self, count: int, host: str, bind: str, token: str, identity: Identity | None = None
+    ) -> None:
         super().__init__(count)
         self._host = host
-        self._server = SocketTokenServer((bind, 0), self._attend, token=token)
+        self._server = SocketTokenServer((bind, 0), self._attend, token=token, identity=identity)
         self._answers: dict[str, Callable[[Any], Any]] = {
             "REG": self.reservations.add,
             "QUERY": lambda _: self.reservations.done(),
@@ -106,21 +130,34 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
 
     Args:
         server_addr: Host and port of the server.
+        token: Of the run.
+        fingerprint: Of the server's certificate; none where connections are not encrypted.
     """
 
-    def __init__(self, server_addr: tuple[str, int], token: str) -> None:
+    def __init__(
+        self, server_addr: tuple[str, int], token: str, fingerprint: str | None = None
+    ) -> None:
         self.server_addr = server_addr
-        self.sock = socket.create_connection(server_addr, CONNECT_SECONDS)
+        self._encrypts = fingerprint is not None
+        self.sock = connect(server_addr, CONNECT_SECONDS, fingerprint)
         self.sock.sendall(token.encode())
 
     def register(self, reservation: dict[str, Any]) -> Any:
         """Registers a node, with the address by which it has reached the driver."""
-        return super().register(reservation | {"address": self.sock.getsockname()[0]})
+        global _own_identity  # noqa: PLW0603 - the library hands nothing from here to the node
+        _own_identity = make_identity() if self._encrypts else None
+        known = {
+            "address": self.sock.getsockname()[0],
+            "fingerprint": _own_identity and _own_identity.fingerprint,
+        }
+        return super().register(reservation | known)
 
     def get_reservations(self) -> list[dict[str, Any]]:
         """The nodes that have registered."""
         nodes: list[dict[str, Any]] = super().get_reservations()
-        _addresses.update({one["executor_id"]: (one["address"], one["port"]) for one in nodes})
+        for one in nodes:
+            address = (one["address"], one["port"])
+            _places[one["executor_id"]] = NodePlace(address, one["fingerprint"])
         return nodes
 
     def _request(self, msg_type: str, msg_data: Any = None) -> Any:
@@ -128,18 +165,28 @@ class RegistrationClient(reservation.Client):  # type: ignore[misc] # the librar
         return _receive(self.sock.recv_into)
 
 
-def join_run(token: str) -> None:
-    """Has the library of this process register with a run. Runs on an executor."""
-    reservation.Client = lambda address: RegistrationClient(address, token)
+def join_run(token: str, fingerprint: str | None = None) -> None:
+    """Has the library of this process register with a run. Runs on an executor.
+
+    Args:
+        token: Of the run.
+        fingerprint: Of the driver's certificate; none where connections are not encrypted.
+    """
+    reservation.Client = lambda address: RegistrationClient(address, token, fingerprint)
     TFManager.start = _start_local_manager
 
 
-def node_address(number: int) -> tuple[str, int]:
-    """Host and port of a node, for the others. Runs on an executor, when all have registered.
+def node_place(number: int) -> NodePlace:
+    """Where a node is, for the others. Runs on an executor, when all have registered."""
+    return _places[number]
 
-    The host is not the library's, which is that of the route to the public internet.
+
+def own_identity() -> Identity | None:
+    """What this node's server encrypts with, if it does. Runs on an executor.
+
+    It was made when the node registered, in this process or in one that this one was forked from.
     """
-    return _addresses[number]
+    return _own_identity
 
 
 def _start_local_manager(authkey: bytes, queues: list[str], mode: str = "local") -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from pipelines.engines.tensorflowonspark.registration import node_address
+from pipelines.engines.tensorflowonspark.registration import node_place, own_identity
 from pipelines.runs.checkpoint import load_checkpoint, load_shapes
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.parameter_server.client import SocketClient
@@ -38,7 +38,7 @@ def parameter_server(
     store = SharedParameters(run, load_checkpoint(run.run_folder, run.first_step, rows))
     # At the port that the library still holds, which it does at every address: no other process
     # can have taken it.
-    server = ParameterServer(store, node_address(node.executor_id), token)
+    server = ParameterServer(store, node_place(node.executor_id).address, token, own_identity())
     if node.tmp_socket is not None:
         node.release_port()
     return server
@@ -59,12 +59,14 @@ def sharded_parameters(task: WorkerTask, node: TFSparkNode.TFNodeContext) -> Sha
     parts = []
     for server in range(training.parameter_servers):
         own = shard_shapes(shapes, server, training.parameter_servers)
+        # The library numbers what it takes for parameter servers first.
+        place = node_place(server)
         client = SocketClient(
-            # The library numbers what it takes for parameter servers first.
-            node_address(server),
+            place.address,
             task.token,
             forms(training.mode, own),
             float(training.stall_seconds),
+            place.fingerprint,
         )
         parts.append(ServedParameters(client, task))
         _await(parts[-1], client.address, deadline, training.start_seconds)

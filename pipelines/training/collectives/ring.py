@@ -11,6 +11,7 @@ Journal of Parallel and Distributed Computing 69 (2009). Runs on executors.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
+from pipelines.training.control.encryption import Identity, connect
 from pipelines.training.parameter_server.messages import fill, read_exactly
 
 PAUSE_SECONDS = 0.1
@@ -30,6 +32,9 @@ BROKEN = "the ring to worker"
 """Part of every error of a broken ring; still there when a framework has wrapped the error."""
 # What is received before it is added: it stays in the processor's cache.
 BLOCK_ELEMENTS = 1 << 18
+# What another worker gathers is much like one's own: each has its part of the same step.
+MOST_TIMES = 64
+ALWAYS_BYTES = 1 << 24
 _NUMBER = struct.Struct("!Q")
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -44,19 +49,31 @@ class Ring:
         rank: Number of this worker.
         addresses: Host and port of every worker, by rank; two at least.
         token: Of the run.
+        identity: With which the connection of the worker before is encrypted, if it is.
+        next_fingerprint: Of the next worker's certificate, if connections are encrypted.
 
     Raises:
         OSError: It cannot listen at its address.
     """
 
-    def __init__(self, rank: int, addresses: Sequence[tuple[str, int]], token: str) -> None:
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        token: str,
+        identity: Identity | None = None,
+        next_fingerprint: str | None = None,
+    ) -> None:
         self.rank = rank
         self.workers = len(addresses)
         self._addresses = addresses
         self._token = token
         self._arrived: Future[socket.socket] = Future()
         self._left = threading.Event()
-        self._server = SocketTokenServer(addresses[rank], self._attend, token=token)
+        self._next_fingerprint = next_fingerprint
+        self._server = SocketTokenServer(
+            addresses[rank], self._attend, token=token, identity=identity
+        )
         # A thread sends: if all workers first sent and then received, all would wait for ever.
         self._sender = ThreadPoolExecutor(1, "ring-sender")
         self._next: socket.socket | None = None
@@ -83,6 +100,7 @@ class Ring:
         Raises:
             TimeoutError: One is not there in time.
             OSError: One cannot be reached, or has left again.
+            PipelineError: Another process is where the next worker should be.
         """
         deadline = time.monotonic() + start_seconds
         self._next = self._reach((self.rank + 1) % self.workers, deadline)
@@ -140,13 +158,26 @@ class Ring:
         for hop in range(self.workers - 1):
             part = parts[(self.rank - hop) % self.workers]
             sent = self._send(np.frombuffer(_NUMBER.pack(len(part)), np.uint8), part)
-            rows = np.empty(_NUMBER.size, np.uint8)
-            self._receive(rows)
-            arrived = np.empty((*_NUMBER.unpack(rows.tobytes()), *own.shape[1:]), own.dtype)
+            arrived = self._rows_like(own)
             self._receive(arrived)
             parts[(self.rank - hop - 1) % self.workers] = arrived
             sent.result()
         return np.concatenate([parts[rank] for rank in range(self.workers)])
+
+    def _rows_like(self, own: Array) -> Array:
+        """An array for the rows that the worker before announces; they are like one's own.
+
+        Raises:
+            ConnectionError: There are so many that they cannot be of this step.
+        """
+        announced = np.empty(_NUMBER.size, np.uint8)
+        self._receive(announced)
+        (rows,) = _NUMBER.unpack(announced.tobytes())
+        size = rows * math.prod(own.shape[1:]) * own.itemsize
+        if size > max(MOST_TIMES * own.nbytes, ALWAYS_BYTES):
+            before = (self.rank - 1) % self.workers
+            raise ConnectionError(f"{BROKEN} {before} broke (it announces {size} bytes)")
+        return np.empty((rows, *own.shape[1:]), own.dtype)
 
     def _reduce(self, parts: Sequence[Array]) -> None:
         """Makes the part of this worker's number the sum; what the others hold then is of no use.
@@ -197,7 +228,7 @@ class Ring:
         while True:
             left = deadline - time.monotonic()
             try:
-                return socket.create_connection(self._addresses[rank], timeout=max(left, 0.001))
+                return connect(self._addresses[rank], max(left, 0.001), self._next_fingerprint)
             except ConnectionRefusedError:
                 time.sleep(PAUSE_SECONDS)
             except TimeoutError:

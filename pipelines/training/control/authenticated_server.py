@@ -1,7 +1,8 @@
 """Connections of a server of the run: authentication, its limits, and the end of them all.
 
 The server listens at an address that others may reach. A connection that has not sent the token
-of the run is unauthenticated: of these there may be few, for a few seconds each.
+of the run is unauthenticated: of these there may be few, for a few seconds each. Where the cluster
+encrypts, a connection shakes hands by TLS first, in the same seconds and on its own thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from pipelines.training.control.encryption import Identity
+from pipelines.training.control.tls_socket import TlsSocket
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +41,17 @@ class TokenServer(socketserver.TCPServer):
     Args:
         arguments: Of the server.
         token: Of the run.
+        identity: With which connections are encrypted, if they are.
         settings: Of the server, by name.
     """
 
     daemon_threads = True
 
-    def __init__(self, *arguments: Any, token: bytes, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, token: bytes, identity: Identity | None = None, **settings: Any
+    ) -> None:
         self._token = token
+        self._identity = identity
         self._guard = threading.Lock()
         self._unauthenticated: dict[socket.socket, float] = {}
         self._connections: dict[socket.socket, threading.Thread] = {}
@@ -80,6 +88,11 @@ class TokenServer(socketserver.TCPServer):
         with self._guard:
             self._unauthenticated.pop(connection, None)
         return True
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection; nothing is read from it yet, and nothing sent."""
+        request, address = super().get_request()
+        return request if self._identity is None else self._identity.guard(request), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serves a new connection on a thread."""
@@ -119,6 +132,9 @@ class TokenServer(socketserver.TCPServer):
     def _attend(self, request: socket.socket, client_address: Any) -> None:
         try:
             if not self._ending:
+                if isinstance(request, TlsSocket):
+                    # The server's loop ends the wait for it with that for the token.
+                    request.shake_hands()
                 self.finish_request(request, client_address)
         except Exception:  # noqa: BLE001 - as socketserver does: it ends this connection alone
             self.handle_error(request, client_address)
@@ -140,6 +156,7 @@ class SocketTokenServer(TokenServer):
         address: Address and port to listen at; port 0 is the system's choice.
         attend: Serves a connection until it ends.
         token: Of the run.
+        identity: With which connections are encrypted, if they are.
     """
 
     allow_reuse_address = True
@@ -151,9 +168,10 @@ class SocketTokenServer(TokenServer):
         attend: Callable[[socket.socket], None],
         *,
         token: str,
+        identity: Identity | None = None,
     ) -> None:
         self.attend = attend
-        super().__init__(address, _Connection, token=token.encode())
+        super().__init__(address, _Connection, token=token.encode(), identity=identity)
 
 
 class _Connection(socketserver.BaseRequestHandler):

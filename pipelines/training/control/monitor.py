@@ -17,9 +17,10 @@ from typing import Any
 
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome
-from pipelines.runs.step_metrics import StepMetrics, StepRecord
+from pipelines.runs.step_metrics import StepMetrics
 from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
 from pipelines.training.control.blame import find_verdict
+from pipelines.training.control.encryption import Identity
 from pipelines.training.control.monitored import (
     HANDLERS,
     MonitoredWorker,
@@ -27,6 +28,7 @@ from pipelines.training.control.monitored import (
     has_unread,
     is_lost,
     peer_address,
+    read_record,
 )
 from pipelines.training.control.reporter import HEARTBEAT_SECONDS, PRESENT, SAVE
 
@@ -39,6 +41,8 @@ FAREWELL_SECONDS = 20.0
 """How long a run waits for a checkpoint when a worker is told to end: clusters kill after 30 s."""
 CHECK_SECONDS = 1.0
 MAX_LINE_BYTES = 64 * 2**20
+_NOT_UNDERSTOOD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What a message of another form leads to, wherever it is looked at first."""
 
 
 class Monitor:
@@ -57,6 +61,7 @@ class Monitor:
         servers: How many further processes to expect, of the ranks after the workers': the run
             needs them until its end, but does not wait for them to be done.
         saves_when_asked: Whether the workers write a checkpoint when they are asked to.
+        identity: With which the connections are encrypted, if they are.
     """
 
     def __init__(
@@ -71,8 +76,10 @@ class Monitor:
         stall_seconds: float,
         servers: int = 0,
         saves_when_asked: bool = False,
+        identity: Identity | None = None,
     ) -> None:
         self.token = secrets.token_hex(TOKEN_BYTES // 2)
+        self.fingerprint = None if identity is None else identity.fingerprint
         self._engine = engine
         self._workers = workers
         self._expected = workers + servers
@@ -88,7 +95,9 @@ class Monitor:
             target=self._send_heartbeats, name="heartbeat", daemon=True
         )
         self._all_ready: float | None = None
-        self._server = SocketTokenServer((bind or host, 0), self._serve_worker, token=self.token)
+        self._server = SocketTokenServer(
+            (bind or host, 0), self._serve_worker, token=self.token, identity=identity
+        )
         self.address: tuple[str, int] = (host, self._server.server_address[1])
 
     def __enter__(self) -> Monitor:
@@ -264,7 +273,7 @@ class Monitor:
         except OSError as error:
             if worker is not None:
                 worker.broken = f"its connection to the driver broke ({error})"
-        except (ValueError, KeyError) as error:
+        except _NOT_UNDERSTOOD as error:
             if worker is not None:
                 worker.failure = f"the driver cannot understand it ({error!r})"
         finally:
@@ -325,14 +334,13 @@ class Monitor:
             self._shared.broken = error
 
     def _add_records(self, worker: MonitoredWorker, records: list[dict[str, Any]]) -> None:
+        # Before the metrics are told: one of another form is the worker's fault, not theirs.
+        made = [read_record(record, worker) for record in records]
         with self._telling_listener():
-            for record in records:
+            for record in made:
                 if self._closing:
                     return  # Other workers may be making this step again.
-                # A worker counts from its own beginning, the metrics from the first worker's.
-                seconds = record["seconds"] + worker.behind
-                known = {"seconds": seconds, "rank": worker.rank}
-                self._step_metrics.add(StepRecord(**record | known))
+                self._step_metrics.add(record)
 
     def _send_heartbeats(self) -> None:
         """Sends the workers a heartbeat every few seconds, until the run ends."""

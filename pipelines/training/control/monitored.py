@@ -7,8 +7,17 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_type_hints
+
+from pipelines.runs.step_metrics import StepRecord
+
+_KINDS = {
+    # JSON has one kind of number: a float may arrive without its point.
+    name: kind | int if isinstance(0.0, kind) else kind
+    for name, kind in get_type_hints(StepRecord).items()
+}
+_MOST = 2**31
 
 
 @dataclass
@@ -89,6 +98,24 @@ def has_unread(connection: socket.socket) -> bool:
 def is_lost(worker: MonitoredWorker) -> bool:
     """Whether a worker has failed, or is gone before it was done."""
     return worker.failure is not None or (worker.closed and not worker.done)
+
+
+def read_record(record: dict[str, Any], worker: MonitoredWorker) -> StepRecord:
+    """The record of a step that a worker has sent, on the clock of the first worker.
+
+    Raises:
+        TypeError: It has other fields, or values of other types.
+        ValueError: A number is not one that a step can have.
+    """
+    made = StepRecord(**record)
+    for name, kind in _KINDS.items():
+        value = getattr(made, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} of a step is {value!r}")
+        if isinstance(value, int) and abs(value) >= _MOST:
+            raise ValueError(f"{name} of a step is {value}")
+    # A worker counts from its own beginning, the metrics from the first worker's.
+    return replace(made, seconds=made.seconds + worker.behind, rank=worker.rank)
 
 
 def _on_ready(worker: MonitoredWorker, _: dict[str, Any]) -> None:

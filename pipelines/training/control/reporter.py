@@ -25,6 +25,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepRecord
 from pipelines.spark.errors import complete_line
 from pipelines.training.control.authenticated_server import UNHEARD_SECONDS, detect_cut_connection
+from pipelines.training.control.encryption import connect
 from pipelines.training.control.memory_failure import memory_failure
 from pipelines.training.control.watchdog import LOOK_SECONDS, Watchdog
 
@@ -60,11 +61,12 @@ class Reporter:
 
     Raises:
         OSError: The driver cannot be reached.
+        PipelineError: Another process is where the driver should be.
     """
 
     def __init__(self, task: WorkerTask) -> None:
         self._task = task
-        self._socket = socket.create_connection(task.monitor, timeout=CONNECT_SECONDS)
+        self._socket = connect(task.monitor, CONNECT_SECONDS, task.fingerprint)
         self._socket.settimeout(None)
         detect_cut_connection(self._socket)
         self._sending = threading.Lock()
@@ -200,13 +202,17 @@ class Reporter:
         poll, received, silent = select.poll(), b"", 0.0
         poll.register(self._socket, select.POLLIN)
         while silent < UNHEARD_SECONDS:
-            began = time.monotonic()
-            if not poll.poll(1000 * LOOK_SECONDS):
+            try:
+                data = self._socket.recv(4096, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                # Only then: of what is encrypted, the system does not know all that is there.
+                began = time.monotonic()
+                poll.poll(1000 * LOOK_SECONDS)
                 # No more than that, since the whole host may have been suspended.
                 silent += min(time.monotonic() - began, 2 * LOOK_SECONDS)
                 continue
             silent = 0.0
-            if not (data := self._socket.recv(4096)):
+            if not data:
                 break
             *messages, received = (received + data).split(b"\n")
             for message in messages:
@@ -228,10 +234,11 @@ def report_lost(task: WorkerTask, cause: str) -> None:
 
     Raises:
         OSError: The driver cannot be reached; the run is over.
+        PipelineError: Another process is where the driver should be.
     """
     hello = {"kind": "hello", "token": task.token, "rank": task.rank}
     hello |= {"host": socket.gethostname(), "lane": task.first_lane}
     died = {"kind": "died", "cause": cause}
-    with socket.create_connection(task.monitor, timeout=CONNECT_SECONDS) as connection:
+    with connect(task.monitor, CONNECT_SECONDS, task.fingerprint) as connection:
         connection.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in (hello, died)))
         connection.shutdown(socket.SHUT_WR)

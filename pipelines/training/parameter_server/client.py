@@ -9,7 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from pipelines.models.weights import Weights
+from pipelines.training.control.encryption import connect
 from pipelines.training.parameter_server.messages import (
     ACCEPTED,
     LENGTH,
@@ -41,15 +44,22 @@ class Client(ABC):
         token: Of the run.
         forms: The requests that the server knows.
         seconds: The longest that a request may wait for the server.
+        fingerprint: Of the server's certificate; none where connections are not encrypted.
     """
 
     def __init__(
-        self, address: tuple[str, int], token: str, forms: Mapping[str, Form], seconds: float
+        self,
+        address: tuple[str, int],
+        token: str,
+        forms: Mapping[str, Form],
+        seconds: float,
+        fingerprint: str | None = None,
     ) -> None:
         self.address = address
         self.token = token
         self.forms = forms
         self.seconds = seconds
+        self.fingerprint = fingerprint
         self._connection: Any = None
 
     def ask(
@@ -67,6 +77,7 @@ class Client(ABC):
 
         Raises:
             OSError: The server cannot be reached, or the connection ended.
+            PipelineError: Another process is where the server should be.
             ValueError: The response has another form.
         """
         form = self.forms[name]
@@ -101,7 +112,7 @@ class HttpClient(Client):
     ) -> tuple[int, ReadInto]:
         """See :class:`Client`."""
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(*self.address, timeout=self.seconds)
+            self._connection = _HttpConnection(self)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Length": str(size)}
         self._connection.request("POST", f"/{name}", chunks, headers)
         response = self._connection.getresponse()
@@ -118,7 +129,7 @@ class SocketClient(Client):
     ) -> tuple[int, ReadInto]:
         """See :class:`Client`."""
         if self._connection is None:
-            self._connection = socket.create_connection(self.address, timeout=self.seconds)
+            self._connection = connect(self.address, self.seconds, self.fingerprint)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connection.sendall(self.token.encode())
         self._connection.sendall(self.forms[name].letter + LENGTH.pack(size))
@@ -128,3 +139,17 @@ class SocketClient(Client):
         if read_exactly(readinto, 1) != ACCEPTED:
             raise ConnectionError(f"{_REFUSED} `{name}`")
         return LENGTH.unpack(read_exactly(readinto, LENGTH.size))[0], readinto
+
+
+class _HttpConnection(http.client.HTTPConnection):
+    """Connects as every client of the run does, again too: http.client would not encrypt then."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(*client.address)
+        self._client = client
+
+    @override
+    def connect(self) -> None:
+        client = self._client
+        self.sock = connect(client.address, client.seconds, client.fingerprint)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -13,6 +13,7 @@ from pipelines.training.control.authenticated_server import (
     SocketTokenServer,
     TokenServer,
 )
+from pipelines.training.control.encryption import Identity
 from pipelines.training.parameter_server.messages import (
     ACCEPTED,
     LENGTH,
@@ -109,19 +110,26 @@ class ParameterServer:
         store: The parameters.
         address: Address and port to listen at.
         token: Of the run, of ``TOKEN_BYTES`` characters.
+        identity: With which connections are encrypted, if they are.
 
     Raises:
         OSError: It cannot listen there.
     """
 
-    def __init__(self, store: ParameterStore, address: tuple[str, int], token: str) -> None:
+    def __init__(
+        self,
+        store: ParameterStore,
+        address: tuple[str, int],
+        token: str,
+        identity: Identity | None = None,
+    ) -> None:
         self._lock = threading.Lock()
         handlers = {
             name: self._locked(handler)
             for name, handler in {**store.reading, **store.writing}.items()
         }
         self._handler = RequestHandler(store.forms, handlers)
-        self._server = SocketTokenServer(address, self._attend, token=token)
+        self._server = SocketTokenServer(address, self._attend, token=token, identity=identity)
         self.address = (address[0], self._server.server_address[1])
 
     def __enter__(self) -> ParameterServer:
