@@ -76,7 +76,7 @@ def train_with_dllib(
     graph, criterion = training_graph(context, state.spec, run)
     graph.classes.Runs.workers(training.workers, replicas(training))
     with (
-        states_in(run.run_folder, run.attempt, training.workers) as states,
+        states_in(run.run_folder, training.workers) as states,
         listening(context, graph.classes) as heartbeats,
     ):
         recorder = StepRecorder(run, graph, states, step_metrics, on_step)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.errors import InputError
+from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.frameworks.dllib import Graph, flattened, unflattened
@@ -56,25 +57,25 @@ class States:
 
 
 @contextmanager
-def states_in(run_folder: Location, attempt: int, workers: int) -> Iterator[States]:
+def states_in(run_folder: Location, workers: int) -> Iterator[States]:
     """A folder for the states, which is deleted in the end.
 
+    Its name is another one each time: executors of an earlier attempt on the run, whose driver is
+    gone, may end the step that they are in, and must not write its state where this one's is looked
+    for. What a driver that died has left is swept when the run is gone on with, by any engine.
+
     Args:
-        attempt: On the run. Executors of an earlier one, whose driver is gone, may end the step
-            that they are in, and must not write its state where this attempt's is looked for.
         workers: How many slices of the state there are.
     """
-    folder = RunFolder(run_folder).checkpoints / f".bigdl-{attempt}.part"
-    if not isinstance(folder, Path):
+    checkpoints = RunFolder(run_folder).checkpoints
+    if not isinstance(checkpoints, Path):
         raise InputError(
             "run.folder",
             f"{run_folder} is in an object store, and BigDL's own layers exchange their states "
             "by files",
             "name a folder that the driver and all executors see, or choose another engine",
         )
-    # What a driver that died has left behind.
-    for left in folder.parent.glob(".bigdl*.part"):
-        shutil.rmtree(left, ignore_errors=True)
+    folder = storage.aside_name(checkpoints / "bigdl", ".part")
     folder.mkdir(parents=True)
     try:
         yield States(folder, workers)
