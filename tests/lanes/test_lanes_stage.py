@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,6 +23,7 @@ from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.settings import Config
 from pipelines.settings.load import parse
+from pipelines.tokens.summary import TokenSummary
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,19 @@ def write_tokens(folder: Path, examples: list[Example]) -> None:
     parquet.mkdir(parents=True)
     pq.write_table(table.slice(0, len(examples) // 3), parquet / "part-0.parquet")
     pq.write_table(table.slice(len(examples) // 3), parquet / "part-1.parquet")
-    told = {"vocabulary": 900, "max_length": 40, "examples": len(examples)}
-    told["negatives"] = len(examples[0].negatives)
-    told["columns"] = ["positive", *([] if none else ["negatives", "candidate_scores"])]
-    storage.write_json(folder / "tokens" / "manifest.json", told)
+    summary = TokenSummary(
+        examples=len(examples),
+        texts=len(examples) * (2 + len(examples[0].negatives)),
+        tokens=sum(lengths),
+        max_length=40,
+        cut=0,
+        dropped=0,
+        vocabulary=900,
+        negatives=len(examples[0].negatives),
+        columns=("positive", *(() if none else ("negatives", "candidate_scores"))),
+        prompts={},
+    )
+    storage.write_json(folder / "tokens" / "manifest.json", asdict(summary))
     counted = {"lengths": sorted(Counter(lengths).items())}
     storage.write_json(folder / "tokens" / "lengths.json", counted)
 
