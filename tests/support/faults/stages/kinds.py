@@ -48,6 +48,8 @@ def settings_of(disk: Path, texts: Path) -> Config:
         "embedding": {
             "inputs": (str(texts),),
             "format": "jsonl",
+            # A table remembers where its model was, which is another place here.
+            "model": str(disk / RUN / "model"),
             "output": str(disk / EMBEDDED),
             "part_rows": PART_ROWS,
         },
