@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pipelines.errors import PipelineError
 from pipelines.settings import Config
+from pipelines.spark.task_places import name_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -185,5 +186,5 @@ def _hosts(context: SparkContext, stage: SparkStageInfo) -> str:
     store = context._jsc.sc().statusStore()
     tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
     each = [tasks.apply(number) for number in range(tasks.size())]
-    hosts = sorted({task.host() for task in each if task.status() == "RUNNING"})
+    hosts = sorted({name_of(str(task.host())) for task in each if task.status() == "RUNNING"})
     return f" and others run on {', '.join(hosts)}" if hosts else ""
