@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from monitor_peer import Peer, end
 from mutations import EXAMPLES, damaged, fuzzed
 from planned_runs import make_run
+from served_registration import registration
 from served_strangers import (
     HELLO_SECONDS,
     PATIENCE_SECONDS,
@@ -121,7 +122,12 @@ def ring() -> Iterator[Served]:
         yield Served(addresses[0], TOKEN.encode(), talk, check)
 
 
-SERVERS = {"monitor": monitor, "parameter server": parameter_server, "ring": ring}
+SERVERS = {
+    "monitor": monitor,
+    "parameter server": parameter_server,
+    "registration": registration,
+    "ring": ring,
+}
 
 
 @pytest.fixture(params=SERVERS)
@@ -148,7 +154,7 @@ def test_strangers_that_say_too_little_are_closed_in_time(served, monkeypatch):
     served.check()
 
 
-def test_a_crowd_of_silent_strangers_keeps_no_worker_out(served):
+def test_a_crowd_of_silent_strangers_keeps_nobody_else_out(served):
     with crowd(served):
         served.check()
 
@@ -178,6 +184,15 @@ def is_no_message(line: bytes) -> bool:
 
 NO_MESSAGES = damaged(json.dumps({"kind": "saved", "step": 3}).encode()) | st.binary(max_size=60)
 UNKNOWN = st.text(max_size=9).map(lambda kind: json.dumps({"kind": f"{kind}?"}).encode())
+
+
+@pytest.mark.parametrize("hello", [b'{"token": "a", "rank": Infinity}', b"[" * 4000, b"1"])
+def test_a_hello_of_another_form_is_refused_without_an_error(hello, caplog):
+    caplog.set_level("DEBUG")
+    with monitor() as served:
+        assert answer(served.address, hello + b"\n") == b""
+        served.check()
+    assert "broke" not in caplog.text
 
 
 def test_a_worker_that_cannot_be_understood_is_named():

@@ -20,7 +20,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.training.control.encryption import Identity, make_identity
 from pipelines.training.control.monitor import Monitor
-from pipelines.training.control.reporter import ABORTED, Reporter
+from pipelines.training.control.reporter import ABORTED, LONGEST_MESSAGE, Reporter
 from pipelines.training.control.watchdog import unheard_seconds
 
 pytestmark = pytest.mark.slow
@@ -132,6 +132,26 @@ def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_pat
             for process in processes:
                 process.kill()
                 process.join(10)
+
+
+def test_a_worker_ends_whose_driver_speaks_without_an_end():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        task = WorkerTask(
+            run=make_run(3), rank=0, workers=1, monitor=server.getsockname(), token="a"
+        )
+        worker = multiprocessing.get_context("fork").Process(
+            target=work, args=(task, wait_for_a_peer, Path())
+        )
+        worker.start()
+        try:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(2 * LONGEST_MESSAGE * b"a")
+                worker.join(30)
+                assert worker.exitcode == ABORTED
+        finally:
+            worker.kill()
+            worker.join(10)
 
 
 def test_a_driver_that_waits_for_spark_is_heard(short_deadlines):

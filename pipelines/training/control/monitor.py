@@ -41,7 +41,14 @@ FAREWELL_SECONDS = 20.0
 """How long a run waits for a checkpoint when a worker is told to end: clusters kill after 30 s."""
 CHECK_SECONDS = 1.0
 MAX_LINE_BYTES = 64 * 2**20
-_NOT_UNDERSTOOD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_NOT_UNDERSTOOD = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)
 """What a message of another form leads to, wherever it is looked at first."""
 
 
@@ -288,7 +295,7 @@ class Monitor:
             introduction = json.loads(line)
             token, rank = str(introduction["token"]), int(introduction["rank"])
             host, lane = str(introduction["host"]), int(introduction["lane"])
-        except (ValueError, KeyError, TypeError):
+        except _NOT_UNDERSTOOD:
             return None
         if not self._server.authenticate(connection, token.encode("utf-8", "replace")):
             return None

@@ -41,6 +41,8 @@ PRESENT = b"here"
 """The driver's heartbeat, while a run goes on."""
 SAVE = b"save"
 """The driver asks for a checkpoint: a machine is about to be taken away."""
+LONGEST_MESSAGE = 64
+"""Bytes; the driver's messages are words."""
 
 
 class Reporter:
@@ -220,6 +222,8 @@ class Reporter:
                     self.save_asked.set()
                 elif message != PRESENT:
                     return message
+            if len(received) > LONGEST_MESSAGE:
+                break  # This is not the driver.
         return b""
 
 

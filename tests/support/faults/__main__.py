@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 from hosts import why_not
 
-from faults.cell import Outcome, end_with_parent, run_in_time
+from faults.cell import end_with_parent, run_in_time
 from faults.disk import why_no_disk
 from faults.job import make_prepared
 from faults.matrix import all_cells, chosen_cells, covering_cells
+from faults.outcome import Outcome
 from faults.page import read_outcomes, write_page
 
 RESULTS = Path("docs/faults.jsonl")

@@ -10,7 +10,7 @@ import subprocess
 import time
 import traceback
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,47 +24,17 @@ from faults.disk import made_disk
 from faults.injection import FAULTS, Fault, Scene
 from faults.matrix import CASES, Cell
 from faults.moments import EVALUATION, Watched, wait_for
+from faults.outcome import PROMISED_SECONDS, Outcome, judge_end, wait_for_none_left
 from faults.processes import WATCHDOG, leftovers
 from pipelines.models.folder import read_encoder
 from pipelines.runs.attempts import accepted_checkpoints
 from pipelines.runs.checkpoint import load_checkpoint, newest_whole_checkpoint
 
-PROMISED_SECONDS = 60.0
-"""In which an error is found, and in which nothing is left of a job."""
 PR_SET_PDEATHSIG = 1
-FAREWELL_SECONDS = 15.0
-"""The driver's, which tells its workers to end, stops Spark, and then says what the error was."""
 MOMENT_SECONDS, FINISH_SECONDS, HANG_SECONDS = 240.0, 600.0, 240.0
 MORE, STEPS_MADE = 30, 20
 BLAME = r"engine (\S+?)(?:, rank (\d+))?(?:, host (\S+?))?(?:, lane \d+)?: "
 CLOSE = {"rtol": 2e-3, "atol": 2e-4}
-
-
-@dataclass
-class Outcome:
-    """What became of a cell.
-
-    Attributes:
-        cell: See :class:`Cell`.
-        end: `finished`, `goes on` (and was told to end), `error`, `killed` (the driver, on
-            purpose) or `hang`.
-        seconds: From the fault to the end of the driver; infinite stands for none.
-        message: What the error said, in a line.
-        resumed: The step that another run went on from, if one did.
-        failings: What is not as it was promised; empty if all is.
-    """
-
-    case: str
-    fault: str
-    moment: str
-    end: str = ""
-    seconds: float = 0.0
-    message: str = ""
-    resumed: int | None = None
-    failings: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -200,7 +170,9 @@ def _bring_about(setting: Setting, outcome: Outcome) -> None:
         outcome.failings.append(f"hang: no end after {allowed:.0f} s")
         return
     outcome.seconds = round(max(time.monotonic() - began, 0.0), 1)
-    _judge_end(setting, outcome, driver.returncode)
+    judge_end(fault, driver.returncode, setting.said(), outcome)
+    if outcome.end == "error":
+        _judge_blame(setting, outcome)
 
 
 def _tell_to_end(driver: subprocess.Popen[bytes]) -> None:
@@ -210,31 +182,6 @@ def _tell_to_end(driver: subprocess.Popen[bytes]) -> None:
             if "pipelines.cli" in " ".join(one.cmdline()) and one.name().startswith("python"):
                 one.terminate()
     driver.wait(PROMISED_SECONDS)
-
-
-def _judge_end(setting: Setting, outcome: Outcome, code: int) -> None:
-    """What the driver ended with."""
-    fault, said = setting.fault, setting.said()
-    if code == 0:
-        outcome.end = "finished"
-        return
-    if fault.ends_driver:
-        outcome.end = "killed"
-        return
-    outcome.end = "error"
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    outcome.message = errors[-1][len("error: ") :] if errors else said[-200:]
-    if outcome.seconds > PROMISED_SECONDS + FAREWELL_SECONDS:
-        outcome.failings.append(f"late: after {outcome.seconds:.0f} s")
-    if fault.finishes:
-        outcome.failings.append("it should have finished")
-    if len(errors) != 1:
-        outcome.failings.append(f"{len(errors)} errors")
-    if "Traceback" in said or "\tat " in said:
-        outcome.failings.append("a stack trace")
-    if fault.cause and not re.search(fault.cause, outcome.message):
-        outcome.failings.append(f"the cause is not told ({fault.cause})")
-    _judge_blame(setting, outcome)
 
 
 def _judge_blame(setting: Setting, outcome: Outcome) -> None:
@@ -263,9 +210,7 @@ def _is_before_ranks(setting: Setting) -> bool:
 
 
 def _look_for_leftovers(setting: Setting, outcome: Outcome) -> None:
-    """Waits until nothing of the job runs; what does after a minute is a failing."""
     hosts = setting.cluster.hosts
-    deadline = time.monotonic() + PROMISED_SECONDS
 
     def left() -> list[str]:
         found = [line for host in hosts for line in leftovers(host)]
@@ -274,9 +219,7 @@ def _look_for_leftovers(setting: Setting, outcome: Outcome) -> None:
             return [line for line in found if line.endswith(WATCHDOG)]
         return found
 
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    outcome.failings.extend(f"left after a minute: {line}" for line in left())
+    wait_for_none_left(left, outcome)
 
 
 def _restore_lanes(setting: Setting) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from faults.cell import Outcome
 from faults.injection import FAULTS
 from faults.matrix import CASES
+from faults.outcome import Outcome
 
 BEGIN, END = "<!-- written by `make faults` -->\n", "<!-- until here -->\n"
 STAGES_BEGIN = "<!-- written by `make faults-of-stages` -->\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
 import time
@@ -16,10 +15,10 @@ from host_cluster import HostCluster, host_cluster
 from hosts import end
 
 from faults import job
-from faults.cell import FAREWELL_SECONDS, PROMISED_SECONDS, Outcome
 from faults.disk import Disk, made_disk
-from faults.injection import FAULTS, GONE_SECONDS, Fault, Scene, send
+from faults.injection import FAULTS, Fault, Scene, send
 from faults.moments import Watched
+from faults.outcome import PROMISED_SECONDS, Outcome, judge_end, wait_for_none_left
 from faults.processes import executors, leftovers, python_workers
 from faults.stages.kinds import EMBEDDED, PREPARED, RUN, SERVED, STAGES, Stage, is_same, settings_of
 from pipelines.settings import Config
@@ -140,7 +139,10 @@ def run_stage_cell(cell: StageCell, materials: Materials, folder: Path) -> Outco
     with ExitStack() as stack:
         disk = stack.enter_context(made_disk(folder / "disk", folder / "disk.image"))
         for name in stage.needs:
-            shutil.copytree(materials.folder / name, disk.folder / name, symlinks=True)
+            unmade = shutil.ignore_patterns(*stage.makes)
+            shutil.copytree(
+                materials.folder / name, disk.folder / name, symlinks=True, ignore=unmade
+            )
         cluster = stack.enter_context(host_cluster(folder, cores=2, seen=[materials.texts.parent]))
         config = settings_of(disk.folder, materials.texts)
         log = folder / "driver.log"
@@ -191,7 +193,7 @@ def _bring_about(stage: Stage, fault: Fault, scene: Scene, outcome: Outcome) -> 
         outcome.end = "hang"
         outcome.failings.append(f"hang: no end after {allowed:.0f} s")
         return
-    _judge_end(fault, driver.returncode, scene.watched.log.read_text(), outcome)
+    judge_end(fault, driver.returncode, scene.watched.log.read_text(), outcome, STALL_SECONDS)
 
 
 def _has_begun(stage: Stage, scene: Scene) -> bool:
@@ -205,39 +207,12 @@ def _has_begun(stage: Stage, scene: Scene) -> bool:
     return False
 
 
-def _judge_end(fault: Fault, code: int, said: str, outcome: Outcome) -> None:
-    if code == 0:
-        outcome.end = "finished"
-        return
-    if fault.ends_driver:
-        outcome.end = "killed"
-        return
-    outcome.end = "error"
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    outcome.message = errors[-1][len("error: ") :] if errors else said[-200:]
-    if fault.finishes:
-        outcome.failings.append("it should have finished")
-    if outcome.seconds > PROMISED_SECONDS + FAREWELL_SECONDS + STALL_SECONDS:
-        outcome.failings.append(f"late: after {outcome.seconds:.0f} s")
-    if len(errors) != 1:
-        outcome.failings.append(f"{len(errors)} errors")
-    if "Traceback" in said or "\tat " in said:
-        outcome.failings.append("a stack trace")
-    if fault.cause and not re.search(fault.cause, outcome.message):
-        outcome.failings.append(f"the cause is not told ({fault.cause})")
-
-
 def _look_for_leftovers(fault: Fault, cluster: HostCluster, outcome: Outcome) -> None:
     if fault.cuts:
         return  # Spark's own processes wait for Spark's own deadlines there.
-    deadline = time.monotonic() + GONE_SECONDS
-
-    def left() -> list[str]:
-        return [line for host in cluster.hosts for line in leftovers(host)]
-
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    outcome.failings.extend(f"left after a minute: {line}" for line in left())
+    wait_for_none_left(
+        lambda: [line for host in cluster.hosts for line in leftovers(host)], outcome
+    )
 
 
 def _check_again(

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from corpus_factory import small_config
 
+from pipelines.search.index import INDEX_FOLDER
 from pipelines.settings import Config
 
 PREPARED, RUN, EMBEDDED, SERVED = "prepared", "run", "embedded", "served"
@@ -31,12 +32,14 @@ class Stage:
         needs: Folders that must be there, made by the stages before.
         result: What it has made, by the folder of its disk and what it said, as plain values.
         tasks: Whether Spark's executors work for it.
+        makes: Names of what it makes in folders that it needs, which a cell begins without.
     """
 
     arguments: Sequence[str]
     needs: Sequence[str]
     result: Callable[[Path, str], object]
     tasks: bool = True
+    makes: Sequence[str] = ()
 
 
 def settings_of(disk: Path, texts: Path) -> Config:
@@ -91,7 +94,12 @@ STAGES = {
     "prepare": Stage(("prepare",), (), _lanes),
     "evaluate": Stage(("evaluate",), (PREPARED, RUN), _figures),
     "embed": Stage(("embed",), (RUN,), _vectors),
-    "search": Stage(("search", "--query", QUERY, "--index", "-k", "3"), (RUN, EMBEDDED), _hits),
+    "search": Stage(
+        ("search", "--query", QUERY, "--index", "-k", "3"),
+        (RUN, EMBEDDED),
+        _hits,
+        makes=(INDEX_FOLDER,),
+    ),
     "promote": Stage(("promote",), (PREPARED, RUN), _served, tasks=False),
 }
 """In the order in which they need one another."""
