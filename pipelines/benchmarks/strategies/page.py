@@ -1,0 +1,146 @@
+"""The page of a comparison: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipelines.benchmarks.strategies import advice as rule
+from pipelines.benchmarks.strategies.advice import Summary, efficiency
+from pipelines.benchmarks.strategies.strategy import PAPER
+from pipelines.report.page_parts import Bar, Chart, bar, duration, per_cent, render, whole
+from pipelines.report.style import RUNS
+from pipelines.report.svg_charts import Curve, chart
+
+if TYPE_CHECKING:
+    from pipelines.benchmarks.strategies.results import Results
+
+TEMPLATE = "strategies.html"
+CURVES = len(RUNS)
+CONCLUDED = (
+    "The paper, with GPT-2 in PyTorch on GPUs, concludes that distributed parameter servers with "
+    "mixed precision are the fastest on one node, and Horovod with mixed precision the most robust "
+    "on one or several."
+)
+
+
+def strategies_page(results: Results) -> str:
+    """The page as HTML."""
+    from pipelines.benchmarks.strategies.results import COLUMNS, told
+
+    fastest = max(results.summaries, key=lambda one: one.examples_per_second)
+    rows = results.rows()
+    return render(
+        TEMPLATE,
+        {
+            "name": "Strategies compared",
+            "kind": "comparison of strategies",
+            "sentence": "The same lanes, seed and examples a step, in turn on this machine",
+            "scores": [],
+            "tiles": {
+                "strategies": len({one.strategy for one in results.summaries}),
+                "trainings": len(results.readings),
+                f"examples/s, {fastest.strategy}": whole(fastest.examples_per_second),
+            },
+            "advice": results.advice,
+            "rule": _rule(),
+            "rates": rate_bars(results.summaries),
+            "charts": _charts(results),
+            "paper": paper_lines(results),
+            "source": PAPER,
+            "concluded": CONCLUDED,
+            "columns": COLUMNS.values(),
+            "rows": [[told(name, row[name]) for name in COLUMNS] for row in rows],
+            "moment": duration(results.equal_time()),
+            "missing": results.missing,
+        },
+    )
+
+
+def _rule() -> str:
+    """As the module has it that applies it."""
+    text = inspect.cleandoc(rule.__doc__ or "").split("\n\n", 1)[1]
+    for name in ("LOSS_ROOM", "RATE_ROOM", "PAYS", "TRAVELS"):
+        value = getattr(rule, name)
+        shown = f"{value:g}" if name == "PAYS" else f"{100 * value:.0f} %"
+        text = text.replace(f":data:`{name}`", shown)
+    return " ".join(text.split())
+
+
+def rate_bars(found: Sequence[Summary]) -> dict[str, list[Bar]]:
+    """The rates by number of workers, the fastest first."""
+    most = max(one.examples_per_second for one in found)
+    shares = efficiency(found)
+    bars: dict[str, list[Bar]] = {}
+    for workers in sorted({one.workers for one in found}):
+        own = [one for one in found if one.workers == workers]
+        own.sort(key=lambda one: -one.examples_per_second)
+        title = "One worker" if workers == 1 else f"{workers} workers"
+        bars[title] = [_bar(one, most, shares) for one in own]
+    return bars
+
+
+def _bar(one: Summary, most: float, shares: Mapping[tuple[str, int], float]) -> Bar:
+    drawn = bar(one.strategy, 0, one.examples_per_second / most)
+    share = shares.get((one.strategy, one.workers))
+    told = "" if share is None or one.workers == 1 else per_cent(share)
+    return Bar("kept", drawn.name, whole(one.examples_per_second), told, drawn.left, drawn.width)
+
+
+def _charts(results: Results) -> list[Chart]:
+    """Losses over examples and over time, of the fastest strategies."""
+    chosen = drawn_strategies(results.summaries)
+    by_examples, by_time = [], []
+    for one, colour in zip(chosen, RUNS, strict=False):
+        curve = results.of(one)[-1].curve
+        losses = _smooth([loss for _, _, loss in curve])
+        behind = len(curve) - len(losses)
+        name = f"{one.strategy}, {one.workers}"
+        examples = [float(count) for count, _, _ in curve[behind:]]
+        seconds = [second for _, second, _ in curve[behind:]]
+        by_examples.append(Curve(losses, colour, name, steps=examples))
+        by_time.append(Curve(losses, colour, name, steps=seconds))
+    return [
+        Chart("Loss after examples", _drawn("Loss after examples", by_examples, "examples")),
+        Chart("Loss after seconds", _drawn("Loss after seconds", by_time, "seconds")),
+    ]
+
+
+def drawn_strategies(found: Sequence[Summary]) -> list[Summary]:
+    """The fastest ones, each with the number of workers that it is fastest with."""
+    best: dict[str, Summary] = {}
+    for one in sorted(found, key=lambda one: -one.examples_per_second):
+        best.setdefault(one.strategy, one)
+    return [*best.values()][:CURVES]
+
+
+def _smooth(losses: Sequence[float]) -> list[float]:
+    """Means of a tenth of the steps: those of single steps are of other batches each."""
+    window = max(1, len(losses) // 10)
+    return [float(one) for one in np.convolve(losses, np.ones(window) / window, "valid")]
+
+
+def _drawn(name: str, curves: Sequence[Curve], axis: str) -> str:
+    places = curves[0].steps or ()
+    return chart(name, places, curves, size=(5.2, 3.2), from_zero=False, axis=axis)
+
+
+def paper_lines(results: Results) -> list[dict[str, Any]]:
+    """The strategies of the paper, each with the number of workers that it is fastest with."""
+    own = [one for one in results.summaries if results.strategies[one.strategy].paper]
+    best: dict[str, Summary] = {}
+    for one in sorted(own, key=lambda one: -one.examples_per_second):
+        best.setdefault(one.strategy, one)
+    return [
+        {
+            "there": results.strategies[one.strategy].paper,
+            "here": one.strategy,
+            "workers": one.workers,
+            "rate": whole(one.examples_per_second),
+            "place": place,
+        }
+        for place, one in enumerate(best.values(), start=1)
+    ]
