@@ -46,6 +46,7 @@ class Reading:
             where too few steps were seen.
         arithmetic: Seconds of arithmetic of a step, one for each worker and step; empty where an
             engine cannot tell them.
+        exchange: The same of communication.
         curve: Examples, seconds since the first step began, and loss, step by step.
         figures: By set and metric, after the training; empty unless it was evaluated.
     """
@@ -62,6 +63,7 @@ class Reading:
     communication: float | None = None
     bytes_per_step: float | None = None
     arithmetic: tuple[float, ...] = ()
+    exchange: tuple[float, ...] = ()
     curve: tuple[tuple[int, float, float], ...] = ()
     figures: Mapping[str, Any] | None = None
 
@@ -77,7 +79,8 @@ class Reading:
 
 def reading_of(told: Mapping[str, Any]) -> Reading:
     """A reading from its JSON."""
-    lists = {"curve": tuple(map(tuple, told["curve"])), "arithmetic": tuple(told["arithmetic"])}
+    lists = {name: tuple(told[name]) for name in ("arithmetic", "exchange")}
+    lists["curve"] = tuple(map(tuple, told["curve"]))
     return Reading(**{**told, **lists})
 
 
@@ -201,12 +204,14 @@ def read_trial(
         tokens_per_second=statistics.fmean(per_example) * rate,
         examples_per_cpu_second=per_step * len(settled) / cpu if cpu else None,
         communication=statistics.fmean(shares) if len(shares) == len(settled) else None,
-        arithmetic=tuple(
-            worker["arithmetic"]
-            for line in settled
-            for worker in line["workers"]
-            if "arithmetic" in worker
-        ),
+        arithmetic=_parts(settled, "arithmetic"),
+        exchange=_parts(settled, "communication"),
         curve=tuple((per_step * line["step"], line["seconds"], line["loss"]) for line in lines),
         **told,
     )
+
+
+def _parts(lines: Sequence[Mapping[str, Any]], part: str) -> tuple[float, ...]:
+    """Seconds of a part of each worker's time, step by step, the workers in order."""
+    workers = [worker for line in lines for worker in line["workers"]]
+    return tuple(worker[part] for worker in workers if part in worker)
