@@ -9,10 +9,10 @@ The rule, in its order:
    with any number of workers. One that is at most :data:`RATE_ROOM` slower is as fast; among those
    that are as fast the one with fewer workers wins, then the one that stands first in the list of
    strategies, which begins with what needs least.
-3. More workers than one pay if the winner makes at least :data:`PAYS` times the examples per second
-   of the fastest strategy that has one.
-4. If numbers travel for more than :data:`TRAVELS` of the winner's time, more workers on the same
-   network will not pay for long.
+3. If it has several workers, and makes less than :data:`PAYS` times the examples per second of the
+   fastest strategy that has one, that one is to be taken: more workers hardly pay.
+4. If numbers travel for more than :data:`TRAVELS` of its time, more workers on the same network
+   will not pay for long.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ def advice(found: Sequence[Summary]) -> list[str]:
     if not found:
         return []
     counts = [one for one in found if _learns(one, found)]
-    winner = _winner(counts)
-    sentences = [
-        f"Take {winner.strategy} with {_workers(winner.workers)}: "
-        f"{winner.examples_per_second:,.0f} examples/s."
-    ]
+    fastest = _winner(counts)
     alone = [one for one in counts if one.workers == 1]
-    if alone:
-        sentences.append(_pays(winner, _winner(alone)))
-    if winner.communication is not None and winner.communication > TRAVELS:
+    taken = _winner(alone) if alone and not _pays(fastest, alone) else fastest
+    sentences = [
+        f"Take {taken.strategy} with {_workers(taken.workers)}: "
+        f"{taken.examples_per_second:,.0f} examples/s."
+    ]
+    sentences += _compared(taken, fastest, alone)
+    if taken.communication is not None and taken.communication > TRAVELS:
         sentences.append(
-            f"Its workers spend {100 * winner.communication:.0f} % of their time on communication: "
+            f"Its workers spend {100 * taken.communication:.0f} % of their time on communication: "
             "on this network more of them will not pay for long."
         )
     slow = [one for one in found if one not in counts]
@@ -122,14 +122,29 @@ def _winner(found: Sequence[Summary]) -> Summary:
     return min(as_fast, key=lambda one: one.workers)
 
 
-def _pays(winner: Summary, alone: Summary) -> str:
-    ratio = winner.examples_per_second / alone.examples_per_second
-    if winner.workers == 1:
-        return "More workers do not pay here."
-    told = f"{ratio:.2f} times the {alone.examples_per_second:,.0f} of {alone.strategy} with one"
-    if ratio < PAYS:
-        return f"That is {told}, so more workers hardly pay here."
-    return f"That is {told}, an efficiency of {100 * ratio / winner.workers:.0f} %."
+def _pays(one: Summary, alone: Sequence[Summary]) -> bool:
+    """Whether it is faster by far than all that have one worker."""
+    return one.examples_per_second >= PAYS * _winner(alone).examples_per_second
+
+
+def _compared(taken: Summary, fastest: Summary, alone: Sequence[Summary]) -> list[str]:
+    """What more workers bring, against one."""
+    if not alone:
+        return []
+    single = _winner(alone)
+    ratio = fastest.examples_per_second / single.examples_per_second
+    if fastest.workers == 1:
+        return ["More workers are no faster here."]
+    if taken is fastest:
+        share = 100 * ratio / fastest.workers
+        return [
+            f"That is {ratio:.2f} times the {single.examples_per_second:,.0f} of {single.strategy} "
+            f"with one, {share:.0f} % of as many times as there are workers."
+        ]
+    return [
+        f"{fastest.strategy} with {_workers(fastest.workers)} makes {ratio:.2f} times that: more "
+        "workers hardly pay here."
+    ]
 
 
 def _workers(count: int) -> str:

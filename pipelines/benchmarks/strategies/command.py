@@ -15,6 +15,7 @@ from rich.console import Console
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.strategies.advice import advice, summaries
 from pipelines.benchmarks.strategies.arithmetic import matrix_rate, products
+from pipelines.benchmarks.strategies.projection import projections
 from pipelines.benchmarks.strategies.record import Record
 from pipelines.benchmarks.strategies.results import Results, write_results
 from pipelines.benchmarks.strategies.strategy import (
@@ -147,6 +148,11 @@ class _Comparison:
         )
 
     @property
+    def step_examples(self) -> int:
+        """Examples of a step."""
+        return self.manifest.granule * self.config.training.granules_per_step
+
+    @property
     def text_tokens(self) -> float:
         """Tokens of a text, on average."""
         sides = 1 + self.manifest.paired + self.manifest.negatives
@@ -215,6 +221,7 @@ def _round(
                         strategy.name,
                         number,
                         Path(place),
+                        step_examples=comparison.step_examples,
                         evaluated=is_last or (strategy.is_alone and number == rounds - 1),
                     )
                 )
@@ -232,13 +239,20 @@ def _told(
     if not readings:
         raise PipelineError("no training has succeeded; the errors are above")
     found = summaries(readings)
+    strategies = {one.name: one for one in comparison.strategies}
     results = Results(
         readings=readings,
         summaries=found,
-        strategies={one.name: one for one in comparison.strategies},
+        strategies=strategies,
         rates=_rates(comparison),
         spec=comparison.spec,
         text_tokens=comparison.text_tokens,
+        projections=projections(
+            readings,
+            strategies,
+            comparison.step_examples,
+            comparison.config.training.round_steps,
+        ),
         advice=advice(found),
         missing=failed,
     )

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from pipelines.benchmarks.strategies import advice as rule
 from pipelines.benchmarks.strategies.advice import Summary, efficiency
+from pipelines.benchmarks.strategies.projection import COUNTS, NETWORKS, TOLD, Projection
 from pipelines.benchmarks.strategies.strategy import PAPER
 from pipelines.report.page_parts import Bar, Chart, bar, duration, per_cent, render, whole
+from pipelines.report.readings import Readings, Series
 from pipelines.report.style import RUNS
 from pipelines.report.svg_charts import Curve, chart
+from pipelines.report.svg_pictures import picture_of, whole_tick
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from pipelines.benchmarks.strategies.results import Results
 
 TEMPLATE = "strategies.html"
@@ -46,9 +53,20 @@ def strategies_page(results: Results) -> str:
                 f"examples/s, {fastest.strategy}": whole(fastest.examples_per_second),
             },
             "advice": results.advice,
-            "rule": _rule(),
+            "rule": rule_points(),
             "rates": rate_bars(results.summaries),
             "charts": _charts(results),
+            "scale": scale_charts(results.projections),
+            "told": TOLD,
+            "projections": [
+                {
+                    "name": one.strategy,
+                    "network": one.network,
+                    "rates": [whole(one.rates[count]) for count in TOLD],
+                    "until": _until(one),
+                }
+                for one in results.projections
+            ],
             "paper": paper_lines(results),
             "source": PAPER,
             "concluded": CONCLUDED,
@@ -60,14 +78,14 @@ def strategies_page(results: Results) -> str:
     )
 
 
-def _rule() -> str:
-    """As the module has it that applies it."""
-    text = inspect.cleandoc(rule.__doc__ or "").split("\n\n", 1)[1]
+def rule_points() -> list[str]:
+    """The points of the rule of advice, as the module has them that applies it."""
+    text = inspect.cleandoc(rule.__doc__ or "")
     for name in ("LOSS_ROOM", "RATE_ROOM", "PAYS", "TRAVELS"):
         value = getattr(rule, name)
         shown = f"{value:g}" if name == "PAYS" else f"{100 * value:.0f} %"
         text = text.replace(f":data:`{name}`", shown)
-    return " ".join(text.split())
+    return [" ".join(point.split()) for point in re.split(r"\n\d\. ", text)[1:]]
 
 
 def rate_bars(found: Sequence[Summary]) -> dict[str, list[Bar]]:
@@ -126,6 +144,44 @@ def _smooth(losses: Sequence[float]) -> list[float]:
 def _drawn(name: str, curves: Sequence[Curve], axis: str) -> str:
     places = curves[0].steps or ()
     return chart(name, places, curves, size=(5.2, 3.2), from_zero=False, axis=axis)
+
+
+def _until(one: Projection) -> str:
+    return f"more than {one.pays_until}" if one.pays_until == max(COUNTS) else str(one.pays_until)
+
+
+def scale_charts(found: Sequence[Projection]) -> list[Chart]:
+    """Predicted rates over numbers of workers, a picture for each network."""
+    return [
+        Chart(network, _scale_picture(network, own))
+        for network in NETWORKS
+        if (own := [one for one in found if one.network == network])
+    ]
+
+
+def _scale_picture(network: str, found: Sequence[Projection]) -> str:
+    best = sorted(found, key=lambda one: -one.rates[max(COUNTS)])[:CURVES]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for one, colour in zip(best, RUNS, strict=False):
+            rates = [one.rates[count] for count in COUNTS]
+            axes.plot(COUNTS, rates, color=colour, label=one.strategy, linewidth=1.8)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(COUNTS[::3], [str(count) for count in COUNTS[::3]])
+        axes.yaxis.set_major_formatter(FuncFormatter(whole_tick))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("workers")
+        axes.set_ylabel("examples/s")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
+
+    series = [
+        Series(one.strategy, colour, COUNTS, [one.rates[count] for count in COUNTS])
+        for one, colour in zip(best, RUNS, strict=False)
+    ]
+    readings = Readings("workers", series, marked=False)
+    return picture_of(f"Predicted rates, {network}", (5.2, 3.6), draw, readings)
 
 
 def paper_lines(results: Results) -> list[dict[str, Any]]:

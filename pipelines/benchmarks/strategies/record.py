@@ -10,6 +10,7 @@ from typing import Any
 from pipelines.benchmarks.strategies.trial import Reading, reading_of
 from pipelines.errors import InputError
 from pipelines.files import records, storage
+from pipelines.files.line_log import LineLog
 
 READINGS, COMPARED = "readings.jsonl", "comparison.json"
 
@@ -40,10 +41,15 @@ class Record:
                     "name another folder, or remove it",
                 )
         storage.write_json(known, wanted)
+        self._lines = LineLog(self._path)
+        # What was killed while it wrote has left half a line.
+        self._lines.keep(
+            lambda line: records.read_line(self._path, line.encode(), dict, torn=True) is not None
+        )
 
     def __iter__(self) -> Iterator[Reading]:
         return map(reading_of, records.read_lines(self._path, dict[str, Any], torn=True))
 
     def add(self, reading: Reading) -> None:
         """Keeps a reading at once."""
-        storage.add_line(self._path, json.dumps(reading.as_json()))
+        self._lines.add(json.dumps(reading.as_json()))

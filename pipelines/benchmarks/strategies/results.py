@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pipelines.benchmarks.strategies.advice import Summary, efficiency
 from pipelines.benchmarks.strategies.arithmetic import operations_per_token
+from pipelines.benchmarks.strategies.projection import Projection
 from pipelines.benchmarks.strategies.strategy import Strategy
 from pipelines.benchmarks.strategies.trial import Reading
 from pipelines.files import storage
@@ -70,6 +71,7 @@ class Results:
         rates: Operations per second of a core on matrix products alone, by precision.
         spec: Of the encoder.
         text_tokens: Tokens of a text, on average.
+        projections: What more workers would make.
         advice: What follows, in sentences.
         missing: Why a strategy was left out, by name.
     """
@@ -80,6 +82,7 @@ class Results:
     rates: Mapping[str, float]
     spec: EncoderSpec
     text_tokens: float
+    projections: Sequence[Projection]
     advice: Sequence[str]
     missing: Mapping[str, str]
 
@@ -170,6 +173,15 @@ class Results:
                 for row in self.rows()
             ],
             "matrix_operations_per_second": {k: round(v) for k, v in self.rates.items()},
+            "predicted": [
+                {
+                    "strategy": one.strategy,
+                    "network": one.network,
+                    "examples_per_second": {str(n): round(r, 1) for n, r in one.rates.items()},
+                    "pays_until": one.pays_until,
+                }
+                for one in self.projections
+            ],
             "advice": [*self.advice],
         }
 

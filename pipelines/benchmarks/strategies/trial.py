@@ -120,7 +120,13 @@ def _last_step(run: RunFolder) -> int:
 
 
 def run_trial(
-    config: Config, strategy: str, round_number: int, folder: Path, *, evaluated: bool
+    config: Config,
+    strategy: str,
+    round_number: int,
+    folder: Path,
+    *,
+    step_examples: int,
+    evaluated: bool,
 ) -> Reading:
     """Trains in a folder, which a caller removes.
 
@@ -129,6 +135,7 @@ def run_trial(
         strategy: Its name.
         round_number: Of the comparison.
         folder: For the run and its settings.
+        step_examples: Examples of a step.
         evaluated: Whether the model is evaluated afterwards.
 
     Raises:
@@ -149,9 +156,10 @@ def run_trial(
     lines = [*read_metrics_lines(run.path)]
     return read_trial(
         lines,
-        config,
         usage,
+        step_examples,
         strategy=strategy,
+        workers=config.training.workers,
         round=round_number,
         bytes_per_step=wire.bytes_per_step(settled_step(lines)),
         figures=figures,
@@ -175,38 +183,38 @@ def settled_step(lines: Sequence[Mapping[str, Any]]) -> int:
 
 
 def read_trial(
-    lines: Sequence[Mapping[str, Any]], config: Config, usage: Usage, **told: Any
+    lines: Sequence[Mapping[str, Any]], usage: Usage, step_examples: int, **told: Any
 ) -> Reading:
     """The reading of a run's metrics lines, one for each step.
 
     Args:
         lines: Of ``metrics.jsonl``.
-        config: Of the run.
         usage: Of its processes.
+        step_examples: Examples of a step.
         told: Further fields of the reading.
     """
     settled = lines[settled_step(lines) :]
     before = lines[settled_step(lines) - 1]["seconds"]
     seconds = max(lines[-1]["seconds"] - before, 1e-9)
-    per_step = config.lanes.granule * config.training.granules_per_step
     known = [line["cpu_seconds"] for line in settled if "cpu_seconds" in line]
     cpu = math.fsum(known) if len(known) == len(settled) else 0.0
     shares = [line["communication"] for line in settled if "communication" in line]
-    rate = per_step * len(settled) / seconds
+    rate = step_examples * len(settled) / seconds
     per_example = [line["tokens_per_second"] / line["examples_per_second"] for line in settled]
     return Reading(
-        workers=config.training.workers,
         seconds=usage.seconds,
         cpu_seconds=usage.cpu_seconds,
         own_bytes=usage.own_bytes,
         examples_per_second=rate,
         # All lines are of as many examples.
         tokens_per_second=statistics.fmean(per_example) * rate,
-        examples_per_cpu_second=per_step * len(settled) / cpu if cpu else None,
+        examples_per_cpu_second=step_examples * len(settled) / cpu if cpu else None,
         communication=statistics.fmean(shares) if len(shares) == len(settled) else None,
         arithmetic=_parts(settled, "arithmetic"),
         exchange=_parts(settled, "communication"),
-        curve=tuple((per_step * line["step"], line["seconds"], line["loss"]) for line in lines),
+        curve=tuple(
+            (step_examples * line["step"], line["seconds"], line["loss"]) for line in lines
+        ),
         **told,
     )
 
