@@ -39,6 +39,9 @@ from pipelines.runs.checkpoint import load_checkpoint, newest_whole_checkpoint
 PR_SET_PDEATHSIG = 1
 MOMENT_SECONDS, FINISH_SECONDS, HANG_SECONDS = 240.0, 600.0, 240.0
 MORE, STEPS_MADE = 30, 20
+SPARKS_SECONDS, WAIT_SECONDS = 120.0, 60.0
+"""In which Spark gives up executors that are silent (`spark.network.timeout`), and in which an
+evaluation that has none left gets others (`spark.wait_seconds`)."""
 BLAME = r"engine (\S+?)(?:, rank (\d+))?(?:, host (\S+?))?(?:, lane \d+)?: "
 CLOSE = {"rtol": 2e-3, "atol": 2e-4}
 
@@ -127,6 +130,8 @@ def _begun(cell: Cell, pristine: Path, folder: Path, stack: ExitStack) -> Settin
     steps = job.steps_of(case, cell.moment, finishes=fault.finishes, slow_network=slow_network)
     config = job.settings_of(case, pristine, prepared, disk.folder / "run", steps, cell.moment)
     spark = cluster.settings(case.make().executors(config))
+    if cell.moment == EVALUATION:
+        spark |= {"wait_seconds": f"{WAIT_SECONDS:.0f}"}
     command = job.command_of(config, folder / "job.yaml", cell.moment, spark)
     log = folder / "driver.log"
     driver = cluster.start(command, log)
@@ -176,7 +181,9 @@ def _bring_about(setting: Setting, outcome: Outcome) -> None:
         outcome.failings.append(f"hang: no end after {allowed:.0f} s")
         return
     outcome.seconds = round(max(time.monotonic() - began, 0.0), 1)
-    judge_end(fault, driver.returncode, setting.said(), outcome)
+    evaluates = setting.cell.moment == EVALUATION
+    more = SPARKS_SECONDS + WAIT_SECONDS if evaluates else 0.0
+    judge_end(fault, driver.returncode, setting.said(), outcome, more)
     if outcome.end == "error":
         _judge_blame(setting, outcome)
 
