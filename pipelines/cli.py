@@ -186,6 +186,10 @@ def benchmark(
     workers: Annotated[
         str | None, typer.Option("--workers", help="Of strategies: numbers, with commas.")
     ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", help="Of strategies: encoder, masked, causal, causal-100m."),
+    ] = None,
     output: Annotated[
         str | None,
         typer.Option("--output", help="Of soak and strategies: folder of records and pictures."),
@@ -195,7 +199,13 @@ def benchmark(
 ) -> None:
     """Compare side by side; the last line is a JSON object with the figures."""
     measure = find_benchmark(
-        name, steps=steps, runs=runs, cases=cases, workers=workers, output=output
+        name,
+        steps=steps,
+        runs=runs,
+        cases=cases,
+        workers=workers,
+        workload=workload,
+        output=output,
     )
 
     def measured(found: Config) -> None:

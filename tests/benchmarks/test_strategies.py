@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,10 +29,14 @@ from pipelines.benchmarks.strategies.strategy import (
     worker_counts,
 )
 from pipelines.benchmarks.strategies.trial import Reading, read_trial, reading_of, settled_step
+from pipelines.benchmarks.strategies.workloads import Size, causal, named_workload
 from pipelines.cli import main
 from pipelines.engines import ENGINES
 from pipelines.errors import InputError
+from pipelines.losses import LOSSES
 from pipelines.models.bert.spec import BertSpec
+from pipelines.models.folder import read_encoder
+from pipelines.settings.load import parse
 
 FAST = Network(bandwidth=1e15, latency=0.0)
 
@@ -317,6 +322,39 @@ def test_a_load_gives_again_what_was_measured():
     slowest = sum(max(a, b) for a in (0.5, 0.7) for b in (0.5, 0.7)) / 4
     rate = predicted_rate("all-reduce", found, FAST, 2)
     assert rate == pytest.approx(16 / (slowest + spent), rel=0.05)
+
+
+def test_a_decoder_is_the_same_every_time_and_trains_as_a_language_model(tmp_path):
+    size = Size(1, 16, 2)
+    arrays = []
+    for name in ("one", "other"):
+        config = causal(parse({}), tmp_path / name, size)
+        spec, weights = read_encoder(config.encoder.start)
+        arrays.append(weights)
+        assert config.objective.name == "clm"
+        assert LOSSES.load("clm").reconstruction.check_spec(spec) is None
+    assert all(np.array_equal(one, arrays[1][name]) for name, one in arrays[0].items())
+    # Places and words are looked up, and all words are predicted.
+    weights = 16 * 48 + 16 * 16 + 2 * 16 * 64
+    expected = 6 * (weights + spec.vocabulary * 16) + 12 * 16 * 10
+    assert operations_per_token(spec, 10, predicted=1.0) == expected
+
+
+def test_workloads_change_what_is_trained():
+    asked = parse({"prepared": {"folder": "/p"}})
+    assert named_workload(None)(asked, None) == asked
+    masked = named_workload("masked")(asked, None)
+    assert (masked.objective.name, masked.corpus.pairs) == ("mlm", "single")
+    assert masked.prepared.folder != asked.prepared.folder
+    with pytest.raises(InputError, match=r"--workload: there is no `bert`, one of encoder"):
+        named_workload("bert")
+
+
+def test_what_cannot_train_a_workload_is_told():
+    asked = named_workload("masked")(parse({}), None)
+    known = all_strategies()
+    assert known["torch"].missing(asked) == ""
+    assert "loss mlm has no form for tensorflow" in known["single-server"].missing(asked)
 
 
 @pytest.mark.slow

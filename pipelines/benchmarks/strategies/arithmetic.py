@@ -17,9 +17,12 @@ from typing import Any
 from pipelines.benchmarks.processes import own_environment
 from pipelines.errors import PipelineError
 from pipelines.models.architecture import architecture_of
+from pipelines.models.hf.spec import HfSpec
 from pipelines.models.spec import EncoderSpec
 
 FORWARD_AND_BACK = 6
+_TABLES = ("embed", "wpe.")
+"""In the names of what is looked up; `wpe` are the places of GPT-2."""
 SECONDS = 2.0
 """For which each product is repeated."""
 DEADLINE_SECONDS = 300
@@ -34,20 +37,29 @@ def matrices(spec: EncoderSpec) -> list[tuple[int, int]]:
     return [
         (shape[0], shape[1])
         for name, shape in shapes.items()
-        if len(shape) == 2 and "embed" not in name
+        if len(shape) == 2 and not any(table in name for table in _TABLES)
     ]
 
 
-def operations_per_token(spec: EncoderSpec, text_tokens: float) -> float:
+def operations_per_token(spec: EncoderSpec, text_tokens: float, predicted: float = 0.0) -> float:
     """Floating-point operations of training on one token.
 
     Args:
         spec: Of the encoder.
         text_tokens: Tokens of a text, on average.
+        predicted: Share of the tokens for which words are predicted, from all of the vocabulary.
     """
-    weights = sum(rows * columns for rows, columns in matrices(spec))
-    layers = getattr(spec, "layers", 0)
-    return FORWARD_AND_BACK * (weights + 2 * layers * spec.hidden * text_tokens)
+    weights: float = sum(rows * columns for rows, columns in matrices(spec))
+    weights += predicted * spec.vocabulary * spec.hidden
+    return FORWARD_AND_BACK * (weights + 2 * _layers(spec) * spec.hidden * text_tokens)
+
+
+def _layers(spec: EncoderSpec) -> int:
+    if isinstance(spec, HfSpec):
+        # GPT-2 has another name for it.
+        known = spec.described_config
+        return int(known.get("num_hidden_layers", known.get("n_layer", 0)))
+    return int(getattr(spec, "layers", 0))
 
 
 def products(spec: EncoderSpec, tokens: int) -> list[Product]:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.strategies.advice import advice, summaries
-from pipelines.benchmarks.strategies.arithmetic import matrix_rate, products
+from pipelines.benchmarks.strategies.arithmetic import matrix_rate, operations_per_token, products
 from pipelines.benchmarks.strategies.projection import projections
 from pipelines.benchmarks.strategies.record import Record
 from pipelines.benchmarks.strategies.results import Results, write_results
@@ -24,6 +24,7 @@ from pipelines.benchmarks.strategies.strategy import (
     worker_counts,
 )
 from pipelines.benchmarks.strategies.trial import run_trial
+from pipelines.benchmarks.strategies.workloads import named_workload
 from pipelines.errors import InputError, PipelineError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
@@ -50,6 +51,7 @@ def measure(
     runs: int | None = None,
     cases: str | None = None,
     workers: str | None = None,
+    workload: str | None = None,
     output: str | None = None,
 ) -> dict[str, Any]:
     """Trains by each strategy in turn, for several rounds, and says which to take.
@@ -66,6 +68,8 @@ def measure(
         runs: Rounds; 3 unless given.
         cases: Names of strategies, with commas; all of them by default.
         workers: Numbers of workers, with commas; 1 and 2 by default.
+        workload: `encoder` (what the configuration trains, by default), `masked`, `causal` or
+            `causal-100m`: see :mod:`pipelines.benchmarks.strategies.workloads`.
         output: The folder of the readings and what is made of them; `strategies` by default.
 
     Returns:
@@ -81,6 +85,7 @@ def measure(
         raise InputError("--steps", "there are too few for a rate", f"{FEWEST_STEPS} at least")
     chosen, counts = named_strategies(cases), worker_counts(workers)
     folder = Path(output or DEFAULT_FOLDER).absolute()
+    config = named_workload(workload)(config, folder)
     with stopped_at_the_end():
         config = prepared(config, data)
     comparison = _Comparison.of(config, chosen, counts, steps)
@@ -153,6 +158,18 @@ class _Comparison:
         return self.manifest.granule * self.config.training.granules_per_step
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether held-out pairs can be evaluated."""
+        return self.manifest.paired and self.config.corpus.evaluation_share > 0
+
+    @property
+    def predicted(self) -> float:
+        """Share of the tokens for which words are predicted."""
+        objective = self.config.objective
+        shares = {"clm": 1.0, "mlm": getattr(objective, "mask_ratio", 0.0)}
+        return shares.get(objective.name, 0.0)
+
+    @property
     def text_tokens(self) -> float:
         """Tokens of a text, on average."""
         sides = 1 + self.manifest.paired + self.manifest.negatives
@@ -212,7 +229,7 @@ def _round(
             strategy.name,
             workers,
         )
-        is_last = number == rounds - 1 and workers == max(comparison.counts)
+        is_last = number == rounds - 1 and (strategy.is_alone or workers == max(comparison.counts))
         try:
             with tempfile.TemporaryDirectory(prefix="trial-", dir=folder) as place:
                 record.add(
@@ -222,7 +239,7 @@ def _round(
                         number,
                         Path(place),
                         step_examples=comparison.step_examples,
-                        evaluated=is_last or (strategy.is_alone and number == rounds - 1),
+                        evaluated=is_last and comparison.has_pairs,
                     )
                 )
         except PipelineError as error:
@@ -245,8 +262,9 @@ def _told(
         summaries=found,
         strategies=strategies,
         rates=_rates(comparison),
-        spec=comparison.spec,
-        text_tokens=comparison.text_tokens,
+        operations_per_token=operations_per_token(
+            comparison.spec, comparison.text_tokens, comparison.predicted
+        ),
         projections=projections(
             readings,
             strategies,

@@ -14,12 +14,10 @@ import numpy as np
 from rich.table import Table
 
 from pipelines.benchmarks.strategies.advice import Summary, efficiency
-from pipelines.benchmarks.strategies.arithmetic import operations_per_token
 from pipelines.benchmarks.strategies.projection import Projection
 from pipelines.benchmarks.strategies.strategy import Strategy
 from pipelines.benchmarks.strategies.trial import Reading
 from pipelines.files import storage
-from pipelines.models.spec import EncoderSpec
 
 FIGURE = "ndcg@10"
 SET = "retrieval"
@@ -69,8 +67,7 @@ class Results:
         summaries: Of them, in the order of the strategies.
         strategies: By name.
         rates: Operations per second of a core on matrix products alone, by precision.
-        spec: Of the encoder.
-        text_tokens: Tokens of a text, on average.
+        operations_per_token: Of the training.
         projections: What more workers would make.
         advice: What follows, in sentences.
         missing: Why a strategy was left out, by name.
@@ -80,8 +77,7 @@ class Results:
     summaries: Sequence[Summary]
     strategies: Mapping[str, Strategy]
     rates: Mapping[str, float]
-    spec: EncoderSpec
-    text_tokens: float
+    operations_per_token: float
     projections: Sequence[Projection]
     advice: Sequence[str]
     missing: Mapping[str, str]
@@ -111,7 +107,7 @@ class Results:
         readings = self.of(one)
         tokens = statistics.median(each.tokens_per_second for each in readings)
         rate = self.rates.get(self.strategies[one.strategy].training["precision"])
-        used = tokens * operations_per_token(self.spec, self.text_tokens) / one.workers
+        used = tokens * self.operations_per_token / one.workers
         sent = _median([each.bytes_per_step for each in readings])
         return {
             "strategy": one.strategy,

@@ -9,8 +9,11 @@ from typing import Any
 
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
-from pipelines.errors import EngineUnavailable, InputError
+from pipelines.errors import EngineUnavailable, InputError, PipelineError
+from pipelines.losses import LOSSES
+from pipelines.models.architecture import check_framework
 from pipelines.settings import Config
+from pipelines.tokens.start import start_architecture
 
 PAPER = "Bai 2022, arXiv:2206.06356"
 """Bai, "Modern Distributed Data-Parallel Large-Scale Pre-training Strategies For NLP models", HP3C
@@ -47,9 +50,12 @@ class Strategy:
 
     def missing(self, config: Config) -> str:
         """Why it cannot be measured here; empty if it can."""
+        own = self.configured(config, 1)
         try:
-            load_engine(self.training["engine"]).check_libraries(self.configured(config, 1))
-        except EngineUnavailable as error:
+            load_engine(self.training["engine"]).check_libraries(own)
+            LOSSES.load(own.objective.name).form(own.training.framework)
+            check_framework(start_architecture(own), own)
+        except PipelineError as error:
             return str(error)
         return ""
 
