@@ -17,7 +17,7 @@ from pipelines.benchmarks.strategies.advice import advice, summaries
 from pipelines.benchmarks.strategies.arithmetic import matrix_rate, operations_per_token, products
 from pipelines.benchmarks.strategies.projection import projections
 from pipelines.benchmarks.strategies.record import Record
-from pipelines.benchmarks.strategies.results import Results, write_results
+from pipelines.benchmarks.strategies.results import Results
 from pipelines.benchmarks.strategies.strategy import (
     Strategy,
     named_strategies,
@@ -251,6 +251,9 @@ def _round(
 def _told(
     comparison: _Comparison, record: Record, failed: Mapping[str, str], folder: Path
 ) -> dict[str, Any]:
+    # It draws.
+    from pipelines.benchmarks.strategies.page import write_results
+
     wanted = {(one.name, workers) for one, workers in comparison.trials()}
     readings = [one for one in record if (one.strategy, one.workers) in wanted]
     if not readings:

@@ -1,10 +1,11 @@
-"""The page of a comparison: one HTML file that needs nothing else."""
+"""The files of a comparison; its page is one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from pipelines.benchmarks.strategies import advice as rule
 from pipelines.benchmarks.strategies.advice import Summary, efficiency
 from pipelines.benchmarks.strategies.projection import COUNTS, NETWORKS, TOLD, Projection
+from pipelines.benchmarks.strategies.results import COLUMNS, Results, told
 from pipelines.benchmarks.strategies.strategy import PAPER
+from pipelines.files import storage
 from pipelines.report.page_parts import Bar, Chart, bar, duration, per_cent, render, whole
 from pipelines.report.readings import Readings, Series
 from pipelines.report.style import RUNS
@@ -23,9 +26,8 @@ from pipelines.report.svg_pictures import picture_of, whole_tick
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pipelines.benchmarks.strategies.results import Results
-
 TEMPLATE = "strategies.html"
+CSV, MARKDOWN, PAGE = "strategies.csv", "strategies.md", "strategies.html"
 CURVES = len(RUNS)
 CONCLUDED = (
     "The paper, with GPT-2 in PyTorch on GPUs, concludes that distributed parameter servers with "
@@ -34,10 +36,16 @@ CONCLUDED = (
 )
 
 
+def write_results(results: Results, folder: Path) -> Path:
+    """Writes the table as CSV and Markdown, and the page; returns the path of that."""
+    storage.write_text(folder / CSV, results.comma_separated())
+    storage.write_text(folder / MARKDOWN, results.markdown())
+    storage.write_text(folder / PAGE, strategies_page(results))
+    return folder / PAGE
+
+
 def strategies_page(results: Results) -> str:
     """The page as HTML."""
-    from pipelines.benchmarks.strategies.results import COLUMNS, told
-
     fastest = max(results.summaries, key=lambda one: one.examples_per_second)
     rows = results.rows()
     return render(

@@ -7,7 +7,6 @@ import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,9 @@ from pipelines.benchmarks.strategies.advice import Summary, efficiency
 from pipelines.benchmarks.strategies.projection import Projection
 from pipelines.benchmarks.strategies.strategy import Strategy
 from pipelines.benchmarks.strategies.trial import Reading
-from pipelines.files import storage
 
 FIGURE = "ndcg@10"
 SET = "retrieval"
-CSV, MARKDOWN, PAGE = "strategies.csv", "strategies.md", "strategies.html"
 
 Row = Mapping[str, Any]
 COLUMNS: Mapping[str, str] = {
@@ -234,13 +231,3 @@ def _between(row: Row) -> str:
 
 def _line(cells: Any) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def write_results(results: Results, folder: Path) -> Path:
-    """Writes the table as CSV and Markdown, and the page; returns the path of that."""
-    from pipelines.benchmarks.strategies.page import strategies_page
-
-    storage.write_text(folder / CSV, results.comma_separated())
-    storage.write_text(folder / MARKDOWN, results.markdown())
-    storage.write_text(folder / PAGE, strategies_page(results))
-    return folder / PAGE
