@@ -157,11 +157,11 @@ class _Observed:
 def _observe(leader: int) -> _Observed:
     import psutil
 
-    observed = _Observed()
+    observed, descendants = _Observed(), _descendants(leader)
     for process in psutil.process_iter():
         # A process may end between any two of these lines.
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
-            if os.getsid(process.pid) != leader:
+            if os.getsid(process.pid) != leader and process.pid not in descendants:
                 continue
             times, memory = process.cpu_times(), process.memory_info()
             observed.spent[process.pid, process.create_time()] = times.user + times.system
@@ -169,6 +169,16 @@ def _observe(leader: int) -> _Observed:
             if leader in (process.pid, process.ppid()):
                 observed.driver_bytes += memory.rss
     return observed
+
+
+def _descendants(leader: int) -> set[int]:
+    """Those too that have sessions of their own, as torchrun gives its workers."""
+    import psutil
+
+    try:
+        return {one.pid for one in psutil.Process(leader).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def end_session(leader: int) -> None:

@@ -56,6 +56,7 @@ def load(**told):
 def test_every_engine_and_mode_has_a_strategy_and_none_has_two():
     found = all_strategies().values()
     assert {one.training["engine"] for one in found} == {*ENGINES}
+    found = [one for one in found if not one.is_peer]
     trainings = [tuple(sorted(one.training.items())) for one in found]
     assert len(trainings) == len({*trainings})
 
@@ -180,6 +181,12 @@ def test_there_is_no_advice_without_figures():
     assert advice([]) == []
 
 
+def test_other_trainers_are_told_and_not_advised():
+    told = advice([summary("a", 1, 100)], [summary("peer", 1, 40, 0.1), summary("peer", 2, 80)])
+    assert told[0].startswith("Take a with one worker")
+    assert told[-1] == "peer with 2 workers makes 80: that is 1.25 times as many."
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.floats(1, 999), st.floats(0.1, 9)),
@@ -205,7 +212,7 @@ def test_what_is_taken_was_measured_and_is_never_far_from_the_fastest_that_learn
 
 def test_the_page_tells_the_rule_with_its_numbers():
     points = rule_points()
-    assert len(points) == 4
+    assert len(points) == 5
     assert "at most 5 % above" in points[0]
     assert "1.2 times" in points[2]
     assert not any(":data:" in point for point in points)
@@ -355,6 +362,9 @@ def test_what_cannot_train_a_workload_is_told():
     known = all_strategies()
     assert known["torch"].missing(asked) == ""
     assert "loss mlm has no form for tensorflow" in known["single-server"].missing(asked)
+    assert "objective.name" in known["sentence-transformers"].missing(asked)
+    random = parse({"encoder": {"start": "random"}, "tokens": {"vocabulary": "train"}})
+    assert "encoder.start" in known["sentence-transformers"].missing(random)
 
 
 @pytest.mark.slow

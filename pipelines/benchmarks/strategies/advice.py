@@ -11,7 +11,9 @@ The rule, in its order:
    strategies, which begins with what needs least.
 3. If it has several workers, and makes less than :data:`PAYS` times the examples per second of the
    fastest strategy that has one, that one is to be taken: more workers hardly pay.
-4. If numbers travel for more than :data:`TRAVELS` of its time, more workers on the same network
+4. Other libraries' trainers are not advised, since their losses are of other batches: the fastest
+   of them is told beside what is taken.
+5. If numbers travel for more than :data:`TRAVELS` of its time, more workers on the same network
    will not pay for long.
 """
 
@@ -84,8 +86,13 @@ def _summary(readings: Sequence[Reading]) -> Summary:
     )
 
 
-def advice(found: Sequence[Summary]) -> list[str]:
-    """Sentences that follow from the figures by the rule of this module; none without figures."""
+def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]:
+    """Sentences that follow from the figures by the rule of this module; none without figures.
+
+    Args:
+        found: Of this package's strategies.
+        peers: Of other libraries' trainers.
+    """
     if not found:
         return []
     counts = [one for one in found if _learns(one, found)]
@@ -97,6 +104,13 @@ def advice(found: Sequence[Summary]) -> list[str]:
         f"{taken.examples_per_second:,.0f} examples/s."
     ]
     sentences += _compared(taken, fastest, alone)
+    if peers:
+        peer = max(peers, key=lambda one: one.examples_per_second)
+        ratio = taken.examples_per_second / peer.examples_per_second
+        sentences.append(
+            f"{peer.strategy} with {_workers(peer.workers)} makes "
+            f"{peer.examples_per_second:,.0f}: that is {ratio:.2f} times as many."
+        )
     if taken.communication is not None and taken.communication > TRAVELS:
         sentences.append(
             f"Its workers spend {100 * taken.communication:.0f} % of their time on communication: "

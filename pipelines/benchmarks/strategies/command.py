@@ -7,14 +7,17 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from pipelines.benchmarks.data import prepared
+from pipelines.benchmarks.processes import stage_command
 from pipelines.benchmarks.strategies.advice import advice, summaries
 from pipelines.benchmarks.strategies.arithmetic import matrix_rate, operations_per_token, products
+from pipelines.benchmarks.strategies.peer import peer_command
 from pipelines.benchmarks.strategies.projection import projections
 from pipelines.benchmarks.strategies.record import Record
 from pipelines.benchmarks.strategies.results import Results
@@ -229,6 +232,7 @@ def _round(
             strategy.name,
             workers,
         )
+        command = peer_command if strategy.is_peer else partial(stage_command, "train")
         is_last = number == rounds - 1 and (strategy.is_alone or workers == max(comparison.counts))
         try:
             with tempfile.TemporaryDirectory(prefix="trial-", dir=folder) as place:
@@ -238,8 +242,11 @@ def _round(
                         strategy.name,
                         number,
                         Path(place),
+                        command=peer_command
+                        if strategy.is_peer
+                        else partial(stage_command, "train"),
                         step_examples=comparison.step_examples,
-                        evaluated=is_last and comparison.has_pairs,
+                        evaluated=is_last and comparison.has_pairs and not strategy.is_peer,
                     )
                 )
         except PipelineError as error:
@@ -260,6 +267,7 @@ def _told(
         raise PipelineError("no training has succeeded; the errors are above")
     found = summaries(readings)
     strategies = {one.name: one for one in comparison.strategies}
+    own = [one for one in found if not strategies[one.strategy].is_peer]
     results = Results(
         readings=readings,
         summaries=found,
@@ -274,7 +282,7 @@ def _told(
             comparison.step_examples,
             comparison.config.training.round_steps,
         ),
-        advice=advice(found),
+        advice=advice(own, [one for one in found if one not in own]),
         missing=failed,
     )
     page = write_results(results, folder)

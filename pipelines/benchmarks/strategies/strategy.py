@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.losses import LOSSES
 from pipelines.models.architecture import check_framework
 from pipelines.settings import Config
-from pipelines.tokens.start import start_architecture
+from pipelines.tokens.start import start_architecture, start_folder
 
 PAPER = "Bai 2022, arXiv:2206.06356"
 """Bai, "Modern Distributed Data-Parallel Large-Scale Pre-training Strategies For NLP models", HP3C
@@ -32,16 +33,18 @@ class Strategy:
         name: For people, and for the command line.
         training: The keys of the section `training` by which it differs from others.
         paper: What :data:`PAPER` calls it; empty where it has no such strategy.
+        is_peer: Whether another library's own trainer trains, without Spark.
     """
 
     name: str
     training: Mapping[str, Any]
     paper: str = ""
+    is_peer: bool = False
 
     @property
     def is_alone(self) -> bool:
         """Whether it has one worker, whatever others have."""
-        return bool(self.training["engine"] == "local")
+        return bool(self.training["engine"] == "local") and not self.is_peer
 
     def configured(self, config: Config, workers: int) -> Config:
         """The settings of a training with so many workers, each with one thread."""
@@ -51,6 +54,8 @@ class Strategy:
     def missing(self, config: Config) -> str:
         """Why it cannot be measured here; empty if it can."""
         own = self.configured(config, 1)
+        if self.is_peer:
+            return _missing_of_peer(own)
         try:
             load_engine(self.training["engine"]).check_libraries(own)
             LOSSES.load(own.objective.name).form(own.training.framework)
@@ -58,6 +63,14 @@ class Strategy:
         except PipelineError as error:
             return str(error)
         return ""
+
+
+def _missing_of_peer(config: Config) -> str:
+    if find_spec("sentence_transformers") is None:
+        return "sentence-transformers is not installed: pip install sentence-transformers"
+    if config.objective.name != "in_batch_negatives":
+        return f"objective.name: its loss is not {config.objective.name}"
+    return "" if start_folder(config) else "encoder.start: it starts from no random encoder"
 
 
 def _of_paper(paper: str, name: str, **training: Any) -> Strategy:
@@ -86,14 +99,24 @@ OF_PAPER = (
 """The six of the paper, all with one framework, so that nothing else differs between them."""
 
 
+PEERS = (
+    Strategy(
+        name="sentence-transformers",
+        training={**_BASE, "engine": "local", "framework": "torch"},
+        is_peer=True,
+    ),
+)
+"""With several workers by torchrun."""
+
+
 def all_strategies() -> dict[str, Strategy]:
-    """Those of the paper by name, then each engine with its modes, frameworks and shardings."""
+    """Those of the paper by name, each engine with its modes, frameworks and shardings, peers."""
     found = {one.name: one for one in OF_PAPER}
     for engine in ENGINES:
         for strategy in _of_engine(engine):
             if all(strategy.training != one.training for one in OF_PAPER):
                 found[strategy.name] = strategy
-    return found
+    return found | {one.name: one for one in PEERS}
 
 
 def _of_engine(name: str) -> Iterator[Strategy]:
@@ -136,7 +159,7 @@ def _named(name: str, known: Mapping[str, Strategy]) -> Strategy:
     if base is None:
         listed = ", ".join(known)
         raise InputError("--cases", f"there is no strategy `{name}`", f"some of {listed}")
-    return Strategy(name=name, training={**base.training, "precision": "bf16"})
+    return replace(base, name=name, training={**base.training, "precision": "bf16"}, paper="")
 
 
 def worker_counts(text: str | None) -> Sequence[int]:

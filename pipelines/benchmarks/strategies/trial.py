@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,10 @@ from pipelines.settings import Config
 DEADLINE_SECONDS = 1800.0
 WARM_UP = 0.2
 """Share of the steps whose rates do not count: frameworks compile, caches fill."""
+
+
+Command = Callable[[Config, Path], list[str]]
+"""The command line of a training, whose settings are written to a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +129,7 @@ def run_trial(
     round_number: int,
     folder: Path,
     *,
+    command: Command,
     step_examples: int,
     evaluated: bool,
 ) -> Reading:
@@ -135,6 +140,7 @@ def run_trial(
         strategy: Its name.
         round_number: Of the comparison.
         folder: For the run and its settings.
+        command: That trains.
         step_examples: Examples of a step.
         evaluated: Whether the model is evaluated afterwards.
 
@@ -146,7 +152,7 @@ def run_trial(
     run = RunFolder.of(config)
     wire = Wire(run)
     usage = measure_command(
-        stage_command("train", config, folder / "job.yaml"),
+        command(config, folder / "job.yaml"),
         environment=own_environment(),
         deadline_seconds=DEADLINE_SECONDS,
         on_look=wire.look,
