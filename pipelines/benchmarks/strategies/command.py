@@ -242,9 +242,7 @@ def _round(
                         strategy.name,
                         number,
                         Path(place),
-                        command=peer_command
-                        if strategy.is_peer
-                        else partial(stage_command, "train"),
+                        command=command,
                         step_examples=comparison.step_examples,
                         evaluated=is_last and comparison.has_pairs and not strategy.is_peer,
                     )
