@@ -175,7 +175,7 @@ def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequen
     if not config.evaluation.every_checkpoints:
         return ()
     work = "reading what checkpoints are measured on"
-    with executor_failures(work), stall_failures(work, config.spark.stall_seconds):
+    with executor_failures(work), stall_failures(work, config.spark):
         asked = for_stage(config, "train")
         return read_snapshots(session or spark_session(asked, needs_context=False), config)
 

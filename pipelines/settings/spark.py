@@ -20,7 +20,8 @@ class SparkSettings(Settings):
         ge=0,
         description=(
             "Deadline for the cluster to give a training its executors, which it may have to "
-            "start; the other deadlines of a training count from when they are there."
+            "start; the other deadlines of a training count from when they are there. Outside of "
+            "training, the longest that all executors may be gone once there were some."
         ),
     )
 

@@ -34,6 +34,7 @@ from pipelines.spark.network import check_master, is_local, private_conf, start_
 from pipelines.spark.releases import check_java, check_python
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
@@ -302,7 +303,11 @@ def memory_mb(size: str, key: str = "spark.executor.memory") -> float:
 
 def executor_count(session: SparkSession) -> int:
     """Executors that are registered now, the driver left out; 1 for a `local[n]` master."""
-    context = session.sparkContext
+    return executors_of(session.sparkContext)
+
+
+def executors_of(context: SparkContext) -> int:
+    """As :func:`executor_count` has it."""
     if in_one_process(context.master):
         return 1
     tracker = context._jsc.sc().statusTracker()

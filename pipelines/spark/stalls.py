@@ -1,7 +1,8 @@
 """Calls the Spark jobs of a stage off when they stand still.
 
 Spark gives up an executor that is silent. One whose tasks hang, at a mount that does not answer, is
-not: it goes on sending heartbeats, and its job would wait for ever.
+not: it goes on sending heartbeats, and its job would wait for ever. So would one that has no
+executor left, and gets none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pipelines.errors import PipelineError
 from pipelines.settings import Config
+from pipelines.settings.spark import SparkSettings
+from pipelines.spark.session import executors_of
 from pipelines.spark.task_places import name_of
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 POLL_SECONDS = 2.0
-KEY = "spark.stall_seconds"
+KEY, WAIT_KEY = "spark.stall_seconds", "spark.wait_seconds"
 _MOST_TASKS = 10_000
 """Of a stage that are looked through for those that run."""
 
@@ -33,7 +36,7 @@ _MOST_TASKS = 10_000
 def called_off_when_stalled(
     work: str,
 ) -> Callable[[Callable[Concatenate[Config, _P], _T]], Callable[Concatenate[Config, _P], _T]]:
-    """Gives a job whose first argument is the settings a deadline, ``spark.stall_seconds``.
+    """Gives a job whose first argument is the settings the deadlines of :func:`stall_failures`.
 
     Args:
         work: What the job does, the beginning of the line of an error; see :func:`stall_failures`.
@@ -44,7 +47,7 @@ def called_off_when_stalled(
     ) -> Callable[Concatenate[Config, _P], _T]:
         @functools.wraps(job)
         def watched(config: Config, /, *args: _P.args, **options: _P.kwargs) -> _T:
-            with stall_failures(work, config.spark.stall_seconds):
+            with stall_failures(work, config.spark):
                 return job(config, *args, **options)
 
         return watched
@@ -53,8 +56,8 @@ def called_off_when_stalled(
 
 
 @contextmanager
-def stall_failures(work: str, seconds: float) -> Iterator[None]:
-    """Cancels what Spark does in the block when all of it stands still.
+def stall_failures(work: str, deadlines: SparkSettings) -> Iterator[None]:
+    """Cancels what Spark does in the block when all of it stands still, or no executor is left.
 
     It moves as long as tasks begin and end, and rows are read, written, shuffled, or come from
     Python: the executors tell that with their heartbeats. Sessions of Spark Connect tell nothing of
@@ -62,23 +65,21 @@ def stall_failures(work: str, seconds: float) -> Iterator[None]:
 
     Args:
         work: What is done, the beginning of the line of an error.
-        seconds: How long nothing may move.
+        deadlines: Its ``stall_seconds`` say how long nothing may move, its ``wait_seconds`` how
+            long all executors that were there may be gone. For the first ones it may wait longer:
+            a cluster may have a queue.
 
     Raises:
-        PipelineError: Nothing has moved for so long.
+        PipelineError: A deadline has passed.
     """
-    watch = _Watch(seconds)
+    watch = _Watch(deadlines)
     watch.start()
     try:
         yield
     except Exception as error:
-        if watch.stalled is None:
+        if watch.reason is None:
             raise
-        raise PipelineError(
-            f"{work} was called off: {watch.stalled}, and nothing has moved there for"
-            f" {seconds:.0f} s. A folder that an executor reads or writes may not answer: look at"
-            f" its mounts and at the executors' logs; for tasks that are as slow raise {KEY}"
-        ) from error
+        raise PipelineError(f"{work} was called off: {watch.reason}") from error
     finally:
         watch.end()
 
@@ -87,13 +88,13 @@ class _Watch(threading.Thread):
     """Looks at what Spark does, and cancels it when all of it stands still.
 
     Attributes:
-        stalled: What stood still, once that is so.
+        reason: Why it was cancelled, once that is so.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, deadlines: SparkSettings) -> None:
         super().__init__(name="stall-watch", daemon=True)
-        self.stalled: str | None = None
-        self._seconds = seconds
+        self.reason: str | None = None
+        self._deadlines = deadlines
         self._ended = threading.Event()
 
     def end(self) -> None:
@@ -101,23 +102,46 @@ class _Watch(threading.Thread):
         self._ended.set()
 
     def run(self) -> None:
-        """Looks until the end, or the deadline."""
+        """Looks until the end, or a deadline."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         seen: object = None
+        had_executors = False
         # Counted, not read off a clock: this process may have been suspended.
-        still = 0.0
+        still = alone = 0.0
         while not self._ended.wait(POLL_SECONDS):
             # The session may be stopped at this moment.
             with suppress(Py4JError, OSError, AttributeError):
                 context = _context()
-                now = None if context is None else _movement(context)
+                if context is None:
+                    continue
+                now, there = _movement(context), executors_of(context) > 0
+                had_executors = had_executors or there
                 still = still + POLL_SECONDS if now is not None and now == seen else 0.0
+                is_alone = now is not None and had_executors and not there
+                alone = alone + POLL_SECONDS if is_alone else 0.0
                 seen = now
-                if context is not None and still >= self._seconds:
-                    self.stalled = _told(context)
+                self.reason = self._reason(context, still, alone)
+                if self.reason is not None:
                     context.cancelAllJobs()
                     return
+
+    def _reason(self, context: SparkContext, still: float, alone: float) -> str | None:
+        """What is to be told if one of the deadlines has passed."""
+        wait, stall = self._deadlines.wait_seconds, self._deadlines.stall_seconds
+        if alone >= max(wait, POLL_SECONDS):
+            return (
+                f"{_told(context)}, and no executor has been left for {alone:.0f} s. The cluster"
+                " has taken them all, or the driver's host has lost its network; if new ones come"
+                f" later than that raise {WAIT_KEY}"
+            )
+        if still >= stall:
+            return (
+                f"{_told(context)}, and nothing has moved there for {stall:.0f} s. A folder that an"
+                " executor reads or writes may not answer: look at its mounts and at the executors'"
+                f" logs; for tasks that are as slow raise {KEY}"
+            )
+        return None
 
 
 def _context() -> SparkContext | None:

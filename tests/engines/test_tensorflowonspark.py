@@ -25,6 +25,7 @@ from pipelines.engines.base import monitor_for
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError
 from pipelines.runs.checkpoint import checkpoint_steps
+from pipelines.spark.task_places import TaskPlace
 
 STEPS = 24
 # So many that strangers come, and a server is killed, while there are steps to make.
@@ -39,6 +40,23 @@ def expected(reference):
 
 def train(spark, run, on_metrics=lambda line: None):
     return load_engine("tensorflowonspark").train(spark, run, on_metrics)
+
+
+@pytest.mark.parametrize(
+    ("registered", "named"),
+    [
+        ({1, 2}, {"rank": None, "host": "localhost"}),
+        ({0, 2}, {"rank": 0, "host": "far.invalid"}),
+        ({0, 1}, {"rank": 1, "host": "localhost"}),
+        ({0, 1, 2}, {}),
+    ],
+)
+def test_a_node_that_never_registered_is_named(registered, named):
+    from pipelines.engines.tensorflowonspark.cluster import silent_node
+
+    places = [TaskPlace(2, "127.0.0.1"), TaskPlace(1, "far.invalid"), TaskPlace(0, "127.0.0.1")]
+    # One server beside two workers.
+    assert silent_node(places, registered, 1) == named
 
 
 @pytest.mark.parametrize("kind", [ConnectionError, TimeoutError])

@@ -22,6 +22,11 @@ def often(monkeypatch) -> None:
     monkeypatch.setattr(stalls, "POLL_SECONDS", 0.2)
 
 
+def deadlines(stall, wait=600):
+    """Those of the settings, shorter than they may be set."""
+    return parse({}).spark.model_copy(update={"stall_seconds": stall, "wait_seconds": wait})
+
+
 def hanging():
     """What never ends; executors, which have no module of the tests, get it by value."""
 
@@ -42,22 +47,40 @@ def test_a_job_whose_tasks_hang_is_called_off_with_the_hosts_and_the_way_out(spa
     with (
         pytest.raises(PipelineError, match=said),
         executor_failures("preparing"),
-        stall_failures("preparing", 2.0),
+        stall_failures("preparing", deadlines(2)),
     ):
         spark.range(4, numPartitions=1).mapInArrow(hanging(), "id long").collect()
     assert time.monotonic() - began < DEADLINE
     assert spark.range(3).count() == 3, "the session lives on"
 
 
-def test_the_deadline_is_that_of_the_settings(spark):
-    asked = parse({"spark": {"stall_seconds": 30}}).spark
+@pytest.mark.parametrize(("before", "called_off"), [(1, True), (0, False)])
+def test_a_job_that_has_lost_all_executors_is_called_off_and_one_that_waits_for_them_is_not(
+    spark, monkeypatch, before, called_off
+):
+    """The cells of the faults, in which a driver's host is cut off, lose them in earnest."""
+    seen = iter([before] * 5)
+    monkeypatch.setattr(stalls, "executors_of", lambda context: next(seen, 0))
+    said = (
+        r"^evaluating was called off: 0 of 1 tasks .*, and no executor has been left for 1 s\."
+        r" .* raise spark\.wait_seconds$"
+        if called_off
+        else r"^evaluating was called off: .*, and nothing has moved there for 6 s\."
+    )
+    with (
+        pytest.raises(PipelineError, match=said),
+        executor_failures("evaluating"),
+        stall_failures("evaluating", deadlines(6, wait=1)),
+    ):
+        spark.range(4, numPartitions=1).mapInArrow(hanging(), "id long").collect()
 
+
+def test_the_deadline_is_that_of_the_settings(spark):
     @called_off_when_stalled("searching")
     def job(config, rows):
         return spark.range(rows, numPartitions=1).mapInArrow(hanging(), "id long").collect()
 
-    config = parse({})
-    config = config.model_copy(update={"spark": asked.model_copy(update={"stall_seconds": 1})})
+    config = parse({}).model_copy(update={"spark": deadlines(1)})
     with pytest.raises(PipelineError, match=r"^searching was called off: .* for 1 s\. "):
         job(config, 4)
     with pytest.raises(InputError, match=r"^spark\.stall_seconds: "):
@@ -65,8 +88,8 @@ def test_the_deadline_is_that_of_the_settings(spark):
 
 
 def test_other_errors_pass_and_a_job_that_waits_for_nothing_of_spark_goes_on(spark):
-    with pytest.raises(ValueError, match="mine"), stall_failures("preparing", 0.5):
-        time.sleep(1.5)
+    with pytest.raises(ValueError, match="mine"), stall_failures("preparing", deadlines(1)):
+        time.sleep(2)
         raise ValueError("mine")
 
 
@@ -80,5 +103,5 @@ def test_a_job_of_one_task_that_is_slow_is_seen_to_move(spark):
             yield rows
 
     # Executors tell every ten seconds what their tasks have done.
-    with stall_failures("preparing", 25.0):
+    with stall_failures("preparing", deadlines(25)):
         assert spark.range(1, numPartitions=1).mapInArrow(slowly, "id long").count() == 400_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.jobs import SparkJob
 from pipelines.spark.room import ranks_of, with_profile
+from pipelines.spark.task_places import TaskPlace, name_of, task_places
 from pipelines.training.control.monitor import Monitor
 
 # The library imports TensorFlow, which greets on standard error, and pkg_resources, which warns.
@@ -59,6 +60,10 @@ class GuardedContext:
         """Has Spark end the nodes' job."""
         self.cancelled.set()
         self._context.cancelJobGroup(self._group)
+
+    def places(self) -> list[TaskPlace]:
+        """Where the nodes are, as far as Spark has started them."""
+        return task_places(self._context, self._group)
 
     def stop(self) -> None:
         """Does nothing: the session is the user's."""
@@ -124,8 +129,33 @@ def start_nodes(
         raise EngineError(NAME, f"the nodes' Spark job failed ({cause})") from None
     except Exception as error:
         # The library raises nothing more specific.
-        within = f"within training.start_seconds ({training.start_seconds} s)"
-        raise EngineError(NAME, f"the nodes did not start {within}: {error}") from error
+        cause = (
+            f"the nodes did not start within training.start_seconds ({training.start_seconds} s)"
+        )
+        registered = {node["executor_id"] for node in server.reservations.get()}
+        where = silent_node(context.places(), registered, beside)
+        raise EngineError(NAME, f"{cause}: {error}", **where) from error
+
+
+def silent_node(
+    places: Iterable[TaskPlace], registered: Collection[int], beside: int
+) -> dict[str, Any]:
+    """Rank and host of the first node that Spark has started, and that has not registered.
+
+    Args:
+        places: Where the nodes are.
+        registered: Their numbers.
+        beside: Nodes that are no workers; the library numbers them first.
+
+    Returns:
+        Keywords of :class:`~pipelines.errors.EngineError`; none where all have registered, or wait
+        for an executor.
+    """
+    silent = sorted(one for one in places if one.partition not in registered)
+    if not silent:
+        return {}
+    number, host = silent[0]
+    return {"rank": number - beside if number >= beside else None, "host": name_of(host)}
 
 
 def wait_feeding(

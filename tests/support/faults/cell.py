@@ -24,7 +24,13 @@ from faults.disk import made_disk
 from faults.injection import FAULTS, Fault, Scene
 from faults.matrix import CASES, Cell
 from faults.moments import EVALUATION, Watched, wait_for
-from faults.outcome import PROMISED_SECONDS, Outcome, judge_end, wait_for_none_left
+from faults.outcome import (
+    PROMISED_SECONDS,
+    TOLD_TO_END,
+    Outcome,
+    judge_end,
+    wait_for_none_left,
+)
 from faults.processes import WATCHDOG, leftovers
 from pipelines.models.folder import read_encoder
 from pipelines.runs.attempts import accepted_checkpoints
@@ -33,6 +39,9 @@ from pipelines.runs.checkpoint import load_checkpoint, newest_whole_checkpoint
 PR_SET_PDEATHSIG = 1
 MOMENT_SECONDS, FINISH_SECONDS, HANG_SECONDS = 240.0, 600.0, 240.0
 MORE, STEPS_MADE = 30, 20
+SPARKS_SECONDS, WAIT_SECONDS = 120.0, 60.0
+"""In which Spark gives up executors that are silent (`spark.network.timeout`), and in which an
+evaluation that has none left gets others (`spark.wait_seconds`)."""
 BLAME = r"engine (\S+?)(?:, rank (\d+))?(?:, host (\S+?))?(?:, lane \d+)?: "
 CLOSE = {"rtol": 2e-3, "atol": 2e-4}
 
@@ -121,6 +130,8 @@ def _begun(cell: Cell, pristine: Path, folder: Path, stack: ExitStack) -> Settin
     steps = job.steps_of(case, cell.moment, finishes=fault.finishes, slow_network=slow_network)
     config = job.settings_of(case, pristine, prepared, disk.folder / "run", steps, cell.moment)
     spark = cluster.settings(case.make().executors(config))
+    if cell.moment == EVALUATION:
+        spark |= {"wait_seconds": f"{WAIT_SECONDS:.0f}"}
     command = job.command_of(config, folder / "job.yaml", cell.moment, spark)
     log = folder / "driver.log"
     driver = cluster.start(command, log)
@@ -163,14 +174,16 @@ def _bring_about(setting: Setting, outcome: Outcome) -> None:
         if since > PROMISED_SECONDS and scene.watched.logged() > logged + STEPS_MADE:
             # It survived, and has so many steps to make that nobody waits for the last.
             _tell_to_end(driver)
-            outcome.end = "goes on"
+            outcome.end = TOLD_TO_END
             return
     if driver.poll() is None:
         outcome.end = "hang"
         outcome.failings.append(f"hang: no end after {allowed:.0f} s")
         return
     outcome.seconds = round(max(time.monotonic() - began, 0.0), 1)
-    judge_end(fault, driver.returncode, setting.said(), outcome)
+    evaluates = setting.cell.moment == EVALUATION
+    more = SPARKS_SECONDS + WAIT_SECONDS if evaluates else 0.0
+    judge_end(fault, driver.returncode, setting.said(), outcome, more)
     if outcome.end == "error":
         _judge_blame(setting, outcome)
 
@@ -254,7 +267,10 @@ def _check_losses(setting: Setting, outcome: Outcome, steps: int) -> None:
     missing = sorted(set(range(1, steps + 1)) - set(made))
     reported = (outcome.resumed or 0) - len(missing)
     is_last = missing == [*range(reported + 1, reported + len(missing) + 1)]
-    if made != sorted(set(made)) or not is_last or len(missing) > setting.fault.unreported:
+    # Of a run that is told to end, the driver does not hear what each worker has just made.
+    told = setting.config.training.workers if outcome.end == TOLD_TO_END else 0
+    unreported = max(setting.fault.unreported, told)
+    if made != sorted(set(made)) or not is_last or len(missing) > unreported:
         outcome.failings.append(f"steps are missing or twice there: {len(made)} of {steps}")
         return
     if not np.isfinite(losses).all():

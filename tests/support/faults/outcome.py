@@ -11,6 +11,8 @@ from faults.injection import Fault
 
 PROMISED_SECONDS = 60.0
 """In which an error is found, and in which nothing is left of a job."""
+TOLD_TO_END = "goes on"
+"""The end of a job that survived, and had so many steps left that it was told to end."""
 FAREWELL_SECONDS = 15.0
 """The driver's, which tells its workers to end, stops Spark, and then says what the error was."""
 
@@ -21,7 +23,7 @@ class Outcome:
 
     Attributes:
         case, fault, moment: The cell's.
-        end: `finished`, `goes on` (and was told to end), `error`, `killed` (the driver, on
+        end: `finished`, :data:`TOLD_TO_END`, `error`, `killed` (the driver, on
             purpose) or `hang`.
         seconds: From the fault to the end of the driver; infinite stands for none.
         message: What the error said, in a line.
