@@ -42,21 +42,15 @@ def train(spark, run, on_metrics=lambda line: None):
     return load_engine("tensorflowonspark").train(spark, run, on_metrics)
 
 
-@pytest.mark.parametrize(
-    ("registered", "named"),
-    [
-        ({1, 2}, {"rank": None, "host": "localhost"}),
-        ({0, 2}, {"rank": 0, "host": "far.invalid"}),
-        ({0, 1}, {"rank": 1, "host": "localhost"}),
-        ({0, 1, 2}, {}),
-    ],
-)
-def test_a_node_that_never_registered_is_named(registered, named):
+@pytest.mark.parametrize(("registered", "number"), [({1, 2}, 0), ({0, 2}, 1), ({0}, 1)])
+def test_a_node_that_never_registered_is_found(registered, number):
     from pipelines.engines.tensorflowonspark.cluster import silent_node
 
-    places = [TaskPlace(2, "127.0.0.1"), TaskPlace(1, "far.invalid"), TaskPlace(0, "127.0.0.1")]
-    # One server beside two workers.
-    assert silent_node(places, registered, 1) == named
+    places = [TaskPlace(2, "c"), TaskPlace(1, "b"), TaskPlace(0, "a")]
+    assert silent_node(places, registered) == TaskPlace(number, "abc"[number])
+    assert silent_node(places, {0, 1, 2}) is None
+    # Nodes that wait for an executor are nowhere.
+    assert silent_node([], {0}) is None
 
 
 @pytest.mark.parametrize("kind", [ConnectionError, TimeoutError])

@@ -133,29 +133,24 @@ def start_nodes(
             f"the nodes did not start within training.start_seconds ({training.start_seconds} s)"
         )
         registered = {node["executor_id"] for node in server.reservations.get()}
-        where = silent_node(context.places(), registered, beside)
-        raise EngineError(NAME, f"{cause}: {error}", **where) from error
+        silent = silent_node(context.places(), registered)
+        if silent is None:
+            raise EngineError(NAME, f"{cause}: {error}") from error
+        rank, host = silent.partition - beside, name_of(silent.host)
+        if rank < 0:
+            cause += ": a node beside the workers (a parameter server) has not registered"
+            raise EngineError(NAME, cause, host=host) from error
+        raise EngineError(NAME, f"{cause}: it has not registered", rank=rank, host=host) from error
 
 
-def silent_node(
-    places: Iterable[TaskPlace], registered: Collection[int], beside: int
-) -> dict[str, Any]:
-    """Rank and host of the first node that Spark has started, and that has not registered.
+def silent_node(places: Iterable[TaskPlace], registered: Collection[int]) -> TaskPlace | None:
+    """The first node that Spark has started, and that has not registered.
 
     Args:
         places: Where the nodes are.
-        registered: Their numbers.
-        beside: Nodes that are no workers; the library numbers them first.
-
-    Returns:
-        Keywords of :class:`~pipelines.errors.EngineError`; none where all have registered, or wait
-        for an executor.
+        registered: Their numbers; the library numbers first what is no worker.
     """
-    silent = sorted(one for one in places if one.partition not in registered)
-    if not silent:
-        return {}
-    number, host = silent[0]
-    return {"rank": number - beside if number >= beside else None, "host": name_of(host)}
+    return min((one for one in places if one.partition not in registered), default=None)
 
 
 def wait_feeding(

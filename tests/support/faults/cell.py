@@ -213,13 +213,14 @@ def _judge_blame(setting: Setting, outcome: Outcome) -> None:
         outcome.failings.append("no host is named")
     elif named[3] != victim.name:
         outcome.failings.append(f"host {named[3]} is named, and it was {victim.name}")
-    elif named[2] is None and not _is_before_ranks(setting):
+    elif named[2] is None and not _has_no_rank(setting, outcome.message):
         outcome.failings.append("no rank is named")
 
 
-def _is_before_ranks(setting: Setting) -> bool:
-    """Whether there are no ranks yet: dllib gives them with its first step."""
-    return setting.case.loop in job.DLLIB and setting.cell.moment == "starting"
+def _has_no_rank(setting: Setting, message: str) -> bool:
+    """Whether it is a server, or there are no ranks yet: dllib gives them with its first step."""
+    is_before_ranks = setting.case.loop in job.DLLIB and setting.cell.moment == "starting"
+    return is_before_ranks or "parameter server" in message
 
 
 def _look_for_leftovers(setting: Setting, outcome: Outcome) -> None:
