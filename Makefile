@@ -48,7 +48,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults faults-of-stages fuzz
+.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults faults-of-stages fuzz scale-check
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -125,6 +125,10 @@ faults: environment
 # The same for preparing, evaluating, embedding, searching and promoting.
 faults-of-stages: environment
 	PYTHONPATH=tests/support $(IN_VENV) -m faults.stages $(ARGS)
+
+# Holds the simulation of more workers against hosts with slow links; needs root.
+scale-check: environment
+	PYTHONPATH=tests/support $(IN_VENV) -m scaling $(ARGS)
 
 # Files, settings and messages that are damaged in ever other ways; see CONTRIBUTING.md.
 MINUTES ?= 10

@@ -168,23 +168,45 @@ def benchmark(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHMARKS)}.")],
     data: DataFolder = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Of soak: steps of each training.")
+        int | None,
+        typer.Option("--steps", min=1, help="Of soak and strategies: steps of each training."),
     ] = None,
     runs: Annotated[
         int | None,
-        typer.Option("--runs", min=1, help="Of soak: so many short trainings in one session."),
+        typer.Option(
+            "--runs",
+            min=1,
+            help="Of soak: so many short trainings in one session; of strategies: rounds.",
+        ),
     ] = None,
     cases: Annotated[
-        str | None, typer.Option("--cases", help="Of soak: names of cases, with commas.")
+        str | None,
+        typer.Option("--cases", help="Of soak and strategies: names of cases, with commas."),
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option("--workers", help="Of strategies: numbers, with commas.")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", help="Of strategies: encoder, masked, causal, causal-100m."),
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", help="Of soak: folder of its records and pictures.")
+        str | None,
+        typer.Option("--output", help="Of soak and strategies: folder of records and pictures."),
     ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
     """Compare side by side; the last line is a JSON object with the figures."""
-    measure = find_benchmark(name, steps=steps, runs=runs, cases=cases, output=output)
+    measure = find_benchmark(
+        name,
+        steps=steps,
+        runs=runs,
+        cases=cases,
+        workers=workers,
+        workload=workload,
+        output=output,
+    )
 
     def measured(found: Config) -> None:
         figures = measure(found, data)

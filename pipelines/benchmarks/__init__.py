@@ -28,6 +28,7 @@ BENCHMARKS: Mapping[str, str] = {
     "recipe": "pipelines.benchmarks.recipe",
     "soak": "pipelines.benchmarks.soak.command",
     "startup": "pipelines.benchmarks.startup",
+    "strategies": "pipelines.benchmarks.strategies.command",
     "tokenise": "pipelines.benchmarks.tokenise",
     "train": "pipelines.benchmarks.train",
     "update": "pipelines.benchmarks.update",

@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 import os
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.benchmarks.processes import Usage, measure_command
+from pipelines.benchmarks.processes import Usage, measure_command, own_environment, stage_command
 from pipelines.benchmarks.salted import (
     copy_beginning,
     count_words,
@@ -36,7 +35,6 @@ from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
-from pipelines.settings import load as configuration
 
 logger = logging.getLogger(__name__)
 
@@ -227,15 +225,10 @@ def _measured(config: Config, job: Job, aside: Path) -> Measured:
     logger.info("growth: %s, %.1f MB", job.name, job.megabytes)
     prepared = aside / "prepared"
     settings = aside / "job.yaml"
-    storage.write_text(settings, configuration.dump(job_config(config, job, prepared)))
-    call = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", call, "prepare", "--config", str(settings)]
-    # Under spark-submit these lead to its driver, whose memory is not to be shared.
-    gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
-    environment = {key: value for key, value in os.environ.items() if key not in gateway}
+    command = stage_command("prepare", job_config(config, job, prepared), settings)
     deadline = _DEADLINE_SECONDS + _DEADLINE_SECONDS_PER_MB * job.megabytes
     try:
-        usage = measure_command(command, environment=environment, deadline_seconds=deadline)
+        usage = measure_command(command, environment=own_environment(), deadline_seconds=deadline)
     except PipelineError as error:
         if isinstance(error, InputError):
             raise

@@ -6,9 +6,7 @@ Each job runs in a process of its own. The corpus of both is compared: it is the
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.growth import growth_config
-from pipelines.benchmarks.processes import Usage, measure_command
+from pipelines.benchmarks.processes import Usage, measure_command, own_environment, stage_command
 from pipelines.benchmarks.salted import copy_beginning
 from pipelines.corpus.readers.inputs import local_files
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
-from pipelines.settings import load as configuration
 
 logger = logging.getLogger(__name__)
 
@@ -105,14 +102,9 @@ def _prepared(config: Config, name: str, files: Sequence[Path], folder: Path) ->
     prepared = config.prepared.model_copy(update={"folder": str(folder)})
     job = config.model_copy(update={"corpus": corpus, "prepared": prepared})
     settings = folder.with_suffix(".yaml")
-    storage.write_text(settings, configuration.dump(job))
-    call = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", call, "prepare", "--config", str(settings)]
-    # Under spark-submit these lead to its driver.
-    gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
-    environment = {key: value for key, value in os.environ.items() if key not in gateway}
+    command = stage_command("prepare", job, settings)
     deadline = _DEADLINE_SECONDS + _DEADLINE_SECONDS_PER_MB * megabytes
-    usage = measure_command(command, environment=environment, deadline_seconds=deadline)
+    usage = measure_command(command, environment=own_environment(), deadline_seconds=deadline)
     made = PreparedFolder(folder)
     stages = {stage["stage"]: stage["seconds"] for stage in storage.read_json(made.stages)}
     funnel = storage.read_json(made.corpus.funnel)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from pipelines.errors import InputError, PipelineError
+from pipelines.files import storage
+from pipelines.settings import Config
+from pipelines.settings import load as configuration
 
 _SECONDS_BETWEEN = 0.25
 _GRACE_SECONDS = 10
@@ -25,24 +30,58 @@ class Usage:
         cpu_seconds: Of the command and all processes that it started.
         driver_bytes: Resident memory at its highest, of the command and the processes that it
             started itself: a Spark driver's Python and its Java. Executors are further down.
+        own_bytes: Resident memory at its highest of all processes together, each without what it
+            may share with others (its files).
     """
 
     seconds: float
     cpu_seconds: float
     driver_bytes: int
+    own_bytes: int
+
+
+def stage_command(stage: str, config: Config, settings: Path) -> list[str]:
+    """The command that runs a stage in a process of its own; writes its settings.
+
+    Args:
+        stage: A verb of the command line.
+        config: Its settings.
+        settings: The file for them.
+    """
+    storage.write_text(settings, configuration.dump(config))
+    return cli_command(stage, "--config", str(settings))
+
+
+def cli_command(*arguments: str) -> list[str]:
+    """The command line of this package, by the Python that runs this."""
+    call = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
+    return [sys.executable, "-c", call, *arguments]
+
+
+def own_environment() -> dict[str, str]:
+    """The variables of this process, without those by which spark-submit leads to its driver."""
+    gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
+    return {key: value for key, value in os.environ.items() if key not in gateway}
 
 
 def measure_command(
-    command: Sequence[str], *, environment: Mapping[str, str], deadline_seconds: float
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    deadline_seconds: float,
+    on_look: Callable[[], None] = lambda: None,
+    log: Path | None = None,
 ) -> Usage:
     """Runs a command and watches its processes, four times a second.
 
-    What it prints goes to standard error. Whatever happens, none of its processes is left.
+    Whatever happens, none of its processes is left.
 
     Args:
         command: Program and arguments.
         environment: All of its environment variables.
         deadline_seconds: After these it is ended.
+        on_look: Called each time.
+        log: A file for what it prints; standard error by default.
 
     Raises:
         InputError: `psutil` is not installed.
@@ -51,33 +90,51 @@ def measure_command(
     _check_psutil()
     began = time.monotonic()
     # A session of its own tells its processes from others, even those whose parent has ended.
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=2, env=environment, start_new_session=True
-    ) as process:
-        driver_bytes = 0
+    with (
+        nullcontext(2) if log is None else log.open("wb") as output,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        ) as process,
+    ):
+        driver_bytes = own_bytes = 0
         # Spark's Python workers end under a daemon that does not look, so their time is added to
         # no parent's: what was last seen of each process counts.
         spent: dict[tuple[int, float], float] = {}
         try:
             while not _ended(process):
-                seen, resident = _observe(process.pid)
-                spent |= seen
-                driver_bytes = max(driver_bytes, resident)
+                seen = _observe(process.pid)
+                spent |= seen.spent
+                driver_bytes = max(driver_bytes, seen.driver_bytes)
+                own_bytes = max(own_bytes, seen.own_bytes)
+                on_look()
                 if time.monotonic() - began > deadline_seconds:
                     raise PipelineError(f"it did not end within {deadline_seconds:.0f} s")
             seconds = time.monotonic() - began
         finally:
             end_session(process.pid)
     if process.returncode:
-        raise PipelineError(f"it ended with code {process.returncode}; its error is above")
-    return Usage(seconds, sum(spent.values()), driver_bytes)
+        told = "; its error is above" if log is None else f": {_last_words(log)}"
+        raise PipelineError(f"it ended with code {process.returncode}{told}")
+    return Usage(seconds, sum(spent.values()), driver_bytes, own_bytes)
+
+
+def _last_words(log: Path) -> str:
+    """The error that a command has printed; if there is none, its last line."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1].removeprefix("error: ")
 
 
 def _check_psutil() -> None:
     try:
         import psutil  # noqa: F401
     except ImportError:
-        raise InputError("NAME", "growth needs psutil", "pip install psutil") from None
+        raise InputError("NAME", "it needs psutil", "pip install psutil") from None
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
@@ -88,22 +145,40 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _observe(leader: int) -> tuple[dict[tuple[int, float], float], int]:
-    """CPU seconds of each process of a session, and bytes of the leader and its children."""
+@dataclass
+class _Observed:
+    """What the processes of a session have at one moment; `spent` is by process, in CPU seconds."""
+
+    spent: dict[tuple[int, float], float] = field(default_factory=dict)
+    driver_bytes: int = 0
+    own_bytes: int = 0
+
+
+def _observe(leader: int) -> _Observed:
     import psutil
 
-    spent: dict[tuple[int, float], float] = {}
-    driver_bytes = 0
+    observed, descendants = _Observed(), _descendants(leader)
     for process in psutil.process_iter():
         # A process may end between any two of these lines.
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
-            if os.getsid(process.pid) != leader:
+            if os.getsid(process.pid) != leader and process.pid not in descendants:
                 continue
-            times = process.cpu_times()
-            spent[process.pid, process.create_time()] = times.user + times.system
+            times, memory = process.cpu_times(), process.memory_info()
+            observed.spent[process.pid, process.create_time()] = times.user + times.system
+            observed.own_bytes += memory.rss - getattr(memory, "shared", 0)
             if leader in (process.pid, process.ppid()):
-                driver_bytes += process.memory_info().rss
-    return spent, driver_bytes
+                observed.driver_bytes += memory.rss
+    return observed
+
+
+def _descendants(leader: int) -> set[int]:
+    """Those too that have sessions of their own, as torchrun gives its workers."""
+    import psutil
+
+    try:
+        return {one.pid for one in psutil.Process(leader).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def end_session(leader: int) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import csv
 import logging
-import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +23,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.benchmarks.processes import measure_command
+from pipelines.benchmarks.processes import (
+    cli_command,
+    measure_command,
+    own_environment,
+    stage_command,
+)
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
-from pipelines.files import storage
 from pipelines.settings import Config
-from pipelines.settings import load as configuration
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,6 @@ _EXECUTOR_MEMORY = "2g"
 _START_SECONDS = 600
 _COMMAND_SECONDS = 120
 _PREPARE_SECONDS = 1800
-_CALL = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _once(arguments: Sequence[str], code: int) -> Cost:
     spent, began = _spent_by_children(), time.perf_counter()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _CALL, *arguments],
+            cli_command(*arguments),
             capture_output=True,
             timeout=_COMMAND_SECONDS,
             check=False,
@@ -176,12 +176,9 @@ def prepare_config(config: Config, pairs: Sequence[tuple[str, str]], folder: Pat
 
 def _prepare_cost(config: Config) -> Cost:
     settings = Path(config.prepared.folder).parent / "job.yaml"
-    storage.write_text(settings, configuration.dump(config))
-    # Under spark-submit these lead to its driver, which has started already.
-    gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
     usage = measure_command(
-        [sys.executable, "-c", _CALL, "prepare", "--config", str(settings)],
-        environment={key: value for key, value in os.environ.items() if key not in gateway},
+        stage_command("prepare", config, settings),
+        environment=own_environment(),
         deadline_seconds=_PREPARE_SECONDS,
     )
     return Cost(usage.cpu_seconds, usage.seconds)

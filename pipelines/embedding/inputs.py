@@ -24,6 +24,7 @@ from pipelines.embedding.footers import InputFile, read_inputs
 from pipelines.embedding.overlap_check import check_files_outside
 from pipelines.embedding.records import tasks_as_json
 from pipelines.errors import InputError
+from pipelines.files.folders import check_place
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, EmbeddingSettings, StorageSettings
 from pipelines.settings.storage import DEFAULT_STORES
@@ -71,6 +72,7 @@ def stage_table(
     stores: StorageSettings,
     folder: Location,
     output: Location,
+    output_key: str = "embedding.output",
 ) -> None:
     """Writes the rows of inputs that are no Parquet files as such.
 
@@ -80,9 +82,10 @@ def stage_table(
         stores: How object stores are reached.
         folder: Is made.
         output: Of the job, where no table of the inputs may lie.
+        output_key: The setting that names it.
 
     Raises:
-        InputError: An input cannot be read.
+        InputError: An input cannot be read, or there is no room for its rows.
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -97,6 +100,8 @@ def stage_table(
     except InputError as error:
         raise _renamed(error) from None
     except (PySparkException, Py4JJavaError) as error:
+        # A disk that is full is no fault of the input, and Spark's message does not tell.
+        check_place(output_key, output)
         names = ", ".join(settings.inputs)
         raise InputError(
             KEY,

@@ -33,6 +33,7 @@ LOSSES: Registry[Loss] = Registry(
         "embedding_distillation": "pipelines.losses.embedding_distillation:LOSS",
         "similarity_distillation": "pipelines.losses.similarity_distillation:LOSS",
         "mlm": "pipelines.pretraining.mlm:LOSS",
+        "clm": "pipelines.pretraining.clm:LOSS",
         "tsdae": "pipelines.pretraining.tsdae:LOSS",
         "retromae": "pipelines.pretraining.retromae:LOSS",
     },

@@ -235,8 +235,12 @@ def _read_table(
         frame = read_files(session, files)
     else:
         try:
-            stage_table(session, source.as_embedding, config.storage, staged, output)
+            stage_table(
+                session, source.as_embedding, config.storage, staged, output, "mining.output"
+            )
         except InputError as error:
+            if error.key == "mining.output":
+                raise
             remedy = error.remedy.replace("embedding.format", _format_key(source))
             raise InputError(source.key, error.problem, remedy) from None
         frame = read_parquet(session, staged)

@@ -101,6 +101,8 @@ def _check_architecture(name: str, own: Reconstruction, architecture: Architectu
 def _head_of_start(config: Config, own: Reconstruction, spec: EncoderSpec) -> Weights:
     """The prediction head of the checkpoint that training starts from, if it has one."""
     shapes = {name: shape for name, shape in own.shapes(spec).items() if name.startswith(HEAD)}
+    if not shapes:
+        return {}
     folder = start_folder(config)
     checkpoint = read_checkpoint(folder) if folder is not None else None
     found = stored_head(shapes, checkpoint) if checkpoint else None

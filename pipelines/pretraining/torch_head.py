@@ -80,6 +80,24 @@ def prediction_loss(
     return loss
 
 
+def word_loss(
+    states: torch.Tensor, wanted: Wanted, words: torch.Tensor, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """The same without a head: the word embedding is the output matrix, and there is no bias.
+
+    Args:
+        states: fp32 [words, hidden], of the tokens that stand for them.
+        wanted: What they are.
+        words: The word embedding.
+        dtype: Of the matrix products.
+    """
+    no_bias = words.new_zeros(len(words))
+    loss: torch.Tensor = _CrossEntropy.apply(
+        states, words, no_bias, wanted.targets, wanted.shares, dtype
+    )
+    return loss
+
+
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Cross entropy over a vocabulary, some tokens at a time.
 

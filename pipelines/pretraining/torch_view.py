@@ -13,7 +13,7 @@ from pipelines.models.frameworks.torch import Encoder, TokenEncode, with_dense
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_masks
 from pipelines.models.weights import WORDS
-from pipelines.pretraining.torch_head import Wanted, prediction_loss
+from pipelines.pretraining.torch_head import Wanted, prediction_loss, word_loss
 
 _BESIDE = 1 << 20
 """Beyond the places of dropout that an encoder has, which follow upon the same seeds."""
@@ -92,3 +92,7 @@ class View:
         epsilon = getattr(self.spec, "layer_norm_epsilon", None)
         words = self.encoder.weights[WORDS]
         return prediction_loss(states, wanted, self.own, words, dtype=self.dtype, epsilon=epsilon)
+
+    def word_loss(self, states: torch.Tensor, wanted: Wanted) -> torch.Tensor:
+        """See :func:`pipelines.pretraining.torch_head.word_loss`."""
+        return word_loss(states, wanted, self.encoder.weights[WORDS], dtype=self.dtype)

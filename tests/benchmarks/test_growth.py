@@ -285,7 +285,9 @@ def prepared_by_nobody(seen: list):
         stages = [{"stage": "corpus", "seconds": 1.0, "kept": False}]
         storage.write_json(folder / "stages.json", stages)
         times = len(seen) - 1
-        return Usage(seconds=[9.0, 10.0, 20.0, 80.0][times], cpu_seconds=8.0, driver_bytes=10**8)
+        return Usage(
+            seconds=[9.0, 10.0, 20.0, 80.0][times], cpu_seconds=8.0, driver_bytes=10**8, own_bytes=1
+        )
 
     return measured
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pyspark
-from hosts import Host, Style, some_hosts
+from hosts import COUNT, Host, Style, some_hosts
 
 from pipelines.spark.releases import installed_version, release_of
 
@@ -99,6 +99,7 @@ def host_cluster(
     cores: int = 2,
     seen: Sequence[Path] = (),
     variables: Mapping[int, Mapping[str, str]] = NO_VARIABLES,
+    count: int = COUNT,
 ) -> Iterator[HostCluster]:
     """A cluster, as long as the block lasts, or the process that made it.
 
@@ -108,8 +109,9 @@ def host_cluster(
         cores: Of a worker.
         seen: Further folders that all hosts see.
         variables: The environment of what Spark runs on a host, besides, by its number.
+        count: Hosts, that of the driver among them.
     """
-    with some_hosts(folder, style, [Path(pyspark.__file__).parent, *seen]) as hosts:
+    with some_hosts(folder, style, [Path(pyspark.__file__).parent, *seen], count) as hosts:
         first, *others = hosts
         master = f"spark://{first.address}:{PORT}"
         at = ["--host", first.address, "--port", str(PORT), "--webui-port", str(PAGE_PORT)]

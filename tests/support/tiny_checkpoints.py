@@ -88,6 +88,23 @@ FAMILIES = {
         Family("hf", "llama", _DECODER, after=(), pooling="weightedmean"),
         Family(
             "hf",
+            "gpt2",
+            {
+                "vocab_size": 48,
+                "n_embd": 24,
+                "n_layer": 2,
+                "n_head": 3,
+                "n_positions": 40,
+                "pad_token_id": 1,
+                # Left at the library's, these are no words of so small a vocabulary.
+                "bos_token_id": 0,
+                "eos_token_id": 2,
+            },
+            before=(),
+            pooling="lasttoken",
+        ),
+        Family(
+            "hf",
             "gemma3_text",
             {**_DECODER, "sliding_window": 8, "use_bidirectional_attention": True},
         ),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines.benchmarks.processes import end_session
+from pipelines.benchmarks.processes import end_session, own_environment
 from pipelines.benchmarks.soak.record import RUNS, STEPS, Record
 from pipelines.benchmarks.soak.watching import Watch
 from pipelines.errors import PipelineError
@@ -100,9 +99,7 @@ def last_words(log: Path) -> str:
 def _started(
     command: list[str], output: int, temporary: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    # Under spark-submit these lead to its driver, which is not the one to be watched.
-    gateway = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
-    environment = {key: value for key, value in os.environ.items() if key not in gateway}
+    environment = own_environment()
     if temporary is not None:
         environment["TMPDIR"] = str(temporary)
     return subprocess.Popen(

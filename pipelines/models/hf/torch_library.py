@@ -18,7 +18,11 @@ import transformers
 from accelerate import init_empty_weights
 from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
+)
 from transformers.utils import logging as library_logging
 
 from pipelines.models.architecture import Shapes
@@ -120,6 +124,20 @@ def _dropouts(config: Any) -> dict[str, float]:
         for key, value in config.to_dict().items()
         if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool)
     }
+
+
+def is_decoder(text: str) -> bool:
+    """Whether each token sees those before it alone.
+
+    Args:
+        text: A config.json.
+    """
+    config = config_of(text)
+    kind = type(config)
+    # The library has encoders as language models too, if they are told that they are decoders.
+    is_causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in MODEL_FOR_MASKED_LM_MAPPING
+    sees_all = getattr(config.get_text_config(), "use_bidirectional_attention", False)
+    return is_causal and not sees_all
 
 
 def own_names(model: Any) -> dict[str, str]:

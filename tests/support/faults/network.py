@@ -26,12 +26,22 @@ def delayed(host: Host) -> AbstractContextManager[None]:
     return _bad_wire(host, 0.0, DELAY_SECONDS)
 
 
-@contextmanager
-def slow(host: Host) -> Iterator[None]:
+def slow(host: Host) -> AbstractContextManager[None]:
     """1 Mbit/s, each way."""
+    return limited(host, RATE)
+
+
+@contextmanager
+def limited(host: Host, rate: str) -> Iterator[None]:
+    """A token bucket, each way.
+
+    Args:
+        host: Whose link it is.
+        rate: The arguments of `tc-tbf`.
+    """
     ends = ((host.switch, port_of(host.number)), (host.init, "eth0"))
     for process, card in ends:
-        _enter(process, ["tc", "qdisc", "add", "dev", card, "root", "tbf", *RATE.split()])
+        _enter(process, ["tc", "qdisc", "add", "dev", card, "root", "tbf", *rate.split()])
     try:
         yield
     finally:

@@ -157,7 +157,8 @@ def run_stage_cell(cell: StageCell, materials: Materials, folder: Path) -> Outco
         _look_for_leftovers(fault, cluster, outcome)
         scene.undoing.close()
         if outcome.end != "hang":
-            _check_again(stage, config, disk, folder, materials.results[cell.stage], outcome)
+            expected = materials.results[cell.stage]
+            _check_again(stage, config, cluster, disk, folder, expected, outcome)
     if not outcome.failings:
         shutil.rmtree(folder, ignore_errors=True)
     return outcome
@@ -216,12 +217,22 @@ def _look_for_leftovers(fault: Fault, cluster: HostCluster, outcome: Outcome) ->
 
 
 def _check_again(
-    stage: Stage, config: Config, disk: Disk, folder: Path, expected: object, outcome: Outcome
+    stage: Stage,
+    config: Config,
+    cluster: HostCluster,
+    disk: Disk,
+    folder: Path,
+    expected: object,
+    outcome: Outcome,
 ) -> None:
-    """Runs the stage once more, and compares what it has made with what it makes undisturbed."""
-    log = folder / "again.log"
-    code = job.run_here(stage.arguments, config, folder / "again.yaml", log, STAGE_SECONDS)
-    if code != 0:
+    """Runs the stage once more, where its driver was, and compares what it has made.
+
+    As a scheduler does: what a process has left is swept by one that can know that it is gone.
+    """
+    path, log = folder / "again.yaml", folder / "again.log"
+    path.write_text(configuration.dump(config))
+    command = [*job.CLI, *stage.arguments, "--config", path, "--set=spark.master=local[2]"]
+    if cluster.start(command, log).wait(STAGE_SECONDS) != 0:
         outcome.failings.append(f"it cannot be run again: {log.read_text()[-300:]}")
         return
     if not is_same(stage.result(disk.folder, log.read_text()), expected):

@@ -1,0 +1,393 @@
+"""The comparison of strategies: what is chosen, read, advised and predicted, and the command."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.benchmarks.processes import Usage
+from pipelines.benchmarks.strategies import advice as rule
+from pipelines.benchmarks.strategies.advice import Summary, advice, efficiency, summaries
+from pipelines.benchmarks.strategies.arithmetic import operations_per_token, products
+from pipelines.benchmarks.strategies.page import rule_points
+from pipelines.benchmarks.strategies.projection import exchange_seconds, load_of, scheme_of
+from pipelines.benchmarks.strategies.record import Record
+from pipelines.benchmarks.strategies.results import loss_at
+from pipelines.benchmarks.strategies.scale import (
+    SCHEMES,
+    Load,
+    Network,
+    pays_until,
+    predicted_rate,
+)
+from pipelines.benchmarks.strategies.strategy import (
+    OF_PAPER,
+    all_strategies,
+    named_strategies,
+    worker_counts,
+)
+from pipelines.benchmarks.strategies.trial import Reading, read_trial, reading_of, settled_step
+from pipelines.benchmarks.strategies.workloads import Size, causal, named_workload
+from pipelines.cli import main
+from pipelines.engines import ENGINES
+from pipelines.errors import InputError
+from pipelines.losses import LOSSES
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.folder import read_encoder
+from pipelines.settings.load import parse
+
+FAST = Network(bandwidth=1e15, latency=0.0)
+
+
+def reading(strategy="torch", workers=1, rate=100.0, loss=1.0, **told):
+    values = {"round": 0, "seconds": 9.0, "cpu_seconds": 9.0, "own_bytes": 1}
+    values |= {"examples_per_second": rate, "tokens_per_second": 9 * rate}
+    values["curve"] = tuple((8 * step, step / 2, loss) for step in range(1, 21))
+    return Reading(strategy=strategy, workers=workers, **(values | told))
+
+
+def load(**told):
+    values = {"arithmetic": [0.5], "payload": 1e6, "seconds_per_byte": 0.0, "examples": 8}
+    return Load(**(values | told))
+
+
+def test_every_engine_and_mode_has_a_strategy_and_none_has_two():
+    found = all_strategies().values()
+    assert {one.training["engine"] for one in found} == {*ENGINES}
+    found = [one for one in found if not one.is_peer]
+    trainings = [tuple(sorted(one.training.items())) for one in found]
+    assert len(trainings) == len({*trainings})
+
+
+def test_the_six_of_the_paper_come_first_and_share_a_framework():
+    assert [*all_strategies().values()][:6] == [*OF_PAPER]
+    assert {one.training["framework"] for one in OF_PAPER} == {"tensorflow"}
+    assert [one.training["precision"] for one in OF_PAPER] == ["fp32"] * 4 + ["bf16"] * 2
+
+
+def test_any_strategy_can_be_had_in_mixed_precision():
+    (mixed,) = named_strategies("torch-parameters-bf16")
+    assert mixed.training == all_strategies()["torch-parameters"].training | {"precision": "bf16"}
+
+
+@pytest.mark.parametrize("name", ["caffe", "torch-bf16-bf16", ""])
+def test_a_strategy_that_is_not_there_is_refused_with_those_that_are(name):
+    with pytest.raises(InputError, match=r"--cases: there is no strategy .*single-worker"):
+        named_strategies(name)
+
+
+def test_numbers_of_workers():
+    assert [*worker_counts(None)] == [1, 2]
+    assert worker_counts("4, 1,4") == [1, 4]
+    for text in ("", "0", "two", "1,,2", "-1"):
+        with pytest.raises(InputError, match=r"--workers"):
+            worker_counts(text)
+
+
+def lines_of(steps, workers=2):
+    return [
+        {
+            "step": step,
+            "seconds": 10.0 + step / 4,
+            "loss": 1 / step,
+            "examples_per_second": 32.0,
+            "tokens_per_second": 320.0,
+            "cpu_seconds": 0.5,
+            "communication": 0.2,
+            "workers": [{"arithmetic": 0.2, "communication": 0.05}] * workers,
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+def test_rates_are_those_behind_the_warm_up():
+    lines = lines_of(20)
+    assert settled_step(lines) == 4
+    read = read_trial(lines, Usage(30, 20, 1, 2), 8, strategy="torch", workers=2, round=0)
+    assert read.examples_per_second == pytest.approx(8 * 4)
+    assert read.tokens_per_second == pytest.approx(10 * 8 * 4)
+    assert read.examples_per_cpu_second == pytest.approx(16)
+    assert read.communication == pytest.approx(0.2)
+    assert len(read.arithmetic) == len(read.exchange) == 2 * 16
+    assert read.curve[-1] == (160, 15.0, 1 / 20)
+
+
+def test_what_an_engine_does_not_tell_is_not_made_up():
+    lines = [{k: v for k, v in line.items() if k[:3] not in ("cpu", "com")} for line in lines_of(9)]
+    bare = [line | {"workers": []} for line in lines]
+    read = read_trial(bare, Usage(30, 20, 1, 2), 8, strategy="bigdl", workers=2, round=0)
+    assert (read.examples_per_cpu_second, read.communication, read.arithmetic) == (None, None, ())
+    assert load_of([read], all_strategies()["torch"], 16, 8) is None
+
+
+def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path):
+    record = Record(tmp_path / "a", {"steps": 9, "counts": (1, 2)})
+    record.add(reading(figures={"after": {}}))
+    with (tmp_path / "a" / "readings.jsonl").open("a") as file:
+        file.write('{"strategy": "to')
+    again = Record(tmp_path / "a", {"steps": 9, "counts": (1, 2)})
+    again.add(reading(workers=2))
+    assert [one.key for one in again] == [("torch", 1, 0), ("torch", 2, 0)]
+    assert next(iter(again)) == reading(figures={"after": {}})
+    with pytest.raises(InputError, match=r"--output: .* holds a comparison with another steps"):
+        Record(tmp_path / "a", {"steps": 10, "counts": (1, 2)})
+
+
+@given(st.floats(0.1, 9), st.lists(st.floats(0, 9), max_size=3))
+def test_a_reading_is_what_its_json_says(rate, arithmetic):
+    known = reading(rate=rate, arithmetic=tuple(arithmetic))
+    assert reading_of(json.loads(json.dumps(known.as_json()))) == known
+
+
+def summary(strategy, workers, rate, loss=1.0, **told):
+    values = {"rounds": 1, "spread": (rate, rate), "loss_spread": (loss, loss)}
+    values |= {"communication": 0.1, "examples_per_second": rate, "loss": loss}
+    return Summary(strategy=strategy, workers=workers, **(values | told))
+
+
+@pytest.mark.parametrize(
+    ("found", "taken", "told"),
+    [
+        ([summary("a", 1, 100), summary("b", 2, 180)], "b with 2 workers", "1.80 times the 100"),
+        ([summary("a", 1, 100), summary("b", 2, 119)], "a with one worker", "hardly pay"),
+        ([summary("a", 1, 100), summary("b", 2, 90)], "a with one worker", "no faster"),
+        # As fast within the room: the one that needs less.
+        ([summary("a", 1, 98), summary("b", 1, 100)], "a with one worker", "no faster"),
+        # Fast, and learns less.
+        ([summary("a", 1, 100), summary("b", 1, 300, 1.2)], "a with one worker", "less with: b"),
+        # Rounds of one differ as much.
+        (
+            [summary("a", 1, 100, loss_spread=(0.9, 1.15)), summary("b", 1, 300, 1.2)],
+            "b with one worker",
+            "no faster",
+        ),
+        (
+            [summary("a", 1, 100), summary("b", 2, 180, communication=0.4)],
+            "b with 2 workers",
+            "40 % of their time on communication",
+        ),
+        ([summary("b", 2, 180)], "b with 2 workers", "180 examples/s"),
+    ],
+)
+def test_advice_follows_from_the_rule(found, taken, told):
+    sentences = advice(found)
+    assert sentences[0].startswith(f"Take {taken}: ")
+    assert told in " ".join(sentences)
+
+
+def test_there_is_no_advice_without_figures():
+    assert advice([]) == []
+
+
+def test_other_trainers_are_told_and_not_advised():
+    told = advice([summary("a", 1, 100)], [summary("peer", 1, 40, 0.1), summary("peer", 2, 80)])
+    assert told[0].startswith("Take a with one worker")
+    assert told[-1] == "peer with 2 workers makes 80: that is 1.25 times as many."
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.floats(1, 999), st.floats(0.1, 9)),
+        min_size=1,
+        max_size=9,
+        unique_by=lambda one: one[:2],
+    )
+)
+def test_what_is_taken_was_measured_and_is_never_far_from_the_fastest_that_learns(drawn):
+    found = [summary(*one) for one in drawn]
+    least = min(one.loss for one in found)
+    learning = [one for one in found if one.loss <= (1 + rule.LOSS_ROOM) * least]
+    sentence = advice(found)[0]
+    (taken,) = (
+        one
+        for one in found
+        if f"Take {one.strategy} with {'one' if one.workers == 1 else one.workers} " in sentence
+    )
+    most = max(one.examples_per_second for one in learning)
+    assert taken in learning
+    assert taken.examples_per_second * rule.PAYS >= (1 - rule.RATE_ROOM) * most
+
+
+def test_the_page_tells_the_rule_with_its_numbers():
+    points = rule_points()
+    assert len(points) == 5
+    assert "at most 5 % above" in points[0]
+    assert "1.2 times" in points[2]
+    assert not any(":data:" in point for point in points)
+
+
+def test_summaries_and_efficiency():
+    found = summaries([reading(rate=90), reading(rate=110), reading(workers=2, rate=150)])
+    assert [(one.workers, one.rounds, one.examples_per_second) for one in found] == [
+        (1, 2, 100),
+        (2, 1, 150),
+    ]
+    assert efficiency(found) == {("torch", 1): 1.0, ("torch", 2): 0.75}
+
+
+def test_the_loss_at_a_moment_is_between_those_around():
+    falling = reading(curve=tuple((8 * step, float(step), 10.0 - step) for step in range(1, 10)))
+    assert loss_at(falling, 4.5) == pytest.approx(5.5)
+    assert loss_at(falling, 99.0) == pytest.approx(1.0)
+
+
+def test_operations_are_those_of_the_paper():
+    spec = BertSpec(vocabulary=99, hidden=8, layers=2, heads=2, intermediate=32, positions=16)
+    weights = 2 * (4 * 8 * 8 + 2 * 8 * 32)
+    # PaLM, appendix B: 6 N + 12 L H Q T for each token, of texts of T tokens.
+    assert operations_per_token(spec, 10) == 6 * weights + 12 * 2 * 8 * 10
+    assert (5, 8, 32) in products(spec, 5)
+    assert (32, 5, 8) in products(spec, 5)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(
+    payload=st.floats(1, 1e9),
+    bandwidth=st.floats(1e6, 1e10),
+    workers=st.integers(1, 40),
+    more=st.floats(1, 100),
+)
+def test_a_better_network_is_never_slower(scheme, payload, bandwidth, workers, more):
+    one = load(payload=payload)
+    slow = predicted_rate(scheme, one, Network(bandwidth=bandwidth, latency=1e-3), workers)
+    fast = predicted_rate(scheme, one, Network(bandwidth=more * bandwidth, latency=1e-4), workers)
+    ideal = workers * one.examples / 0.5
+    assert slow <= fast * (1 + 1e-9)
+    assert fast <= ideal * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_without_a_network_and_without_stragglers_all_of_it_is_arithmetic(scheme):
+    assert predicted_rate(scheme, load(), FAST, 16) == pytest.approx(16 * 8 / 0.5, rel=1e-6)
+
+
+def test_a_ring_takes_what_its_source_says():
+    network = Network(bandwidth=1e6, latency=0.01)
+    one = load(payload=4e6, seconds_per_byte=1e-7)
+    # 2 (W - 1) rounds of a part of 1 MB: 10 ms, 1 s of travel, 0.1 s of arithmetic.
+    step = 0.5 + 2 * 3 * (0.01 + 1.0 + 0.1)
+    assert predicted_rate("all-reduce", one, network, 4) == pytest.approx(4 * 8 / step)
+
+
+def test_a_server_serves_no_more_than_its_link_carries():
+    network = Network(bandwidth=1e6, latency=0.0)
+    one = load(payload=1e6, arithmetic=[0.001])
+    # A gradient arrives each second, whoever sends it.
+    assert predicted_rate("servers", one, network, 64) == pytest.approx(8, rel=0.05)
+    two = load(payload=1e6, arithmetic=[0.001], servers=2)
+    assert predicted_rate("servers", two, network, 64) == pytest.approx(16, rel=0.05)
+
+
+def test_stragglers_hold_up_those_who_wait_for_all():
+    spread = load(arithmetic=[0.4, 0.6])
+    waiting = predicted_rate("all-reduce", spread, FAST, 64)
+    alone = predicted_rate("servers", spread, FAST, 64)
+    assert waiting == pytest.approx(64 * 8 / 0.6)
+    # Each makes its own steps, and the last one ends a little after the others.
+    assert alone > 1.1 * waiting
+
+
+def test_from_where_more_workers_stop_paying():
+    assert pays_until({1: 10, 2: 20, 4: 40}) == 4
+    assert pays_until({1: 10, 2: 20, 4: 22}) == 2
+    # The step from one to two is dear, and pays all the same when more follow.
+    assert pays_until({1: 10, 2: 13, 4: 26, 8: 52}) == 8
+    assert pays_until({1: 10}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("torch", "all-reduce"),
+        ("deepspeed-gradients", "all-reduce"),
+        ("torch-parameters", "sharded"),
+        ("elephas-sync", "averaging"),
+        ("elephas-hogwild", "servers"),
+        ("distributed-servers", "servers"),
+    ],
+)
+def test_how_strategies_exchange(name, scheme):
+    assert scheme_of(all_strategies()[name]) == scheme
+
+
+def test_a_load_gives_again_what_was_measured():
+    payload, spent = 2e6, 0.3
+    seen = reading(
+        workers=2,
+        arithmetic=(0.5, 0.7) * 20,
+        # The faster one waits 0.2 s for the other.
+        exchange=(spent + 0.2, spent) * 20,
+        bytes_per_step=2 * payload,
+    )
+    assert exchange_seconds(seen, "all-reduce") == pytest.approx(spent)
+    found = load_of([seen], all_strategies()["torch"], 16, 8)
+    assert found.payload == payload
+    assert found.examples == 8
+    # A pair of which either is the slower one.
+    slowest = sum(max(a, b) for a in (0.5, 0.7) for b in (0.5, 0.7)) / 4
+    rate = predicted_rate("all-reduce", found, FAST, 2)
+    assert rate == pytest.approx(16 / (slowest + spent), rel=0.05)
+
+
+def test_a_decoder_is_the_same_every_time_and_trains_as_a_language_model(tmp_path):
+    size = Size(1, 16, 2)
+    arrays = []
+    for name in ("one", "other"):
+        config = causal(parse({}), tmp_path / name, size)
+        spec, weights = read_encoder(config.encoder.start)
+        arrays.append(weights)
+        assert config.objective.name == "clm"
+        assert LOSSES.load("clm").reconstruction.check_spec(spec) is None
+    assert all(np.array_equal(one, arrays[1][name]) for name, one in arrays[0].items())
+    # Places and words are looked up, and all words are predicted.
+    weights = 16 * 48 + 16 * 16 + 2 * 16 * 64
+    expected = 6 * (weights + spec.vocabulary * 16) + 12 * 16 * 10
+    assert operations_per_token(spec, 10, predicted=1.0) == expected
+
+
+def test_workloads_change_what_is_trained():
+    asked = parse({"prepared": {"folder": "/p"}})
+    assert named_workload(None)(asked, None) == asked
+    masked = named_workload("masked")(asked, None)
+    assert (masked.objective.name, masked.corpus.pairs) == ("mlm", "single")
+    assert masked.prepared.folder != asked.prepared.folder
+    with pytest.raises(InputError, match=r"--workload: there is no `bert`, one of encoder"):
+        named_workload("bert")
+
+
+def test_what_cannot_train_a_workload_is_told():
+    asked = named_workload("masked")(parse({}), None)
+    known = all_strategies()
+    assert known["torch"].missing(asked) == ""
+    assert "loss mlm has no form for tensorflow" in known["single-server"].missing(asked)
+    assert "objective.name" in known["sentence-transformers"].missing(asked)
+    random = parse({"encoder": {"start": "random"}, "tokens": {"vocabulary": "train"}})
+    assert "encoder.start" in known["sentence-transformers"].missing(random)
+
+
+@pytest.mark.slow
+def test_strategies_are_compared_by_the_command(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"prepared: {{folder: {tmp_path}/prepared}}\n"
+        f"corpus: {{inputs: [{json.__path__[0]}], evaluation_documents: 0}}\n"
+        "tokens: {max_length: 16, vocabulary: train, vocabulary_size: 200}\n"
+        "lanes: {count: 2, granule: 4}\n"
+        "encoder: {start: random, layers: 1, hidden: 16, heads: 2}\n"
+    )
+    folder = tmp_path / "compared"
+    options = ["--cases", "local-torch", "--steps", "5", "--runs", "1", "--output", str(folder)]
+    command = ["benchmark", "strategies", "--config", str(config), *options]
+    assert main(command) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (row,) = figures["strategies"]
+    assert (row["strategy"], row["workers"], row["efficiency"]) == ("local-torch", 1, 1.0)
+    assert row["examples_per_second"] > 0
+    assert figures["advice"][0].startswith("Take local-torch with one worker: ")
+    assert "<svg" in (folder / "strategies.html").read_text()
+    assert (folder / "strategies.csv").read_text().startswith("strategy,workers,examples_per_")
+    # Nothing is trained a second time.
+    monkeypatch.setattr("pipelines.benchmarks.strategies.command.run_trial", None)
+    assert main(command) == 0

@@ -1,0 +1,1 @@
+"""The simulation of more workers, held against hosts whose links are slow."""
