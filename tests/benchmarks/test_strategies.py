@@ -367,6 +367,35 @@ def test_what_cannot_train_a_workload_is_told():
     assert "encoder.start" in known["sentence-transformers"].missing(random)
 
 
+@pytest.mark.parametrize(
+    ("name", "crossed"),
+    [
+        ("torch", 2),
+        ("torch-parameters", 3),
+        ("elephas-sync", 2 * 3 * 2 / 8),
+        ("single-server", 2),
+        ("distributed-servers", 2),
+    ],
+)
+def test_every_scheme_gives_again_the_rate_that_it_was_calibrated_with(name, crossed):
+    """Two workers of even speed, on a network that takes no time."""
+    spent, strategy = 0.3, all_strategies()[name]
+    seen = reading(
+        name,
+        workers=2,
+        arithmetic=(0.5,) * 40,
+        exchange=(spent,) * 40,
+        bytes_per_step=crossed * 1e6,
+    )
+    found = load_of([seen], strategy, 16, 8)
+    assert found.payload == pytest.approx(1e6)
+    scheme = scheme_of(strategy)
+    # Of servers, one worker is at them at a time; of averages, eight steps are a round.
+    workers, steps = (1, 16) if scheme == "servers" else (2, 16)
+    rate = predicted_rate(scheme, found, FAST, workers)
+    assert rate == pytest.approx(steps / (0.5 + spent), rel=0.05)
+
+
 @pytest.mark.slow
 def test_strategies_are_compared_by_the_command(tmp_path, monkeypatch, capsys):
     config = tmp_path / "c.yaml"

@@ -22,6 +22,7 @@ from pipelines.benchmarks.strategies.projection import projections
 from pipelines.benchmarks.strategies.record import Record
 from pipelines.benchmarks.strategies.results import Results
 from pipelines.benchmarks.strategies.strategy import (
+    OF_PAPER,
     Strategy,
     named_strategies,
     worker_counts,
@@ -43,6 +44,8 @@ DEFAULT_STEPS, DEFAULT_ROUNDS = 60, 3
 DEFAULT_FOLDER = "strategies"
 FEWEST_STEPS = 5
 _ENOUGH_EPOCHS = 100_000
+_OF_STRATEGIES = {"workers", *OF_PAPER[0].training}
+"""Keys of `training` that differ between strategies."""
 _TABLE_WIDTH = 120
 
 
@@ -99,6 +102,9 @@ def measure(
             _round(comparison, record, number, rounds, folder, failed)
     except KeyboardInterrupt:
         logger.info("strategies: interrupted; what was measured is kept in %s", folder)
+        if any(True for _ in record):
+            _told(comparison, record, failed, folder)
+        raise
     return _told(comparison, record, failed, folder)
 
 
@@ -135,15 +141,12 @@ class _Comparison:
         for name, why in missing.items():
             if why:
                 logger.info("strategies: %s is left out: %s", name, why)
-        training = config.training.model_dump(mode="json")
+        training = config.training.model_dump(mode="json", exclude=_OF_STRATEGIES)
         compared = {
             "lanes": [*manifest.checksums],
-            "steps": steps,
-            "granules_per_step": config.training.granules_per_step,
             "encoder": repr(spec),
             "objective": config.objective.model_dump(mode="json"),
-            "learning rate": training["learning_rate"],
-            "seed": training["seed"],
+            **{f"training.{key}": value for key, value in training.items()},
         }
         return cls(
             config,

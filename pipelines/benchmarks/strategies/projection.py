@@ -75,7 +75,8 @@ def load_of(
     sent = [one.bytes_per_step for one in readings if one.bytes_per_step is not None]
     if len(sent) < len(readings) or not all(one.arithmetic and one.exchange for one in readings):
         return None
-    crossed, cost = _times_sent(scheme, workers, round_steps)
+    servers = int(strategy.training["parameter_servers"])
+    crossed, cost = _times_sent(scheme, workers, round_steps, servers)
     payload = statistics.median(sent) / crossed
     exchange = statistics.median(exchange_seconds(one, scheme) for one in readings)
     return Load(
@@ -84,22 +85,23 @@ def load_of(
         seconds_per_byte=exchange / (payload * cost),
         # Of servers a step is one worker's.
         examples=step_examples if scheme == "servers" else step_examples // workers,
-        servers=int(strategy.training["parameter_servers"]),
+        servers=servers,
         round_steps=round_steps,
     )
 
 
-def _times_sent(scheme: str, workers: int, round_steps: int) -> tuple[float, float]:
-    """How often the payload passes the network in a step, and a worker's processor.
+def _times_sent(scheme: str, workers: int, round_steps: int, servers: int) -> tuple[float, float]:
+    """How often the payload passes the network in a step, and a processor one after the other.
 
-    The first is of all workers together, the second as the simulation counts it.
+    The first is of all workers together, the second as the simulation counts it for one of them.
     """
     averaged = 2.0 * AVERAGED_ARRAYS * workers / round_steps
     return {
         "all-reduce": (2.0 * (workers - 1), 2.0 * (workers - 1) / workers),
         "sharded": (3.0 * (workers - 1), 3.0 * (workers - 1) / workers),
         "averaging": (averaged, averaged),
-        "servers": (2.0, 1.0),
+        # Each server has its part, all at the same time.
+        "servers": (2.0, 1.0 / servers),
     }[scheme]
 
 
