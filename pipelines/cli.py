@@ -56,8 +56,8 @@ DataFolder = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="Data to measure on: lanes or captions for feed, a CSV of pairs for startup, text "
-        "files for the others; by default the embedded corpus.",
+        help="Data to measure on: lanes or captions for feed, a CSV of pairs for startup, a file "
+        "of bounds for bounds, text files for the others; by default the embedded corpus.",
     ),
 ]
 
@@ -181,7 +181,9 @@ def benchmark(
     ] = None,
     cases: Annotated[
         str | None,
-        typer.Option("--cases", help="Of soak and strategies: names of cases, with commas."),
+        typer.Option(
+            "--cases", help="Of soak, strategies, startup and bounds: names, with commas."
+        ),
     ] = None,
     workers: Annotated[
         str | None, typer.Option("--workers", help="Of strategies: numbers, with commas.")
@@ -190,9 +192,14 @@ def benchmark(
         str | None,
         typer.Option("--workload", help="Of strategies: encoder, masked, causal, causal-100m."),
     ] = None,
+    sentences: Annotated[
+        int | None, typer.Option("--sentences", min=1, help="Of embed: how many at most.")
+    ] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", help="Of soak and strategies: folder of records and pictures."),
+        typer.Option(
+            "--output", help="Of soak, strategies and bounds: folder of what is to be kept."
+        ),
     ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -205,6 +212,7 @@ def benchmark(
         cases=cases,
         workers=workers,
         workload=workload,
+        sentences=sentences,
         output=output,
     )
 

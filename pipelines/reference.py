@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import yaml
 
+from pipelines.benchmarks import BENCHMARKS, LONG, own_options
+from pipelines.benchmarks.bounds.entries import read_bounds
+from pipelines.benchmarks.bounds.judging import limit_in_words
 from pipelines.engines import ENGINES
 from pipelines.engines.base import Engine
 from pipelines.engines.conf import ConfRule
@@ -221,6 +225,64 @@ def recipes_page() -> str:
     return "\n".join(lines)
 
 
+def benchmarks_page() -> str:
+    """What each benchmark measures, how long it takes, and the bounds of figures, as Markdown."""
+    bounds = read_bounds()
+    counts = Counter(run.benchmark for run in bounds.runs for _ in run.bounds)
+    lines = [
+        NOTICE + "# Benchmarks\n",
+        "`sentence-pipelines benchmark NAME` (or `spark-submit jobs/benchmark.py NAME`) measures side "
+        "by side, prints a table, and a line of JSON at its end; all take `--data`, `--config` and "
+        "`--set`. Time is CPU time wherever that can be. [Measurements](measurements.md) has what "
+        "they have found.\n",
+        *_table(
+            ("benchmark", "what it measures", "its own options", "takes about", "has bounds"),
+            (
+                (
+                    f"`{name}`",
+                    _first_line(module),
+                    _keys(f"--{key}" for key in own_options(name)),
+                    LONG.get(name, "minutes"),
+                    str(counts[name]) if counts[name] else _OWN_BOUNDS.get(name, ""),
+                )
+                for name, module in BENCHMARKS.items()
+            ),
+        ),
+        "\n## Bounds\n",
+        "`make bench` holds the figures of the table below to their bounds, as tests hold what is "
+        "right: `sentence-pipelines benchmark bounds` runs each benchmark in a process of its own, "
+        "goes on after one that fails, and prints a line for each bound that is broken, with the "
+        "figure, the bound, and the command that repeats it. It ends with 1 then. `--cases` names "
+        "some of the runs, `--output FOLDER` keeps what they have printed.\n",
+        "The bounds are in `pipelines/benchmarks/bounds/bounds.yaml`; `--data FILE` takes another file "
+        "of the same form. Only figures that are much the same on every machine have bounds: a ratio "
+        "of two things that were measured in one run by their CPU time, a count, or memory at most. "
+        "What takes CPU seconds and is compared with nothing else is told over a yardstick, a fixed "
+        "piece of work in plain Python that is measured before and after it. A figure that a "
+        "benchmark does not give, or cannot measure though it is not `optional`, breaks its bound.\n",
+        *_table(
+            ("run", "benchmark", "bound", "figure", "must be", "seen"),
+            (
+                (
+                    f"`{run.name}`",
+                    f"`{run.benchmark}`",
+                    f"`{bound.name}`",
+                    f"`{bound.figure}`" + (f" over `{bound.over}`" if bound.over else ""),
+                    limit_in_words(bound),
+                    bound.seen,
+                )
+                for run in bounds.runs
+                for bound in run.bounds
+            ),
+        ),
+        "\nLanes that runs share are prepared first, of the docstrings of Python's own modules. "
+        "After a change that is meant to cost more, set the bound anew, and say in `seen` what it was "
+        "set from.\n",
+    ]
+    return "\n".join(lines)
+
+
+_OWN_BOUNDS = {"soak": "its own", "bounds": "those of all others"}
 _FORMS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "bigdl": "dllib", "openvino": "OpenVINO"}
 _POOLINGS: dict[Pooling, str] = {
     "mean": "The mean of its hidden states.",
@@ -256,6 +318,7 @@ PAGES = {
     "losses.md": losses_page,
     "architectures.md": architectures_page,
     "recipes.md": recipes_page,
+    "benchmarks.md": benchmarks_page,
 }
 
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 BENCHMARKS: Mapping[str, str] = {
     "bigdl": "pipelines.benchmarks.bigdl",
+    "bounds": "pipelines.benchmarks.bounds.command",
     "bucket": "pipelines.benchmarks.bucket",
+    "counts": "pipelines.benchmarks.counts",
     "duplicates": "pipelines.benchmarks.duplicates",
     "embed": "pipelines.benchmarks.embed",
     "feed": "pipelines.benchmarks.feed",
@@ -33,6 +35,20 @@ BENCHMARKS: Mapping[str, str] = {
     "train": "pipelines.benchmarks.train",
     "update": "pipelines.benchmarks.update",
 }
+
+LONG: Mapping[str, str] = {
+    "bigdl": "half an hour",
+    "bucket": "half an hour",
+    "feed": "half an hour",
+    "growth": "an hour and more",
+    "objectives": "an hour and more",
+    "quality": "half an hour",
+    "recipe": "half an hour",
+    "soak": "an hour and more",
+    "strategies": "an hour and more",
+    "train": "half an hour",
+}
+"""About how long those take, on two idle cores, that are no matter of minutes."""
 
 Benchmark = Callable[["Config", "str | None"], dict[str, Any]]
 
@@ -56,6 +72,12 @@ def benchmark(name: str, **options: object) -> Benchmark:
         if key not in signature(measure).parameters:
             raise InputError(f"--{key}", f"benchmark `{name}` does not know it", "leave it out")
     return partial(measure, **given)
+
+
+def own_options(name: str) -> tuple[str, ...]:
+    """The options that a benchmark knows beside those of all."""
+    known = signature(import_module(BENCHMARKS[name]).measure).parameters
+    return tuple(key for key in known if key not in ("config", "data"))
 
 
 def check_bounds(figures: Mapping[str, Any]) -> None:

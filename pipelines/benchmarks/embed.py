@@ -44,11 +44,12 @@ from pipelines.tokens.start import default_start
 SENTENCES = 20_000
 ROUNDS = 5
 WARM_UP = 256
-TEXT_COLUMNS = ("text", "caption", "sentence", "lead", "sentence1", "sentence2")
-"""Of a Parquet, CSV or JSON lines file; those that it has are taken."""
+TEXT_COLUMNS = ("text", "caption", "sentence", "lead", "sentence1", "sentence2", "anchor")
+"""Of a Parquet, CSV or JSON lines file; those that it has are taken. The last is of pairs that a
+corpus was prepared to."""
 
 
-def measure(config: Config, data: str | None) -> dict[str, Any]:
+def measure(config: Config, data: str | None, *, sentences: int | None = None) -> dict[str, Any]:
     """Runs the comparison.
 
     Args:
@@ -56,6 +57,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
             are used.
         data: A file or folder of sentences (Parquet, CSV, JSON lines); None for the sentences of
             the embedded default corpus.
+        sentences: How many at most; 20,000 unless given.
 
     Returns:
         ``embed_vs_st_fp32_ratio``: sentences per CPU second over those of the library;
@@ -78,7 +80,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         config = _one_core(config, folder, options)
         session = local_session(config)
         texts = folder / "texts.parquet"
-        write_sentences(session, config, data, texts)
+        write_sentences(session, config, data, texts, sentences or SENTENCES)
         rates, cosines, loop = _side_by_side(folder, texts, options)
         spark = _spark_job(session, config, meter, folder)
     _print(rates, cosines, spark, loop)

@@ -11,9 +11,10 @@ import csv
 import logging
 import resource
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -42,6 +43,10 @@ COMMANDS: Mapping[str, tuple[Sequence[str], int]] = {
     "a wrong key": (["train", "--set", "training.lr=1"], 2),
 }
 """Arguments and exit codes."""
+PARTS = ("commands", "prepare", "engines")
+"""What can be measured alone."""
+IMPORTS = "import typer, rich.console, pydantic"
+"""What any command line of this kind loads: with what others cost is compared."""
 REPEATS = 5
 SIZES = (12, 2700)
 """Rows of the corpora that are prepared; the engines train the lanes of the last one."""
@@ -64,53 +69,85 @@ class Cost:
     Attributes:
         cpu_seconds: Of all its processes.
         wall_seconds: From its start to its end.
+        driver_megabytes: Of a driver's Python and Java at their highest; None of what has no Java.
     """
 
     cpu_seconds: float
     wall_seconds: float
+    driver_megabytes: float | None = None
 
     @property
     def figures(self) -> dict[str, float]:
         """For the JSON line."""
-        return {
-            "cpu_seconds": round(self.cpu_seconds, 2),
-            "wall_seconds": round(self.wall_seconds, 2),
+        found = {
+            "cpu_seconds": self.cpu_seconds,
+            "wall_seconds": self.wall_seconds,
+            "driver_megabytes": self.driver_megabytes,
         }
+        return {name: round(value, 2) for name, value in found.items() if value is not None}
 
 
-def measure(config: Config, data: str | None) -> dict[str, Any]:
+def measure(config: Config, data: str | None, *, cases: str | None = None) -> dict[str, Any]:
     """Measures the commands, the preparations and the engines whose libraries are installed.
 
     Args:
         config: Of the preparations and the engines, but for the corpus and the size of granules.
         data: A CSV of pairs, read by ``corpus.pair_columns`` or else by its first two columns; by
             default docstrings of the installed packages are taken apart.
+        cases: Some of :data:`PARTS`, with commas; all of them by default.
 
     Returns:
-        ``commands`` and ``prepare`` with ``cpu_seconds`` and ``wall_seconds`` by command and by
-        rows, and ``engines``, the list of
+        ``imports``, ``commands`` and ``prepare`` with ``cpu_seconds`` and ``wall_seconds``: of
+        Python with the imports that any such command line has, by command, and by rows;
+        and ``engines``, the list of
         :func:`pipelines.benchmarks.startup_engines.measure_engines`.
 
     Raises:
-        InputError: The file cannot be read, or holds too few pairs.
+        InputError: The file cannot be read, or holds too few pairs; there is no such part.
         PipelineError: A command failed.
     """
+    parts = named_parts(cases)
+    imports = least_cost([sys.executable, "-c", IMPORTS], 0)
+    commands = {}
+    if "commands" in parts:
+        commands = {name: command_cost(*command) for name, command in COMMANDS.items()}
+    prepared, engines = _spark_costs(config, data, parts)
+    Console().print(startup_table(commands, prepared, engines))
+    return {
+        "imports": imports.figures,
+        "commands": {name: cost.figures for name, cost in commands.items()},
+        "prepare": {str(rows): cost.figures for rows, cost in prepared.items()},
+        "engines": engines,
+    }
+
+
+def named_parts(names: str | None) -> set[str]:
+    """The parts of a list with commas; all of them by default.
+
+    Raises:
+        InputError: There is no such part.
+    """
+    found = set(PARTS) if names is None else {name.strip() for name in names.split(",")}
+    if unknown := found - set(PARTS):
+        raise InputError("--cases", f"there is no `{min(unknown)}`", f"some of {', '.join(PARTS)}")
+    return found
+
+
+def _spark_costs(
+    config: Config, data: str | None, parts: Set[str]
+) -> tuple[dict[int, Cost], list[dict[str, Any]]]:
+    """What preparations cost by rows, and engines on what the last one has prepared."""
+    if parts == {"commands"}:
+        return {}, []
     pairs = list(islice(_pairs(config, data), max(SIZES)))
     if len(pairs) < max(SIZES):
         raise InputError("--data", f"it holds {len(pairs)} pairs", f"at least {max(SIZES)}")
-    commands = {name: command_cost(*command) for name, command in COMMANDS.items()}
     prepared = {}
     with tempfile.TemporaryDirectory(prefix="sentence-pipelines-startup-") as name:
         for rows in SIZES:
             job = prepare_config(config, pairs[:rows], Path(name) / f"rows-{rows}")
             prepared[rows] = _prepare_cost(job)
-        engines = _engine_costs(job)
-    Console().print(startup_table(commands, prepared, engines))
-    return {
-        "commands": {name: cost.figures for name, cost in commands.items()},
-        "prepare": {str(rows): cost.figures for rows, cost in prepared.items()},
-        "engines": engines,
-    }
+        return prepared, _engine_costs(job) if "engines" in parts else []
 
 
 def command_cost(arguments: Sequence[str], code: int) -> Cost:
@@ -122,24 +159,29 @@ def command_cost(arguments: Sequence[str], code: int) -> Cost:
     Raises:
         PipelineError: It ends with another one, or not in time.
     """
-    return min((_once(arguments, code) for _ in range(REPEATS)), key=lambda cost: cost.cpu_seconds)
+    return least_cost(cli_command(*arguments), code)
 
 
-def _once(arguments: Sequence[str], code: int) -> Cost:
+def least_cost(command: Sequence[str], code: int) -> Cost:
+    """The least that a command takes of several times; raises as :func:`command_cost`."""
+    return min((_once(command, code) for _ in range(REPEATS)), key=lambda cost: cost.cpu_seconds)
+
+
+def _once(command: Sequence[str], code: int) -> Cost:
     spent, began = _spent_by_children(), time.perf_counter()
     try:
         done = subprocess.run(
-            cli_command(*arguments),
+            command,
             capture_output=True,
             timeout=_COMMAND_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PipelineError(f"startup: {arguments} did not end in {_COMMAND_SECONDS} s") from None
+        raise PipelineError(f"startup: {command} did not end in {_COMMAND_SECONDS} s") from None
     cost = Cost(_spent_by_children() - spent, time.perf_counter() - began)
     if done.returncode != code:
         shown = done.stderr.decode(errors="replace").strip()
-        raise PipelineError(f"startup: {arguments} ended with {done.returncode} ({shown})")
+        raise PipelineError(f"startup: {command} ended with {done.returncode} ({shown})")
     return cost
 
 
@@ -181,7 +223,7 @@ def _prepare_cost(config: Config) -> Cost:
         environment=own_environment(),
         deadline_seconds=_PREPARE_SECONDS,
     )
-    return Cost(usage.cpu_seconds, usage.seconds)
+    return Cost(usage.cpu_seconds, usage.seconds, usage.driver_bytes / 1e6)
 
 
 def installed_engines(config: Config) -> list[str]:

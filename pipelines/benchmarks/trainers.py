@@ -29,7 +29,7 @@ from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.settings import Config
 from pipelines.settings.load import load
 from pipelines.tokens.start import default_start, start_folder
-from pipelines.training.collectives.base import SingleProcess
+from pipelines.training.collectives.base import Collectives, SingleProcess
 from pipelines.training.feed import lane_feed
 from pipelines.training.steppers import STEPPERS
 from pipelines.training.steppers.base import Stepper, StepperFactory
@@ -72,7 +72,7 @@ class Orders:
 def train_here(config: Config, orders: Orders) -> None:
     """This package's step of a framework, on granules read from lane files."""
     lanes = PreparedFolder.of(config).lanes.path
-    task = _only_worker(config, LaneManifest.load(lanes), lanes)
+    task = only_worker(config, LaneManifest.load(lanes), lanes)
     stepper = _new_stepper(task)
     if orders.next():
         for work in lane_feed(task):
@@ -81,18 +81,25 @@ def train_here(config: Config, orders: Orders) -> None:
                 return
 
 
-def new_stepper(config: Config, manifest: LaneManifest, lanes: Location) -> Stepper:
+def new_stepper(
+    config: Config,
+    manifest: LaneManifest,
+    lanes: Location,
+    collectives: Collectives | None = None,
+) -> Stepper:
     """This package's step of a framework, for steps of any granules.
 
     Args:
         config: Names the framework and the encoder.
         manifest: What the lanes hold.
         lanes: Their folder.
+        collectives: With other workers; there are none unless given.
     """
-    return _new_stepper(_only_worker(config, manifest, lanes))
+    return _new_stepper(only_worker(config, manifest, lanes), collectives)
 
 
-def _only_worker(config: Config, manifest: LaneManifest, lanes: Location) -> WorkerTask:
+def only_worker(config: Config, manifest: LaneManifest, lanes: Location) -> WorkerTask:
+    """The task of a worker that has all steps of some lanes, a granule each."""
     plan = BatchPlan(
         lanes=manifest.lanes, rows=manifest.rows, granules_per_step=1, seed=config.training.seed
     )
@@ -108,13 +115,13 @@ def _only_worker(config: Config, manifest: LaneManifest, lanes: Location) -> Wor
     return WorkerTask(run=run, rank=0, workers=1, monitor=("", 0), token="")
 
 
-def _new_stepper(task: WorkerTask) -> Stepper:
+def _new_stepper(task: WorkerTask, collectives: Collectives | None = None) -> Stepper:
     config = task.run.config
     with quiet_import():
         factory: StepperFactory[Stepper] = STEPPERS.load(config.training.framework)
     factory.prepare_process(config.training)
     spec, weights = start_encoder(config, task.run.manifest.vocabulary)
-    return factory(task, Checkpoint(0, spec, weights, {}), SingleProcess())
+    return factory(task, Checkpoint(0, spec, weights, {}), collectives or SingleProcess())
 
 
 def train_sentence_transformers(config: Config, orders: Orders) -> None:

@@ -12,6 +12,8 @@ from pipelines.benchmarks.startup import (
     command_cost,
     csv_pairs,
     installed_engines,
+    measure,
+    named_parts,
     prepare_config,
     startup_table,
 )
@@ -36,6 +38,22 @@ def test_a_command_has_its_cost(name):
     assert cost.cpu_seconds > 0
     assert cost.wall_seconds > 0
     assert set(cost.figures) == {"cpu_seconds", "wall_seconds"}
+
+
+def test_commands_alone_start_no_spark(capsys):
+    figures = measure(Config(), None, cases="commands")
+    assert {*figures["commands"]} == {*COMMANDS}
+    assert figures["imports"]["cpu_seconds"] > 0
+    assert (figures["prepare"], figures["engines"]) == ({}, [])
+    assert "a wrong key" in capsys.readouterr().out
+
+
+def test_a_part_that_there_is_not_is_refused():
+    assert named_parts(None) == {"commands", "prepare", "engines"}
+    with pytest.raises(
+        InputError, match="there is no `engine`, some of commands, prepare, engines"
+    ):
+        named_parts("commands,engine")
 
 
 def test_a_command_that_ends_otherwise_is_no_measurement():
