@@ -231,10 +231,10 @@ def benchmarks_page() -> str:
     counts = Counter(run.benchmark for run in bounds.runs for _ in run.bounds)
     lines = [
         NOTICE + "# Benchmarks\n",
-        "`sentence-pipelines benchmark NAME` (or `spark-submit jobs/benchmark.py NAME`) measures side "
-        "by side, prints a table, and a line of JSON at its end; all take `--data`, `--config` and "
-        "`--set`. Time is CPU time wherever that can be. [Measurements](measurements.md) has what "
-        "they have found.\n",
+        "`sentence-pipelines benchmark NAME` (or `spark-submit jobs/benchmark.py NAME`) measures "
+        "side by side, prints a table, and a line of JSON at its end; all take `--data`, "
+        "`--config` and `--set`. Time is CPU time wherever that can be. "
+        "[Measurements](measurements.md) has what they have found.\n",
         *_table(
             ("benchmark", "what it measures", "its own options", "takes about", "has bounds"),
             (
@@ -254,12 +254,13 @@ def benchmarks_page() -> str:
         "goes on after one that fails, and prints a line for each bound that is broken, with the "
         "figure, the bound, and the command that repeats it. It ends with 1 then. `--cases` names "
         "some of the runs, `--output FOLDER` keeps what they have printed.\n",
-        "The bounds are in `pipelines/benchmarks/bounds/bounds.yaml`; `--data FILE` takes another file "
-        "of the same form. Only figures that are much the same on every machine have bounds: a ratio "
-        "of two things that were measured in one run by their CPU time, a count, or memory at most. "
-        "What takes CPU seconds and is compared with nothing else is told over a yardstick, a fixed "
-        "piece of work in plain Python that is measured before and after it. A figure that a "
-        "benchmark does not give, or cannot measure though it is not `optional`, breaks its bound.\n",
+        "The bounds are in `pipelines/benchmarks/bounds/bounds.yaml`; `--data FILE` takes another "
+        "file of the same form. Only figures that are much the same on every machine have bounds: "
+        "a ratio of two things that were measured in one run by their CPU time, a count, or "
+        "memory at most. What takes CPU seconds and is compared with nothing else is told over a "
+        "yardstick, a fixed piece of work in plain Python that is measured before and after it. A "
+        "figure that a benchmark does not give, or cannot measure though it is not `optional`, "
+        "breaks its bound.\n",
         *_table(
             ("run", "benchmark", "bound", "figure", "must be", "seen"),
             (
@@ -276,8 +277,8 @@ def benchmarks_page() -> str:
             ),
         ),
         "\nLanes that runs share are prepared first, of the docstrings of Python's own modules. "
-        "After a change that is meant to cost more, set the bound anew, and say in `seen` what it was "
-        "set from.\n",
+        "After a change that is meant to cost more, set the bound anew, and say in `seen` what it "
+        "was set from.\n",
     ]
     return "\n".join(lines)
 

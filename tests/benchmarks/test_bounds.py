@@ -21,7 +21,7 @@ runs:
     options: {steps: 5}
     settings: [training.threads=1]
     bounds:
-      - {name: torch, figure: rates.torch, over: rates.other, kind: ratio, at_least: 2.0, seen: "2.4"}
+      - {name: torch, figure: rates.torch, over: rates.other, kind: ratio, at_least: 2, seen: "2.4"}
       - {name: bf16, figure: bf16, kind: ratio, at_least: 3, optional: true, seen: "3.5"}
   - name: search
     benchmark: duplicates
