@@ -4,7 +4,7 @@ The rule, in its order:
 
 1. A strategy counts if its loss after all examples is at most :data:`LOSS_ROOM` above the lowest of
    all strategies, in words: equal examples have taught it as much. Losses of one strategy differ
-   from round to round, so the room is never less than that spread.
+   from round to round, so the room is never less than the spread of the one with the lowest.
 2. Of those that count the fastest wins, by the median of its examples per second over the rounds,
    with any number of workers. One that is at most :data:`RATE_ROOM` slower is as fast; among those
    that are as fast the one with fewer workers wins, then the one that stands first in the list of
@@ -100,15 +100,15 @@ def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]
     alone = [one for one in counts if one.workers == 1]
     taken = _winner(alone) if alone and not _pays(fastest, alone) else fastest
     sentences = [
-        f"Take {taken.strategy} with {_workers(taken.workers)}: "
+        f"Take {taken.strategy} with {told_workers(taken.workers)}: "
         f"{taken.examples_per_second:,.0f} examples/s."
     ]
-    sentences += _compared(taken, fastest, alone)
+    sentences += _compared(taken, fastest, alone, has_several=len(alone) < len(counts))
     if peers:
         peer = max(peers, key=lambda one: one.examples_per_second)
         ratio = taken.examples_per_second / peer.examples_per_second
         sentences.append(
-            f"{peer.strategy} with {_workers(peer.workers)} makes "
+            f"{peer.strategy} with {told_workers(peer.workers)} makes "
             f"{peer.examples_per_second:,.0f}: that is {ratio:.2f} times as many."
         )
     if taken.communication is not None and taken.communication > TRAVELS:
@@ -125,7 +125,7 @@ def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]
 
 def _learns(one: Summary, found: Sequence[Summary]) -> bool:
     least = min(found, key=lambda other: other.loss)
-    spread = max(other.loss_spread[1] - other.loss_spread[0] for other in (one, least))
+    spread = least.loss_spread[1] - least.loss_spread[0]
     return one.loss <= least.loss + max(LOSS_ROOM * abs(least.loss), spread)
 
 
@@ -141,14 +141,16 @@ def _pays(one: Summary, alone: Sequence[Summary]) -> bool:
     return one.examples_per_second >= PAYS * _winner(alone).examples_per_second
 
 
-def _compared(taken: Summary, fastest: Summary, alone: Sequence[Summary]) -> list[str]:
-    """What more workers bring, against one."""
+def _compared(
+    taken: Summary, fastest: Summary, alone: Sequence[Summary], *, has_several: bool
+) -> list[str]:
+    """What more workers bring, against one; nothing where only either was measured."""
     if not alone:
         return []
     single = _winner(alone)
     ratio = fastest.examples_per_second / single.examples_per_second
     if fastest.workers == 1:
-        return ["More workers are no faster here."]
+        return ["More workers are no faster here."] if has_several else []
     if taken is fastest:
         share = 100 * ratio / fastest.workers
         return [
@@ -156,12 +158,13 @@ def _compared(taken: Summary, fastest: Summary, alone: Sequence[Summary]) -> lis
             f"with one, {share:.0f} % of as many times as there are workers."
         ]
     return [
-        f"{fastest.strategy} with {_workers(fastest.workers)} makes {ratio:.2f} times that: more "
-        "workers hardly pay here."
+        f"{fastest.strategy} with {told_workers(fastest.workers)} makes {ratio:.2f} times that: "
+        "more workers hardly pay here."
     ]
 
 
-def _workers(count: int) -> str:
+def told_workers(count: int) -> str:
+    """A number of workers, for people."""
     return "one worker" if count == 1 else f"{count} workers"
 
 
