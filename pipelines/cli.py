@@ -181,7 +181,7 @@ def benchmark(
     ] = None,
     cases: Annotated[
         str | None,
-        typer.Option("--cases", help="Of soak and strategies: names of cases, with commas."),
+        typer.Option("--cases", help="Of soak, strategies and bounds: names, with commas."),
     ] = None,
     workers: Annotated[
         str | None, typer.Option("--workers", help="Of strategies: numbers, with commas.")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 BENCHMARKS: Mapping[str, str] = {
     "bigdl": "pipelines.benchmarks.bigdl",
+    "bounds": "pipelines.benchmarks.bounds",
     "bucket": "pipelines.benchmarks.bucket",
     "duplicates": "pipelines.benchmarks.duplicates",
     "embed": "pipelines.benchmarks.embed",
