@@ -147,6 +147,7 @@ def test_a_reading_is_what_its_json_says(rate, seconds):
 def summary(strategy, workers, rate, loss=1.0, **told):
     values = {"rounds": 1, "spread": (rate, rate), "loss_spread": (loss, loss)}
     values |= {"communication": 0.1, "examples_per_second": rate, "loss": loss}
+    values["last_losses"] = (loss,) * 4
     return Summary(strategy=strategy, workers=workers, **(values | told))
 
 
@@ -184,6 +185,14 @@ def test_advice_follows_from_the_rule(found, taken, told):
     sentences = advice(found)
     assert sentences[0].startswith(f"Take {taken}: ")
     assert told in " ".join(sentences)
+
+
+def test_losses_that_differ_by_chance_alone_count():
+    steady = summary("a", 1, 100, last_losses=(1.0, 1.0, 1.0, 1.0))
+    jumping = summary("b", 1, 300, 1.1, last_losses=(0.7, 1.5, 0.8, 1.4))
+    assert advice([steady, jumping])[0].startswith("Take b")
+    behind = summary("b", 1, 300, 1.1, last_losses=(1.09, 1.11, 1.1, 1.1))
+    assert advice([steady, behind])[0].startswith("Take a")
 
 
 def test_what_was_not_measured_is_not_advised_against():
@@ -226,7 +235,8 @@ def test_what_is_taken_was_measured_and_is_never_far_from_the_fastest_that_learn
 def test_the_page_tells_the_rule_with_its_numbers():
     points = rule_points()
     assert len(points) == 5
-    assert "at most 5 % above" in points[0]
+    assert "last 25 % of the steps is at most 5 % above" in points[0]
+    assert "2 standard errors" in points[0]
     assert "1.2 times" in points[2]
     assert not any(":data:" in point for point in points)
 

@@ -95,9 +95,9 @@ def strategies_page(results: Results) -> str:
 def rule_points() -> list[str]:
     """The points of the rule of advice, as the module has them that applies it."""
     text = inspect.cleandoc(rule.__doc__ or "")
-    for name in ("LOSS_ROOM", "RATE_ROOM", "PAYS", "TRAVELS"):
+    for name in ("LAST", "LOSS_ROOM", "ERRORS", "RATE_ROOM", "PAYS", "TRAVELS"):
         value = getattr(rule, name)
-        shown = f"{value:g}" if name == "PAYS" else f"{100 * value:.0f} %"
+        shown = f"{value:g}" if name in ("ERRORS", "PAYS") else f"{100 * value:.0f} %"
         text = text.replace(f":data:`{name}`", shown)
     return [" ".join(point.split()) for point in re.split(r"\n\d\. ", text)[1:]]
 
