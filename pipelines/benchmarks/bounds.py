@@ -122,7 +122,8 @@ def measure(config: Config, data: str | None, *, cases: str | None = None) -> di
             broken.append(f"{name} failed: {error}")
             continue
         judged += found
-        repeat = shlex.join(["sentence-pipelines", "benchmark", name, *given])
+        placed = [option.replace(FOLDER, name) for option in given]
+        repeat = shlex.join(["sentence-pipelines", "benchmark", name, *placed])
         broken += [f"{each} (again: {repeat})" for each in found if each.is_broken]
     Console().print(_table(judged))
     return {

@@ -56,7 +56,8 @@ def test_benchmarks_without_bounds_are_refused(capsys):
 
 
 @pytest.mark.slow
-def test_a_broken_bound_fails_the_command_and_the_others_are_judged(monkeypatch, capsys):
+def test_a_broken_bound_fails_the_command_and_the_others_are_judged(tmp_path, monkeypatch, capsys):
+    (tmp_path / "texts.txt").write_text("A text.\nAnother one, a little longer.\n" * 50)
     options = ["--cases", "nothing"]
     known = {
         # The benchmark fails: it knows no such case.
@@ -70,9 +71,12 @@ def test_a_broken_bound_fails_the_command_and_the_others_are_judged(monkeypatch,
         },
     }
     monkeypatch.setattr(bounds, "_chosen", lambda _: read_bounds(json.dumps(known)))
-    assert main(["benchmark", "bounds"]) == 1
+    assert main(["benchmark", "bounds", "--data", str(tmp_path)]) == 1
     told = capsys.readouterr()
     figures = json.loads(told.out.splitlines()[-1])
     assert [one["figure"] for one in figures["bounds"]] == ["differing_sentences", "sentences"]
-    assert "strategies failed: --cases: there is no strategy `nothing`" in told.err
+    assert (
+        "strategies failed: it ended with code 2: --cases: there is no strategy `nothing`"
+        in told.err
+    )
     assert "tokenise differing_sentences is 0, exactly 1 (again: sentence-pipelines" in told.err
