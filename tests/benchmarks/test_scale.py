@@ -187,8 +187,11 @@ def test_what_grows_with_the_workers_is_the_servers():
 def test_nothing_is_predicted_from_what_was_not_measured(name):
     strategy = all_strategies()[name]
     bare = reading(name, workers=2, bytes_per_step=1e6)
-    assert load_of(Evidence(several=[bare], alone=[bare]), strategy, 16, 8) is None
+    evidence = Evidence(several=[bare], alone=[bare], unsharded=[bare])
+    assert load_of(evidence, strategy, 16, 8) is None
     steps = steps_of([(0.5,) * 40] * 2, [(0.1,) * 40] * 2)
+    whole = Evidence(several=[reading(workers=2, bytes_per_step=1e6, **steps)], unsharded=[bare])
+    assert name != "torch-parameters" or load_of(whole, strategy, 16, 8) is None
     silent = reading(name, workers=2, **steps)
     assert load_of(Evidence(several=[silent], alone=[silent]), strategy, 16, 8) is None
 

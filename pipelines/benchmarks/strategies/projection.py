@@ -169,10 +169,13 @@ def _of_ring(load: Load, evidence: Evidence, workers: int) -> Load | None:
 
 def _of_sharded(load: Load, evidence: Evidence, workers: int) -> Load | None:
     """What a step takes longer than where all weights are whole is the exchange."""
-    whole = [np.asarray(one.computing).max(axis=0).mean() for one in evidence.unsharded]
-    sharded = [np.asarray(one.step_seconds).mean() for one in evidence.several if one.step_seconds]
-    if not whole or len(sharded) < len(evidence.several):
+    known = [one.computing for one in evidence.unsharded] + [
+        one.step_seconds for one in evidence.several
+    ]
+    if not evidence.unsharded or not all(known):
         return None
+    whole = [np.asarray(one.computing).max(axis=0).mean() for one in evidence.unsharded]
+    sharded = [np.asarray(one.step_seconds).mean() for one in evidence.several]
     exchange = max(float(np.median(sharded) - np.median(whole)), 0.0)
     handled = load.payload * 3 * (workers - 1) / workers
     return replace(
