@@ -70,7 +70,7 @@ class Bounded(Settings):
     """A benchmark with bounds.
 
     Attributes:
-        options: Of its command line, with :data:`FOLDER` for a temporary folder.
+        options: Of its command line, with :data:`FOLDER` for a temporary folder that all share.
         bounds: Of what it prints.
     """
 
@@ -113,18 +113,20 @@ def measure(config: Config, data: str | None, *, cases: str | None = None) -> di
     """
     judged: list[Judged] = []
     broken: list[str] = []
-    for name, one in _chosen(cases).items():
-        logger.info("bounds: %s", name)
-        given = [*one.options, *([] if data is None else ["--data", data])]
-        try:
-            found = judge(name, one.bounds, _figures(name, given))
-        except PipelineError as error:
-            broken.append(f"{name} failed: {error}")
-            continue
-        judged += found
-        placed = [option.replace(FOLDER, name) for option in given]
-        repeat = shlex.join(["sentence-pipelines", "benchmark", name, *placed])
-        broken += [f"{each} (again: {repeat})" for each in found if each.is_broken]
+    chosen = _chosen(cases)
+    with tempfile.TemporaryDirectory(prefix="bounds-") as folder:
+        for name, one in chosen.items():
+            logger.info("bounds: %s", name)
+            given = [*one.options, *([] if data is None else ["--data", data])]
+            try:
+                found = judge(name, one.bounds, _figures(name, given, Path(folder)))
+            except PipelineError as error:
+                broken.append(f"{name} failed: {error}")
+                continue
+            judged += found
+            placed = [option.replace(FOLDER, "bounds") for option in given]
+            repeat = shlex.join(["sentence-pipelines", "benchmark", name, *placed])
+            broken += [f"{each} (again: {repeat})" for each in found if each.is_broken]
     Console().print(_table(judged))
     return {
         "bounds": [
@@ -179,17 +181,16 @@ def _chosen(cases: str | None) -> dict[str, Bounded]:
     return {name: known[name] for name in dict.fromkeys(names)}
 
 
-def _figures(name: str, options: Sequence[str]) -> dict[str, Any]:
+def _figures(name: str, options: Sequence[str], folder: Path) -> dict[str, Any]:
     """What a benchmark prints as its last line."""
-    with tempfile.TemporaryDirectory(prefix=f"bounds-{name}-") as folder:
-        log = Path(folder, "log")
-        measure_command(
-            cli_command("benchmark", name, *(one.replace(FOLDER, folder) for one in options)),
-            environment=own_environment(),
-            deadline_seconds=DEADLINE_SECONDS,
-            log=log,
-        )
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    log = folder / f"{name}.log"
+    measure_command(
+        cli_command("benchmark", name, *(one.replace(FOLDER, str(folder)) for one in options)),
+        environment=own_environment(),
+        deadline_seconds=DEADLINE_SECONDS,
+        log=log,
+    )
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     told = [line for line in lines if line.startswith("{")]
     if not told:
         raise PipelineError("it has printed no figures")
