@@ -3,8 +3,8 @@
 # Horovod in it unless HOROVOD=0, and beside it an environment with Airflow unless AIRFLOW=0.
 # `make package` packs the environment for a cluster. `make matrix-versions` runs a part of the tests
 # in environments of other releases of Python and Spark, `make faults` trainings on three hosts that
-# something goes wrong under, `make fuzz` the fuzz tests for MINUTES. `make bench` runs the benchmarks
-# that have bounds, and fails where a figure is beyond its bound. `make azurite` installs a server
+# something goes wrong under, `make bench` measures what must not slip (about a quarter of an hour),
+# `make fuzz` the fuzz tests for MINUTES. `make azurite` installs a server
 # that speaks Azure's Blob Storage for the tests of object stores, by npm.
 SHELL := /bin/bash
 PYTHON ?= python3.11
@@ -49,7 +49,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint bench environment horovod airflow airflow-2 azurite package package-check matrix-versions faults faults-of-stages fuzz scale-check
+.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults faults-of-stages fuzz scale-check bench
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -63,10 +63,6 @@ lint: $(STAMP)
 	$(IN_VENV) -m ruff check
 	$(IN_VENV) -m ruff format --check
 	$(IN_VENV) -m mypy
-
-# Figures that may not slip; see docs/benchmarks.md.
-bench: environment
-	$(VENV)/bin/sentence-pipelines benchmark bounds $(ARGS)
 
 environment: $(STAMP) $(ARCHIVE_STAMP) $(if $(filter 0,$(HOROVOD)),,$(HOROVOD_STAMP))
 
@@ -134,6 +130,10 @@ faults-of-stages: environment
 # Holds the simulation of more workers against hosts with slow links; needs root.
 scale-check: environment
 	PYTHONPATH=tests/support $(IN_VENV) -m scaling $(ARGS)
+
+# Benchmarks that fail where a figure is beyond its bound; see docs/benchmarks.md.
+bench: environment
+	$(VENV)/bin/sentence-pipelines benchmark bounds $(ARGS)
 
 # Files, settings and messages that are damaged in ever other ways; see CONTRIBUTING.md.
 MINUTES ?= 10

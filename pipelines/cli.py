@@ -176,7 +176,7 @@ def benchmark(
         typer.Option(
             "--runs",
             min=1,
-            help="Of soak: so many short trainings in one session; of strategies: rounds.",
+            help="Of soak: so many short trainings in one session; of others: rounds.",
         ),
     ] = None,
     cases: Annotated[

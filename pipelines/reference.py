@@ -256,11 +256,11 @@ def benchmarks_page() -> str:
         "some of the runs, `--output FOLDER` keeps what they have printed.\n",
         "The bounds are in `pipelines/benchmarks/bounds/bounds.yaml`; `--data FILE` takes another "
         "file of the same form. Only figures that are much the same on every machine have bounds: "
-        "a ratio of two things that were measured in one run by their CPU time, a count, or "
-        "memory at most. What takes CPU seconds and is compared with nothing else is told over a "
-        "yardstick, a fixed piece of work in plain Python that is measured before and after it. A "
-        "figure that a benchmark does not give, or cannot measure though it is not `optional`, "
-        "breaks its bound.\n",
+        "a ratio of two things that were measured in one run, by their CPU time wherever that can "
+        "be, a count, or memory at most. What takes CPU seconds and is compared with nothing else "
+        "is told over a yardstick, a fixed piece of work in plain Python that is measured before "
+        "and after it. A figure that a benchmark does not give, or cannot measure though it is not "
+        "`optional`, breaks its bound.\n",
         *_table(
             ("run", "benchmark", "bound", "figure", "must be", "seen"),
             (
@@ -276,9 +276,8 @@ def benchmarks_page() -> str:
                 for bound in run.bounds
             ),
         ),
-        "\nLanes that runs share are prepared first, of the docstrings of Python's own modules. "
-        "After a change that is meant to cost more, set the bound anew, and say in `seen` what it "
-        "was set from.\n",
+        "\nLanes that runs share are prepared once, of the embedded default corpus. After a change "
+        "that is meant to cost more, set the bound anew, and say in `seen` what it was set from.\n",
     ]
     return "\n".join(lines)
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
-from pipelines.corpus.cleaning.rules import text_key
+from pipelines.corpus.cleaning.text_keys import text_key
 from pipelines.corpus.dedup.near_duplicates import near_pairs
 from pipelines.corpus.dedup.shingles import SHINGLE, banding, normalise
 from pipelines.corpus.readers.sources import read_rows

@@ -77,10 +77,11 @@ def measure(config: Config, data: str | None, *, sentences: int | None = None) -
     )
     with tempfile.TemporaryDirectory() as temporary, CpuMeter() as meter:
         folder = Path(temporary)
-        config = _one_core(config, folder, options)
+        most = sentences or SENTENCES
+        config = _one_core(config, folder, options, most // ROUNDS)
         session = local_session(config)
         texts = folder / "texts.parquet"
-        write_sentences(session, config, data, texts, sentences or SENTENCES)
+        write_sentences(session, config, data, texts, most)
         rates, cosines, loop = _side_by_side(folder, texts, options)
         spark = _spark_job(session, config, meter, folder)
     _print(rates, cosines, spark, loop)
@@ -99,7 +100,7 @@ def measure(config: Config, data: str | None, *, sentences: int | None = None) -
     }
 
 
-def _one_core(config: Config, folder: Path, options: EmbeddingOptions) -> Config:
+def _one_core(config: Config, folder: Path, options: EmbeddingOptions, part_rows: int) -> Config:
     """A local cluster of one core, and an embedding job without quantising or shortening."""
     embedding = config.embedding.model_copy(
         update={
@@ -111,7 +112,7 @@ def _one_core(config: Config, folder: Path, options: EmbeddingOptions) -> Config
             "output_column": "embedding",
             "dimensions": None,
             "quantise": "none",
-            "part_rows": SENTENCES // ROUNDS,
+            "part_rows": part_rows,
         }
     )
     training = config.training.model_copy(update={"workers": 1, "threads": 1})

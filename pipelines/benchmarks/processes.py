@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,18 +88,12 @@ def measure_command(
         InputError: `psutil` is not installed.
         PipelineError: The command failed, or did not end in time.
     """
-    _check_psutil()
+    check_psutil()
     began = time.monotonic()
-    # A session of its own tells its processes from others, even those whose parent has ended.
     with (
         nullcontext(2) if log is None else log.open("wb") as output,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
+        started(
+            command, output if isinstance(output, int) else output.fileno(), environment
         ) as process,
     ):
         driver_bytes = own_bytes = 0
@@ -116,7 +111,7 @@ def measure_command(
                     raise PipelineError(f"it did not end within {deadline_seconds:.0f} s")
             seconds = time.monotonic() - began
         finally:
-            end_session(process.pid)
+            end_session(process.pid, spent)
     if process.returncode:
         told = "; its error is above" if log is None else f": {_last_words(log)}"
         raise PipelineError(f"it ended with code {process.returncode}{told}")
@@ -130,7 +125,12 @@ def _last_words(log: Path) -> str:
     return (errors or lines or [""])[-1].removeprefix("error: ")
 
 
-def _check_psutil() -> None:
+def check_psutil() -> None:
+    """Refuses to measure without what looks at processes.
+
+    Raises:
+        InputError: `psutil` is not installed.
+    """
     try:
         import psutil  # noqa: F401
     except ImportError:
@@ -181,28 +181,70 @@ def _descendants(leader: int) -> set[int]:
         return set()
 
 
-def end_session(leader: int) -> None:
+def end_session(leader: int, seen: Collection[tuple[int, float]] = ()) -> None:
     """Ends what is left of a session: kindly at first, so that Spark removes its files.
+
+    Whoever presses ctrl-c a second time does not leave processes behind.
 
     Args:
         leader: The process that it began with.
+        seen: Further processes, each with the moment at which it began: those that have made
+            sessions of their own, as torchrun's workers do.
     """
-    for kind, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 1)):
-        until = time.monotonic() + patience
-        while (members := _members(leader)) and time.monotonic() < until:
-            for member in members:
-                with suppress(ProcessLookupError):
-                    os.kill(member, kind)
-            time.sleep(_SECONDS_BETWEEN)
+    with _uninterrupted():
+        for kind, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 1)):
+            until = time.monotonic() + patience
+            while (members := _members(leader, seen)) and time.monotonic() < until:
+                for member in members:
+                    with suppress(ProcessLookupError):
+                        os.kill(member, kind)
+                time.sleep(_SECONDS_BETWEEN)
 
 
-def _members(leader: int) -> list[int]:
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignores ctrl-c meanwhile; only the main thread can, and only it is interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _members(leader: int, seen: Collection[tuple[int, float]]) -> list[int]:
     import psutil
 
     members = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            is_member = os.getsid(process.pid) == leader
+            is_member = (
+                os.getsid(process.pid) == leader or (process.pid, process.create_time()) in seen
+            )
             if is_member and process.status() != psutil.STATUS_ZOMBIE:
                 members.append(process.pid)
     return members
+
+
+def started(
+    command: Sequence[str], output: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts a command in a session of its own, which :func:`end_session` ends.
+
+    The session tells its processes from others, even those whose parent has ended.
+
+    Args:
+        command: Program and arguments.
+        output: The file descriptor for all that it prints.
+        environment: All of its environment variables.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=environment,
+        start_new_session=True,
+    )

@@ -74,12 +74,13 @@ CONTENDERS = {
 }
 
 
-def measure(config: Config, data: str | None) -> dict[str, Any]:
+def measure(config: Config, data: str | None, *, runs: int | None = None) -> dict[str, Any]:
     """Runs the comparison.
 
     Args:
         config: Its training settings are replaced.
         data: See :func:`pipelines.benchmarks.data.prepared`.
+        runs: Rounds; 5 unless given, and of Horovod 3 at most.
 
     Returns:
         ``torch_bf16_vs_st_fp32_ratio``, ``torch_bf16_vs_st_bf16_ratio`` and
@@ -94,10 +95,10 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     config = config.model_copy(update={"training": config.training.model_copy(update=told)})
     granule = LaneManifest.load(PreparedFolder.of(config).lanes.path).granule
     precisions = ("bf16", "fp32") if computes_in_bf16() else ("fp32",)
-    rates = _step_rates(
-        config, granule, {n: one for n, one in CONTENDERS.items() if one.precision in precisions}
-    )
-    per_core = _horovod_per_core(config, granule)
+    rounds = runs or ROUNDS
+    contenders = {n: one for n, one in CONTENDERS.items() if one.precision in precisions}
+    rates = _step_rates(config, granule, contenders, rounds)
+    per_core = _horovod_per_core(config, granule, min(rounds, HOROVOD_ROUNDS))
     _print(rates)
     torch, tensorflow = (
         max(statistics.median(rates[f"{framework} {precision}"]) for precision in precisions)
@@ -116,7 +117,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 
 
 def _step_rates(
-    config: Config, granule: int, contenders: Mapping[str, Contender]
+    config: Config, granule: int, contenders: Mapping[str, Contender], rounds: int
 ) -> dict[str, list[float]]:
     """Pairs per CPU second of each contender, round by round."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
@@ -128,7 +129,7 @@ def _step_rates(
         for trainer in trainers.values():
             trainer.order(WARM_UP_STEPS)
             trainer.answer()
-        for round_number in range(ROUNDS):
+        for round_number in range(rounds):
             # Another order each round, so that none always follows the same one.
             names = [*contenders][round_number:] + [*contenders][:round_number]
             for name in names:
@@ -137,7 +138,7 @@ def _step_rates(
     return rates
 
 
-def _horovod_per_core(config: Config, granule: int) -> float | None:
+def _horovod_per_core(config: Config, granule: int, rounds: int) -> float | None:
     """Horovod's pairs per second over those of as many processes, each for itself."""
     if find_spec("horovod") is None:
         return None
@@ -152,7 +153,7 @@ def _horovod_per_core(config: Config, granule: int) -> float | None:
     with ExitStack() as stack:
         alone = [stack.enter_context(_trainer(config, contender)) for _ in range(HOROVOD_WORKERS)]
         _together(alone, WARM_UP_STEPS)
-        for _ in range(HOROVOD_ROUNDS):
+        for _ in range(rounds):
             answers = _together(alone, HOROVOD_STEPS)
             single = sum(granule * HOROVOD_STEPS / answer["seconds"] for answer in answers)
             together = training_rate(config, HOROVOD_STEPS, engine="horovod", **settings)

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus.cleaning.rules import text_key
-from pipelines.corpus.pairs import text_columns
+from pipelines.corpus.cleaning.text_keys import text_key
+from pipelines.corpus.pairs import known_keys, text_columns
 from pipelines.corpus.readers import FORMATS
 from pipelines.files import storage
 from pipelines.files.locations import Location
@@ -195,8 +195,8 @@ def without_leaks(pairs: DataFrame, chosen: DataFrame, settings: CorpusSettings)
     sides = F.explode(F.array(*(text_key(F.col(side)) for side in _ASKED)))
     # A text alone has no other side, and null is no text that two of them share.
     keys = F.broadcast(chosen.select(sides.alias("_key")).where("_key is not null").distinct())
-    for text in text_columns(settings):
-        pairs = pairs.withColumn("_key", text_key(text))
+    for text, known in zip(text_columns(settings), known_keys(settings), strict=True):
+        pairs = pairs.withColumn("_key", text_key(text, known))
         pairs = pairs.join(keys, "_key", "left_anti").drop("_key")
     return pairs
 

@@ -1,9 +1,10 @@
 """How rows become pairs: one function for each form of `corpus.pairs`, and what drops a pair.
 
 Rows are those of :func:`hashed`; pairs have `id`, `group`, `anchor`, `positive`, `negatives`,
-`score`, `candidate_scores`, `unit` and `reason`. `group` (no two of it in one granule) and `unit`
-(held out as a whole) are hashes here. Nothing is filtered before it is counted: what is dropped
-keeps its reason.
+`score`, `candidate_scores`, `unit`, `reason`, and `anchor_key` and `positive_key`: what is known
+of the keys of :mod:`pipelines.corpus.cleaning.text_keys`. `group` (no two of it in one granule)
+and `unit` (held out as a whole) are hashes here. Nothing is filtered before it is counted: what
+is dropped keeps its reason.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _PAIR = (
     "candidate_scores",
     "unit",
     "reason",
+    "anchor_key",
+    "positive_key",
 )
 
 
@@ -66,11 +69,18 @@ def text_columns(settings: CorpusSettings) -> list[Column]:
     return [F.col("anchor"), F.col("positive"), *negatives]
 
 
+def known_keys(settings: CorpusSettings) -> list[Column]:
+    """What is known of the keys of the texts of :func:`text_columns`."""
+    none = F.lit(None).cast("long")
+    return [F.col("anchor_key"), F.col("positive_key"), *[none] * settings.hard_negatives]
+
+
 def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     """The rows of :mod:`~pipelines.corpus.units` with their owners as hashes, scores judged.
 
     Columns `level`, `group`, `anchor`, `positive`, `negatives`, `score` (0 to 1),
-    `candidate_scores` (as they were read), `unit`, `run`, `place`, `reason` and `rows`.
+    `candidate_scores` (as they were read), `unit`, `run`, `place`, `reason`, `rows`, `anchor_key`
+    and `positive_key`.
     """
     own_level = F.col("level") == text_level(settings)
     own = F.col("run") if settings.pairs == "adjacent" else F.xxhash64("anchor")
@@ -100,6 +110,8 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
         "place",
         F.when(own_level, reason).otherwise(F.col("reason")).alias("reason"),
         "rows",
+        "anchor_key",
+        F.lit(None).cast("long").alias("positive_key"),
     )
 
 
@@ -127,6 +139,7 @@ def _neighbours(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     )
     return (
         rows.withColumn("positive", F.when(follows, F.lead("anchor").over(order)))
+        .withColumn("positive_key", F.when(follows, F.lead("anchor_key").over(order)))
         .withColumn("_alone", alone)
         .withColumn("reason", F.coalesce("reason", "_alone"))
         .select(*rows.columns)
@@ -222,6 +235,8 @@ def _group_pairs(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
         F.lit(None).cast("array<float>").alias("candidate_scores"),
         "unit",
         F.lit(None).cast("string").alias("reason"),
+        F.lit(None).cast("long").alias("anchor_key"),
+        F.lit(None).cast("long").alias("positive_key"),
     )
 
 

@@ -299,10 +299,11 @@ def _judged_rows(
     """The rows with all their reasons."""
     hashed = rows = pair_forms.hashed(units, settings)
     rows = overlaps.mark_duplicates(rows, settings)
-    if overlaps.threshold(settings):
-        rows = overlaps.mark_near_duplicates(scratch.keep(rows), settings, scratch)
+    if rows is not hashed:
+        rows = scratch.keep(rows)
+    rows = overlaps.mark_near_duplicates(rows, settings, scratch)
     if excluded is not None:
-        rows = overlaps.mark_excluded(scratch.keep(rows), excluded, settings, scratch)
+        rows = overlaps.mark_excluded(rows, excluded, settings, scratch)
     rows = pair_forms.choose_members(rows, settings)
     # What follows from a row alone is computed again more cheaply than it is written and read.
     return rows if rows is hashed else scratch.keep(rows)

@@ -22,6 +22,7 @@ from pipelines.corpus.cleaning.rules import (
     text_reasons,
 )
 from pipelines.corpus.cleaning.sentences import segment
+from pipelines.corpus.cleaning.text_keys import ascii_keys
 from pipelines.corpus.funnel import LINES, PARAGRAPHS, ROWS, SENTENCES
 from pipelines.corpus.unit_schema import (
     carried_key,
@@ -77,6 +78,7 @@ class _Texts:
                 "level": pa.array([self.level] * len(anchors), pa.string()),
                 "anchor": anchors,
                 "group": pa.array(self.group, pa.string()),
+                "anchor_key": ascii_keys(anchors),
                 "unit": pa.array(self.unit, pa.int64()),
                 "run": pa.array(self.run, pa.int64()),
                 "place": pa.array(self.place, pa.int64()),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from pipelines.corpus.cleaning.languages import identify, is_installed
+from pipelines.corpus.cleaning.text_keys import SPARK_SEED
 from pipelines.settings import CorpusSettings
 
 SCHEMA = pa.schema(
@@ -23,6 +24,7 @@ SCHEMA = pa.schema(
         ("score", pa.string()),
         ("candidate_scores", pa.list_(pa.string())),
         ("group", pa.string()),
+        ("anchor_key", pa.int64()),
         ("unit", pa.int64()),
         ("run", pa.int64()),
         ("place", pa.int64()),
@@ -37,19 +39,19 @@ SCHEMA = pa.schema(
     ]
 )
 """`file` and `offset` only of what is quarantined; a text has its `place` in its `run`. `unit` and
-`run` are hashes, since names as long as paths would cost more than the texts; `titled` is 1 of a
+`run` are hashes, since names as long as paths would cost more than the texts; `anchor_key` is what
+:func:`.cleaning.text_keys.ascii_keys` gives, and null for whole rows; `titled` is 1 of a
 document whose title stands for a question, and -1 of one where a piece of its text does; `source`
 is the number of the input (:mod:`pipelines.corpus.kept_units.sources`), null where it is not kept;
 `key` is the hash of the value in `corpus.key_column`, null where there is none."""
 
 # One paragraph in so many is asked for its language where only the report wants to know.
 _SAMPLED = 16
-_SPARK_SEED = 42
 
 
 def hash_of(name: str) -> int:
     """The signed 64-bit hash that Spark's `xxhash64` gives for a string."""
-    digest: int = xxhash.xxh64_intdigest(name.encode(), seed=_SPARK_SEED)
+    digest: int = xxhash.xxh64_intdigest(name.encode(), seed=SPARK_SEED)
     return digest - (1 << 64) if digest >= 1 << 63 else digest
 
 

@@ -1,17 +1,19 @@
 """Bounds of benchmarks: the file, what is beyond a bound, and how it is told."""
 
-import sysconfig
+import json
+import shlex
 
 import pytest
 
 from pipelines import cli
 from pipelines.benchmarks import BENCHMARKS
 from pipelines.benchmarks.bounds import command
-from pipelines.benchmarks.bounds.command import Workplace, hold, printed_figures
+from pipelines.benchmarks.bounds.command import Workplace, hold, printed_figures, repeating
 from pipelines.benchmarks.bounds.entries import OWN, Bound, Run, read_bounds
 from pipelines.benchmarks.bounds.judging import judged
 from pipelines.benchmarks.bounds.yardstick import yardstick
 from pipelines.errors import InputError, PipelineError
+from pipelines.provenance import given_on_command_line
 
 FILE = """
 settings: [lanes.granule=8]
@@ -94,7 +96,7 @@ def test_each_bound_that_is_broken_has_a_line(
     assert held(file) == 1
     captured = capsys.readouterr()
     run = {"train": "step", "duplicates": "search"}[benchmark]
-    again = f"sentence-pipelines benchmark bounds --cases {run}"
+    again = f"sentence-pipelines benchmark bounds --data {file} --cases {run}"
     assert broken_lines(captured) == [f"{name}: {said}; to repeat it: {again}"]
     assert captured.err.splitlines()[-1] == f"error: beyond its bound: {name}"
 
@@ -105,6 +107,17 @@ def test_a_benchmark_that_fails_breaks_its_bounds_and_no_others(file, measured, 
     lines = broken_lines(capsys.readouterr())
     assert [line.split(":")[0] for line in lines] == ["torch", "bf16"]
     assert "it was not measured (it ended with code 1)" in lines[0]
+
+
+def test_the_command_that_repeats_a_run_can_be_run_as_it_stands(file, measured, capsys):
+    given = ["benchmark", "bounds", f"--data={file}", "--set", "corpus.inputs=a b", "--cases=step"]
+    with given_on_command_line(given):
+        program, *again = shlex.split(repeating(read_bounds(file).runs[1]))
+    assert program == "sentence-pipelines"
+    assert cli.main(again) == 0
+    assert [*json.loads(capsys.readouterr().out.splitlines()[-1])["seconds"]] == ["search"]
+    # From Python, no command was given.
+    assert repeating(read_bounds().runs[0]).endswith("benchmark bounds --cases counts")
 
 
 def test_some_of_the_runs_can_be_chosen(file, measured):
@@ -169,13 +182,13 @@ def test_a_run_is_the_command_of_its_benchmark(tmp_path):
         settings=("training.threads=2",),
         bounds=(Bound.model_validate(BOUND),),
     )
-    place = Workplace(tmp_path, tmp_path, ("corpus.inputs=[{stdlib}]",))
+    place = Workplace(tmp_path, tmp_path, ("corpus.inputs=[{folder}/a]",))
     given = place.command(run)[3:]
     prepared = tmp_path / "prepared"
     assert given[:4] == ["benchmark", "embed", f"--data={prepared}/pairs", "--sentences=9"]
     assert [one for one in given if "=" in one][2:] == [
         f"prepared.folder={prepared}",
-        f"corpus.inputs=[{sysconfig.get_path('stdlib')}]",
+        f"corpus.inputs=[{tmp_path}/a]",
         "training.threads=2",
     ]
 
@@ -185,6 +198,42 @@ def test_the_figures_are_the_last_object_that_is_printed():
     assert printed_figures(log) == {"a": [1, None]}
     with pytest.raises(PipelineError, match="printed no figures"):
         printed_figures("starting\n")
+
+
+PROCESSES = """
+runs:
+  - name: nothing
+    benchmark: strategies
+    options: {cases: nothing}
+    bounds: [{name: first, figure: a, kind: count, exactly: 1, seen: "1"}]
+  - name: tokens
+    benchmark: tokenise
+    options: {data: TEXTS}
+    bounds:
+      - {name: wrong, figure: differing_sentences, kind: count, exactly: 1, seen: "0"}
+      - {name: right, figure: sentences, kind: ratio, at_least: 1, seen: "100"}
+"""
+
+
+@pytest.mark.slow
+def test_a_broken_bound_fails_the_command_and_the_others_are_judged(tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text("A text.\nAnother one, a little longer.\n" * 50)
+    own, output = tmp_path / "own.yaml", tmp_path / "output"
+    own.write_text(PROCESSES.replace("TEXTS", str(tmp_path)), encoding="utf-8")
+    given = ["benchmark", "bounds", "--data", str(own), "--output", str(output)]
+    assert cli.main(given) == 1
+    told = capsys.readouterr()
+    figures = json.loads(told.out.splitlines()[-1])
+    assert {name: one["held"] for name, one in figures["bounds"].items()} == {
+        "first": False,
+        "wrong": False,
+        "right": True,
+    }
+    failed, wrong = broken_lines(told)
+    assert "it ended with code 2: --cases: there is no strategy `nothing`" in failed
+    assert wrong.startswith("wrong: 0 is not exactly 1; to repeat it: sentence-pipelines")
+    assert told.err.splitlines()[-1] == "error: beyond its bound: first; wrong"
+    assert {file.name for file in output.iterdir()} == {"nothing.log", "tokens.log"}
 
 
 def test_the_bounds_of_this_package_are_of_its_benchmarks():

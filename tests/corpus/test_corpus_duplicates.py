@@ -276,14 +276,21 @@ def test_any_script_and_very_short_texts():
 def test_no_texts_at_all(spark, scratch):
     nothing = frame(spark, ["A text."]).where("false")
     assert near_duplicates(nothing, THRESHOLD, scratch).collect() == []
-    reference = nothing.select("text")
+    reference = kept_reference(nothing, scratch)
     assert near_matches(frame(spark, ["A text."]), reference, THRESHOLD, scratch).collect() == []
 
 
-def test_only_texts_like_the_reference_match(spark, scratch):
+def kept_reference(texts, scratch):
+    return scratch.keep_counted(texts.selectExpr("xxhash64(text) as key", "text").distinct())
+
+
+@pytest.mark.parametrize("most_known", [0, 2**19])
+def test_only_texts_like_the_reference_match(spark, scratch, monkeypatch, most_known):
+    # Executors know the buckets of a reference, or it is shuffled with the texts.
+    monkeypatch.setattr(duplicates, "_MOST_KNOWN", most_known)
     known = ORIGINALS[:50]
     reference = [(text,) for text in [*known, *known[:10], "😀", ""]]
-    reference = spark.createDataFrame(reference, "text string")
+    reference = kept_reference(spark.createDataFrame(reference, "text string"), scratch)
     rows = near_matches(frame(spark, [*COPIES, "😀"]), reference, THRESHOLD, scratch).collect()
     found = {row["key"] // 10 for row in rows}
     assert len(found) == len(rows)

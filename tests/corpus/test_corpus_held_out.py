@@ -139,6 +139,7 @@ def test_what_is_asked_or_ranked_leaks_on_every_side_and_nothing_else(spark):
     ]
     lists = [(*texts, None, held) for *texts, held in rows]
     pairs = spark.createDataFrame(lists, columns)
+    pairs = pairs.selectExpr("*", "null as anchor_key", "null as positive_key")
     triplets = CorpusSettings(pairs="triplets", triplet_columns=("a", "p", "one", "other"))
     left = without_leaks(pairs.where("not held"), pairs.where("held"), triplets).collect()
     # The negative of a held-out triplet is neither asked nor ranked.

@@ -60,6 +60,9 @@ def test_stages_meet_the_faults_that_they_can():
     assert StageCell("promote", "executor killed") not in cells
 
 
+ATTEMPTS = 3
+
+
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     return make_prepared(tmp_path_factory.mktemp("faults") / "prepared")
@@ -68,7 +71,12 @@ def pristine(tmp_path_factory):
 @pytest.mark.skipif(bool(reason := why_not() or why_no_disk()), reason=str(reason))
 @pytest.mark.parametrize("cell", QUICK, ids=str)
 def test_a_training_ends_as_promised(cell, pristine, tmp_path):
-    outcome = run_cell(cell, pristine, tmp_path / "cell")
+    for _ in range(ATTEMPTS):
+        outcome = run_cell(cell, pristine, tmp_path / "cell")
+        # A checkpoint is written in a moment that a busy machine may not look at: then nothing
+        # was done to the training.
+        if outcome.end != "not reached":
+            break
     assert outcome.failings == []
     assert outcome.end == "error"
     assert outcome.resumed > 0

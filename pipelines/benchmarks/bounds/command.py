@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import sysconfig
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.benchmarks.bounds.entries import Run, read_bounds
+from pipelines.benchmarks.bounds.entries import OWN, Run, read_bounds
 from pipelines.benchmarks.bounds.judging import Verdict, failed, judged
 from pipelines.benchmarks.bounds.yardstick import yardstick
 from pipelines.benchmarks.processes import cli_command, measure_command, own_environment
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.provenance import command_arguments
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
+from pipelines.settings.redaction import without_secret_arguments
 
 logger = logging.getLogger(__name__)
 
-DEADLINE_SECONDS = 1800.0
+DEADLINE_SECONDS = 900.0
+"""Of each benchmark, all of which take no more together."""
 _TABLE_WIDTH = 120
 
 Figures = Mapping[str, Any]
@@ -144,9 +147,8 @@ class Workplace:
         # The last one of a key counts.
         keys = [f"prepared.folder={self.prepared}", *self.settings, *settings]
         told = [*arguments, *(part for one in keys for part in ("--set", one))]
-        places = {"{prepared}": str(self.prepared), "{stdlib}": sysconfig.get_path("stdlib")}
-        for name, path in places.items():
-            told = [one.replace(name, path) for one in told]
+        for place, path in (("{prepared}", self.prepared), ("{folder}", self.temporary)):
+            told = [one.replace(place, str(path)) for one in told]
         return cli_command(*told, "--config", str(self.job))
 
     def _run(self, name: str, command: Sequence[str]) -> str:
@@ -197,4 +199,13 @@ def _print(verdicts: Sequence[Verdict], seconds: Mapping[str, float]) -> None:
     console.print(table)
     for one in verdicts:
         if one.is_broken:
-            console.print(one.line, soft_wrap=True, highlight=False, markup=False)
+            told = f"{one.bound.name}: {one.problem}; to repeat it: {repeating(one.run)}"
+            console.print(told, soft_wrap=True, highlight=False, markup=False)
+
+
+def repeating(run: Run) -> str:
+    """The command that measures a run once more, with all that was given to this one."""
+    given = command_arguments() or ("benchmark", OWN)
+    # The last `--cases` counts.
+    told = [*without_secret_arguments(given), "--cases", run.name]
+    return shlex.join(["sentence-pipelines", *told])

@@ -37,8 +37,8 @@ class Bound(Settings):
         None, description=f"What it is divided by: a place in the same JSON, or `{YARDSTICK}`."
     )
     kind: Kind = Field(
-        description="A ratio of two things in one run, a count, or memory in megabytes. Other "
-        "figures are of a machine, and have no bounds."
+        description="A ratio of two things in one run, a count, or memory. Other figures are of a "
+        "machine, and have no bounds."
     )
     at_least: float | None = None
     at_most: float | None = None
@@ -77,7 +77,8 @@ class Run(Settings):
     benchmark: str = Field(description="Which one.")
     options: dict[str, str | int] = Field(
         default_factory=dict,
-        description="Of its command, without the dashes; `{prepared}` is the folder of the lanes.",
+        description="Of its command, without the dashes; `{prepared}` is the folder of the lanes, "
+        "and `{folder}` a temporary one.",
     )
     settings: tuple[str, ...] = Field((), description="KEY=VALUE, as of `--set`.")
     lanes: bool = Field(
@@ -95,11 +96,7 @@ class Run(Settings):
 class Bounds(Settings):
     """The file."""
 
-    settings: tuple[str, ...] = Field(
-        (),
-        description="KEY=VALUE of all runs, and of the lanes; `{stdlib}` is the folder of Python's "
-        "own modules.",
-    )
+    settings: tuple[str, ...] = Field((), description="KEY=VALUE of all runs, and of the lanes.")
     runs: tuple[Run, ...] = Field(min_length=1, description="In their order.")
 
     @model_validator(mode="after")

@@ -50,12 +50,6 @@ class Verdict:
         whole = float(self.figure).is_integer() and self.bound.kind == "count"
         return f"{self.figure:,.0f}" if whole else f"{self.figure:,.4g}"
 
-    @property
-    def line(self) -> str:
-        """What is wrong, in a line that says how to have it measured again."""
-        again = f"sentence-pipelines benchmark bounds --cases {self.run.name}"
-        return f"{self.bound.name}: {self.problem}; to repeat it: {again}"
-
 
 def limit_in_words(bound: Bound) -> str:
     """What a bound's figure must be, for people."""

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines.benchmarks.processes import end_session, own_environment
+from pipelines.benchmarks.processes import end_session, own_environment, stage_command, started
 from pipelines.benchmarks.soak.record import RUNS, STEPS, Record
 from pipelines.benchmarks.soak.watching import Watch
 from pipelines.errors import PipelineError
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 1.0
 HEAP_SECONDS = 4.0
-_CALL = "import sys; from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
 _DEADLINE_SECONDS = 900.0
 _DEADLINE_SECONDS_PER_STEP = 1.0
 _LOGGED = 300
@@ -40,14 +39,13 @@ def soak_steps(name: str, config: Config, folder: Path) -> Record:
     Raises:
         PipelineError: It failed, or did not end in time.
     """
-    settings, log = folder / f"{name}.yaml", folder / f"{name}.log"
-    storage.write_text(settings, configuration.dump(config))
-    command = [sys.executable, "-c", _CALL, "train", "--config", str(settings)]
+    log = folder / f"{name}.log"
+    command = stage_command("train", config, folder / f"{name}.yaml")
     steps = config.training.max_steps
     assert steps is not None, "a case says how many it makes"
     deadline = time.monotonic() + _DEADLINE_SECONDS + _DEADLINE_SECONDS_PER_STEP * steps
     record, run = Record(name, STEPS), RunFolder.of(config)
-    with log.open("wb") as output, _started(command, output.fileno()) as process:
+    with log.open("wb") as output, started(command, output.fileno(), own_environment()) as process:
         try:
             _watch(process, record, run, steps, deadline)
         finally:
@@ -79,7 +77,8 @@ def soak_runs(config: Config, runs: int, cases: list[str], folder: Path) -> Reco
     arguments = [str(settings), str(runs), ",".join(cases), str(path)]
     command = [sys.executable, "-m", module, *arguments]
     deadline = _DEADLINE_SECONDS * (1 + runs / 10)
-    with log.open("wb") as output, _started(command, output.fileno(), temporary) as process:
+    environment = own_environment() | {"TMPDIR": str(temporary)}
+    with log.open("wb") as output, started(command, output.fileno(), environment) as process:
         try:
             process.wait(deadline)
         except subprocess.TimeoutExpired:
@@ -94,22 +93,6 @@ def soak_runs(config: Config, runs: int, cases: list[str], folder: Path) -> Reco
 def last_words(log: Path) -> str:
     """The end of what a process printed."""
     return log.read_text(encoding="utf-8", errors="replace")[-_LOGGED:].strip()
-
-
-def _started(
-    command: list[str], output: int, temporary: Path | None = None
-) -> subprocess.Popen[bytes]:
-    environment = own_environment()
-    if temporary is not None:
-        environment["TMPDIR"] = str(temporary)
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=environment,
-        start_new_session=True,
-    )
 
 
 def _watch(

@@ -2,9 +2,10 @@
 
 The rule, in its order:
 
-1. A strategy counts if its loss after all examples is at most :data:`LOSS_ROOM` above the lowest of
-   all strategies, in words: equal examples have taught it as much. Losses of one strategy differ
-   from round to round, so the room is never less than that spread.
+1. A strategy counts if its loss over the last :data:`LAST` of the steps is at most
+   :data:`LOSS_ROOM` above the lowest of all strategies, in words: equal examples have taught it as
+   much. Losses differ by chance, so the room is never less than the spread of the rounds of the one
+   with the lowest, nor than :data:`ERRORS` standard errors of the mean difference step by step.
 2. Of those that count the fastest wins, by the median of its examples per second over the rounds,
    with any number of workers. One that is at most :data:`RATE_ROOM` slower is as fast; among those
    that are as fast the one with fewer workers wins, then the one that stands first in the list of
@@ -19,13 +20,16 @@ The rule, in its order:
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.benchmarks.strategies.trial import Reading
 
+LAST = 0.25
 LOSS_ROOM = 0.05
+ERRORS = 2.0
 RATE_ROOM = 0.03
 PAYS = 1.2
 TRAVELS = 0.3
@@ -41,8 +45,9 @@ class Summary:
         rounds: How often it was measured.
         examples_per_second: The median.
         spread: Lowest and highest examples per second.
-        loss: After all examples, the median of the rounds' last tenths.
+        loss: Over the last :data:`LAST` of the steps, the median of the rounds.
         loss_spread: Lowest and highest of these.
+        last_losses: Of these steps one by one, the means of the rounds.
         communication: The median share; None where it cannot be told.
     """
 
@@ -53,13 +58,14 @@ class Summary:
     spread: tuple[float, float]
     loss: float
     loss_spread: tuple[float, float]
+    last_losses: tuple[float, ...]
     communication: float | None
 
 
-def last_loss(reading: Reading) -> float:
-    """The mean loss of the last tenth of the steps: that of one step is of one batch."""
+def last_losses(reading: Reading) -> list[float]:
+    """Of the last :data:`LAST` of the steps: that of one step is of one batch."""
     losses = [loss for _, _, loss in reading.curve]
-    return statistics.fmean(losses[-max(1, len(losses) // 10) :])
+    return losses[-max(1, round(LAST * len(losses))) :]
 
 
 def summaries(readings: Sequence[Reading]) -> list[Summary]:
@@ -72,7 +78,8 @@ def summaries(readings: Sequence[Reading]) -> list[Summary]:
 
 def _summary(readings: Sequence[Reading]) -> Summary:
     rates = [one.examples_per_second for one in readings]
-    losses = [last_loss(one) for one in readings]
+    by_round = [last_losses(one) for one in readings]
+    losses = [statistics.fmean(one) for one in by_round]
     shares = [one.communication for one in readings if one.communication is not None]
     return Summary(
         strategy=readings[0].strategy,
@@ -82,6 +89,7 @@ def _summary(readings: Sequence[Reading]) -> Summary:
         spread=(min(rates), max(rates)),
         loss=statistics.median(losses),
         loss_spread=(min(losses), max(losses)),
+        last_losses=tuple(statistics.fmean(step) for step in zip(*by_round, strict=True)),
         communication=statistics.median(shares) if len(shares) == len(readings) else None,
     )
 
@@ -100,15 +108,15 @@ def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]
     alone = [one for one in counts if one.workers == 1]
     taken = _winner(alone) if alone and not _pays(fastest, alone) else fastest
     sentences = [
-        f"Take {taken.strategy} with {_workers(taken.workers)}: "
+        f"Take {taken.strategy} with {told_workers(taken.workers)}: "
         f"{taken.examples_per_second:,.0f} examples/s."
     ]
-    sentences += _compared(taken, fastest, alone)
+    sentences += _compared(taken, fastest, alone, has_several=len(alone) < len(counts))
     if peers:
         peer = max(peers, key=lambda one: one.examples_per_second)
         ratio = taken.examples_per_second / peer.examples_per_second
         sentences.append(
-            f"{peer.strategy} with {_workers(peer.workers)} makes "
+            f"{peer.strategy} with {told_workers(peer.workers)} makes "
             f"{peer.examples_per_second:,.0f}: that is {ratio:.2f} times as many."
         )
     if taken.communication is not None and taken.communication > TRAVELS:
@@ -125,8 +133,12 @@ def advice(found: Sequence[Summary], peers: Sequence[Summary] = ()) -> list[str]
 
 def _learns(one: Summary, found: Sequence[Summary]) -> bool:
     least = min(found, key=lambda other: other.loss)
-    spread = max(other.loss_spread[1] - other.loss_spread[0] for other in (one, least))
-    return one.loss <= least.loss + max(LOSS_ROOM * abs(least.loss), spread)
+    spread = least.loss_spread[1] - least.loss_spread[0]
+    # Each step is of the same examples.
+    differences = [a - b for a, b in zip(one.last_losses, least.last_losses, strict=True)]
+    count = len(differences)
+    chance = ERRORS * statistics.stdev(differences) / math.sqrt(count) if count > 1 else 0.0
+    return one.loss <= least.loss + max(LOSS_ROOM * abs(least.loss), spread, chance)
 
 
 def _winner(found: Sequence[Summary]) -> Summary:
@@ -141,14 +153,16 @@ def _pays(one: Summary, alone: Sequence[Summary]) -> bool:
     return one.examples_per_second >= PAYS * _winner(alone).examples_per_second
 
 
-def _compared(taken: Summary, fastest: Summary, alone: Sequence[Summary]) -> list[str]:
-    """What more workers bring, against one."""
+def _compared(
+    taken: Summary, fastest: Summary, alone: Sequence[Summary], *, has_several: bool
+) -> list[str]:
+    """What more workers bring, against one; nothing where only either was measured."""
     if not alone:
         return []
     single = _winner(alone)
     ratio = fastest.examples_per_second / single.examples_per_second
     if fastest.workers == 1:
-        return ["More workers are no faster here."]
+        return ["More workers are no faster here."] if has_several else []
     if taken is fastest:
         share = 100 * ratio / fastest.workers
         return [
@@ -156,12 +170,13 @@ def _compared(taken: Summary, fastest: Summary, alone: Sequence[Summary]) -> lis
             f"with one, {share:.0f} % of as many times as there are workers."
         ]
     return [
-        f"{fastest.strategy} with {_workers(fastest.workers)} makes {ratio:.2f} times that: more "
-        "workers hardly pay here."
+        f"{fastest.strategy} with {told_workers(fastest.workers)} makes {ratio:.2f} times that: "
+        "more workers hardly pay here."
     ]
 
 
-def _workers(count: int) -> str:
+def told_workers(count: int) -> str:
+    """A number of workers, for people."""
     return "one worker" if count == 1 else f"{count} workers"
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from pipelines.benchmarks.processes import own_environment
@@ -62,14 +63,14 @@ def _layers(spec: EncoderSpec) -> int:
     return int(getattr(spec, "layers", 0))
 
 
-def products(spec: EncoderSpec, tokens: int) -> list[Product]:
-    """The products of one layer for so many tokens, forward and back, each once.
+def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
+    """How often each product is made for so many tokens, forward and back.
 
     Args:
         spec: Of the encoder.
         tokens: That are multiplied at once.
     """
-    found = dict.fromkeys(
+    return Counter(
         shape
         for rows, columns in matrices(spec)
         for shape in (
@@ -78,14 +79,13 @@ def products(spec: EncoderSpec, tokens: int) -> list[Product]:
             (rows, tokens, columns),
         )
     )
-    return [*found]
 
 
-def matrix_rate(shapes: Sequence[Product], precision: str) -> float:
+def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
     """Operations per second that one core makes on products alone, in a process of its own.
 
     Args:
-        shapes: The products.
+        shapes: How often each product is made; one at least.
         precision: `fp32` or `bf16`.
 
     Raises:
@@ -93,7 +93,7 @@ def matrix_rate(shapes: Sequence[Product], precision: str) -> float:
     """
     import subprocess
 
-    order = json.dumps({"shapes": [*shapes], "precision": precision})
+    order = json.dumps({"shapes": [*shapes.items()], "precision": precision})
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, order],
@@ -108,21 +108,25 @@ def matrix_rate(shapes: Sequence[Product], precision: str) -> float:
 
 
 def _measured(order: Mapping[str, Any]) -> float:
-    """All operations over all seconds, each product repeated for :data:`SECONDS`."""
+    """All operations over all seconds, as many of each product as a training makes.
+
+    Each is repeated for :data:`SECONDS`.
+    """
     import torch
 
     torch.set_num_threads(1)
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[order["precision"]]
     operations = seconds = 0.0
-    for rows, inner, columns in order["shapes"]:
+    for (rows, inner, columns), times in order["shapes"]:
         left = torch.randn(rows, inner, dtype=kind)
         right = torch.randn(inner, columns, dtype=kind)
         torch.mm(left, right)
-        began = time.process_time()
+        made, began = 0, time.process_time()
         while (spent := time.process_time() - began) < SECONDS:
             torch.mm(left, right)
-            operations += 2 * rows * inner * columns
-        seconds += spent
+            made += 1
+        operations += times * 2 * rows * inner * columns
+        seconds += times * spent / made
     return operations / seconds
 
 

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from pipelines.benchmarks.strategies import advice as rule
 from pipelines.benchmarks.strategies.advice import Summary, efficiency
+from pipelines.benchmarks.strategies.pictures import (
+    MOST,
+    comparison_picture,
+    draw_predictions,
+    fastest_of,
+)
 from pipelines.benchmarks.strategies.projection import COUNTS, NETWORKS, TOLD, Projection
 from pipelines.benchmarks.strategies.results import COLUMNS, Results, told
 from pipelines.benchmarks.strategies.strategy import PAPER
@@ -21,14 +26,14 @@ from pipelines.report.page_parts import Bar, Chart, bar, duration, per_cent, ren
 from pipelines.report.readings import Readings, Series
 from pipelines.report.style import RUNS
 from pipelines.report.svg_charts import Curve, chart
-from pipelines.report.svg_pictures import picture_of, whole_tick
+from pipelines.report.svg_pictures import picture_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = "strategies.html"
-CSV, MARKDOWN, PAGE = "strategies.csv", "strategies.md", "strategies.html"
-CURVES = len(RUNS)
+CSV, MARKDOWN = "strategies.csv", "strategies.md"
+PICTURE, PAGE = "strategies.svg", "strategies.html"
 CONCLUDED = (
     "The paper, with GPT-2 in PyTorch on GPUs, concludes that distributed parameter servers with "
     "mixed precision are the fastest on one node, and Horovod with mixed precision the most robust "
@@ -37,9 +42,10 @@ CONCLUDED = (
 
 
 def write_results(results: Results, folder: Path) -> Path:
-    """Writes the table as CSV and Markdown, and the page; returns the path of that."""
+    """Writes the table as CSV and Markdown, a picture, and the page; returns the path of that."""
     storage.write_text(folder / CSV, results.comma_separated())
     storage.write_text(folder / MARKDOWN, results.markdown())
+    storage.write_text(folder / PICTURE, comparison_picture(results))
     storage.write_text(folder / PAGE, strategies_page(results))
     return folder / PAGE
 
@@ -89,9 +95,9 @@ def strategies_page(results: Results) -> str:
 def rule_points() -> list[str]:
     """The points of the rule of advice, as the module has them that applies it."""
     text = inspect.cleandoc(rule.__doc__ or "")
-    for name in ("LOSS_ROOM", "RATE_ROOM", "PAYS", "TRAVELS"):
+    for name in ("LAST", "LOSS_ROOM", "ERRORS", "RATE_ROOM", "PAYS", "TRAVELS"):
         value = getattr(rule, name)
-        shown = f"{value:g}" if name == "PAYS" else f"{100 * value:.0f} %"
+        shown = f"{value:g}" if name in ("ERRORS", "PAYS") else f"{100 * value:.0f} %"
         text = text.replace(f":data:`{name}`", shown)
     return [" ".join(point.split()) for point in re.split(r"\n\d\. ", text)[1:]]
 
@@ -140,7 +146,7 @@ def drawn_strategies(found: Sequence[Summary]) -> list[Summary]:
     best: dict[str, Summary] = {}
     for one in sorted(found, key=lambda one: -one.examples_per_second):
         best.setdefault(one.strategy, one)
-    return [*best.values()][:CURVES]
+    return [*best.values()][:MOST]
 
 
 def _smooth(losses: Sequence[float]) -> list[float]:
@@ -163,30 +169,17 @@ def scale_charts(found: Sequence[Projection]) -> list[Chart]:
     return [
         Chart(network, _scale_picture(network, own))
         for network in NETWORKS
-        if (own := [one for one in found if one.network == network])
+        if (own := fastest_of(found, network))
     ]
 
 
 def _scale_picture(network: str, found: Sequence[Projection]) -> str:
-    best = sorted(found, key=lambda one: -one.rates[max(COUNTS)])[:CURVES]
-
     def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for one, colour in zip(best, RUNS, strict=False):
-            rates = [one.rates[count] for count in COUNTS]
-            axes.plot(COUNTS, rates, color=colour, label=one.strategy, linewidth=1.8)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(COUNTS[::3], [str(count) for count in COUNTS[::3]])
-        axes.yaxis.set_major_formatter(FuncFormatter(whole_tick))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("workers")
-        axes.set_ylabel("examples/s")
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
+        draw_predictions(figure.add_subplot(), found)
 
     series = [
         Series(one.strategy, colour, COUNTS, [one.rates[count] for count in COUNTS])
-        for one, colour in zip(best, RUNS, strict=False)
+        for one, colour in zip(found, RUNS, strict=False)
     ]
     readings = Readings("workers", series, marked=False)
     return picture_of(f"Predicted rates, {network}", (5.2, 3.6), draw, readings)

@@ -120,7 +120,7 @@ class Results:
             "megabytes_per_step": None if sent is None else sent / 1e6,
             "gigabytes": statistics.median(each.own_bytes for each in readings) / 1e9,
             "loss": one.loss,
-            "loss_at_equal_time": statistics.median(loss_at(e, moment) for e in readings),
+            "loss_at_equal_time": _median([loss_at(each, moment) for each in readings]),
             **_gain(readings),
         }
 
@@ -179,14 +179,18 @@ class Results:
         }
 
 
-def loss_at(reading: Reading, moment: float) -> float:
-    """The loss when so many seconds of training were over, the mean of some steps around."""
+def loss_at(reading: Reading, moment: float) -> float | None:
+    """The loss when so many seconds of training were over, the mean of some steps before.
+
+    None where fewer steps than that were made by then.
+    """
     losses = [loss for _, _, loss in reading.curve]
     seconds = [second for _, second, _ in reading.curve]
     window = max(1, len(losses) // 10)
     smooth = np.convolve(losses, np.ones(window) / window, "valid")
     # The first mean is known when the last of its steps is done.
-    return float(np.interp(moment, seconds[window - 1 :], smooth))
+    loss = float(np.interp(moment, seconds[window - 1 :], smooth, left=np.nan))
+    return None if np.isnan(loss) else loss
 
 
 def _gain(readings: Sequence[Reading]) -> dict[str, float | None]:

@@ -1,6 +1,6 @@
 """What more workers would bring: a simulation from what was measured with few.
 
-A worker's arithmetic is drawn from the seconds that were measured, so that stragglers are as
+What a worker does by itself is drawn from the seconds that were measured, so that stragglers are as
 frequent as they were. What travels is what was seen to travel, over links of a given bandwidth and
 latency, one for each worker and server, full duplex. Each scheme of exchange is simulated as it is
 built here:
@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,24 +52,28 @@ class Load:
     """What one worker does in a step.
 
     Attributes:
-        arithmetic: Seconds, of several steps; what is simulated is drawn from them.
+        computing: Seconds without any exchange, of several steps; what is simulated is drawn from
+            them.
         payload: Bytes of the gradients, and of the weights.
-        seconds_per_byte: Of a processor, for what is sent, received and added.
+        seconds_per_byte: Of a processor, for what is sent, received and added; where there are
+            servers, or one that averages, of theirs, which serve one worker after the other.
         examples: In a step of one worker.
+        own_seconds: That a worker spends on each exchange with a server, beside other workers.
         servers: That share the parameters, where there are some.
         round_steps: Steps between two averages, where there are some.
     """
 
-    arithmetic: Sequence[float]
+    computing: Sequence[float]
     payload: float
     seconds_per_byte: float
     examples: int
+    own_seconds: float = 0.0
     servers: int = 1
     round_steps: int = 8
 
 
 Scheme = Callable[[Load, Network, int, np.random.Generator], float]
-"""Seconds in which each of so many workers makes :data:`STEPS` steps."""
+"""Seconds of a step of each of so many workers, the mean of :data:`STEPS` at least."""
 
 
 def predicted_rate(
@@ -84,7 +89,7 @@ def predicted_rate(
         seed: Of what is drawn.
     """
     seconds = SCHEMES[scheme](load, network, workers, np.random.default_rng(seed))
-    return workers * STEPS * load.examples / seconds
+    return workers * load.examples / seconds
 
 
 def pays_until(rates: Mapping[int, float]) -> int:
@@ -107,9 +112,11 @@ def pays_until(rates: Mapping[int, float]) -> int:
     return found
 
 
-def _drawn(load: Load, workers: int, generator: np.random.Generator) -> np.ndarray:
-    """Seconds of arithmetic of each step and worker."""
-    return generator.choice(np.asarray(load.arithmetic), (STEPS, workers))
+def _drawn(
+    load: Load, workers: int, generator: np.random.Generator, steps: int = STEPS
+) -> np.ndarray:
+    """Seconds of each step and worker without the exchange."""
+    return generator.choice(np.asarray(load.computing), (steps, workers))
 
 
 def _rounds(load: Load, network: Network, workers: int, times: int) -> float:
@@ -124,23 +131,24 @@ def _rounds(load: Load, network: Network, workers: int, times: int) -> float:
 def _all_reduce(
     load: Load, network: Network, workers: int, generator: np.random.Generator
 ) -> float:
-    slowest = _drawn(load, workers, generator).max(axis=1).sum()
-    return float(slowest + STEPS * _rounds(load, network, workers, 2))
+    slowest = _drawn(load, workers, generator).max(axis=1).mean()
+    return float(slowest + _rounds(load, network, workers, 2))
 
 
 def _sharded(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
-    slowest = _drawn(load, workers, generator).max(axis=1).sum()
-    return float(slowest + STEPS * _rounds(load, network, workers, 3))
+    slowest = _drawn(load, workers, generator).max(axis=1).mean()
+    return float(slowest + _rounds(load, network, workers, 3))
 
 
 def _averaging(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
-    seconds = _drawn(load, workers, generator)
-    rounds = np.array_split(seconds, max(1, STEPS // load.round_steps))
-    arithmetic = sum(float(one.sum(axis=0).max()) for one in rounds)
+    rounds = -(-STEPS // load.round_steps)
+    seconds = _drawn(load, workers, generator, rounds * load.round_steps)
+    by_round = seconds.reshape(rounds, load.round_steps, workers)
+    slowest = float(by_round.sum(axis=1).max(axis=1).mean())
     sent = AVERAGED_ARRAYS * load.payload * workers
     # All of it passes the server's link, in and then out, and its processor.
     exchange = 2 * (network.latency + sent / network.bandwidth + sent * load.seconds_per_byte)
-    return arithmetic + len(rounds) * exchange
+    return (slowest + load.own_seconds + exchange) / load.round_steps
 
 
 class _Server:
@@ -166,23 +174,49 @@ class _Server:
 
 
 def _servers(load: Load, network: Network, workers: int, generator: np.random.Generator) -> float:
-    seconds = _drawn(load, workers, generator)
+    return served(load, network, _drawn(load, workers, generator)).step
+
+
+class Served(NamedTuple):
+    """What comes of a simulation of servers.
+
+    Attributes:
+        step: Seconds of a step, until the last worker has made its last one.
+        exchange: Seconds that a worker spent on the exchange of a step, on average.
+    """
+
+    step: float
+    exchange: float
+
+
+def served(load: Load, network: Network, seconds: np.ndarray) -> Served:
+    """Simulates workers at their servers.
+
+    Args:
+        load: Of each worker.
+        network: That they are connected by.
+        seconds: Without the exchange, of each step (rows) and worker (columns).
+    """
+    steps, workers = seconds.shape
     servers = [_Server(load, network) for _ in range(load.servers)]
     # A worker's own link carries the parts of all servers.
     own = load.payload / network.bandwidth
     events = [(0.0, worker, 0, False) for worker in range(workers)]
-    ended = 0.0
+    ended = exchanged = 0.0
     while events:
         now, worker, step, computed = heapq.heappop(events)
         if computed:
             applied = max(now + own, *(server.push(now) for server in servers))
-            if step + 1 < STEPS:
+            applied += load.own_seconds
+            exchanged += applied - now
+            if step + 1 < steps:
                 heapq.heappush(events, (applied, worker, step + 1, False))
             ended = max(ended, applied)
         else:
             pulled = max(now + own, *(server.pull(now) for server in servers))
+            exchanged += pulled - now
             heapq.heappush(events, (pulled + seconds[step, worker], worker, step, True))
-    return ended
+    return Served(ended / steps, exchanged / seconds.size)
 
 
 SCHEMES: Mapping[str, Scheme] = {

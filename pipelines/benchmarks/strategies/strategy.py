@@ -51,11 +51,16 @@ class Strategy:
         training = {**self.training, "workers": workers}
         return config.model_copy(update={"training": config.training.model_copy(update=training)})
 
-    def missing(self, config: Config) -> str:
-        """Why it cannot be measured here; empty if it can."""
+    def missing(self, config: Config, *, has_negatives: bool = False) -> str:
+        """Why it cannot be measured here; empty if it can.
+
+        Args:
+            config: Of the trainings.
+            has_negatives: Whether the lanes hold hard negatives.
+        """
         own = self.configured(config, 1)
         if self.is_peer:
-            return _missing_of_peer(own)
+            return _missing_of_peer(own, has_negatives)
         try:
             load_engine(self.training["engine"]).check_libraries(own)
             LOSSES.load(own.objective.name).form(own.training.framework)
@@ -65,11 +70,21 @@ class Strategy:
         return ""
 
 
-def _missing_of_peer(config: Config) -> str:
+def _missing_of_peer(config: Config, has_negatives: bool) -> str:
     if find_spec("sentence_transformers") is None:
         return "sentence-transformers is not installed: pip install sentence-transformers"
     if config.objective.name != "in_batch_negatives":
         return f"objective.name: its loss is not {config.objective.name}"
+    encoder = config.encoder
+    others = {
+        "encoder.lora": encoder.lora.rank > 0,
+        "encoder.freeze": encoder.freeze.is_on,
+        "encoder.keep_layers": encoder.keep_layers is not None,
+        "mining": has_negatives,
+    }
+    for key, is_on in others.items():
+        if is_on:
+            return f"{key}: it trains the whole start, on pairs alone"
     return "" if start_folder(config) else "encoder.start: it starts from no random encoder"
 
 
@@ -149,7 +164,7 @@ def named_strategies(names: str | None) -> list[Strategy]:
     known = all_strategies()
     if names is None:
         return [*known.values()]
-    return [_named(name.strip(), known) for name in names.split(",")]
+    return [_named(name, known) for name in dict.fromkeys(map(str.strip, names.split(",")))]
 
 
 def _named(name: str, known: Mapping[str, Strategy]) -> Strategy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +16,20 @@ from pipelines.benchmarks.processes import (
     own_environment,
     stage_command,
 )
+from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
 from pipelines.runs.metrics_log import read_metrics_lines
 from pipelines.settings import Config
 
+logger = logging.getLogger(__name__)
+
 DEADLINE_SECONDS = 1800.0
 WARM_UP = 0.2
 """Share of the steps whose rates do not count: frameworks compile, caches fill."""
 
+
+LOOPBACK = "lo"
 
 Command = Callable[[Config, Path], list[str]]
 """The command line of a training, whose settings are written to a file."""
@@ -47,10 +53,11 @@ class Reading:
         communication: Share of the workers' time in which numbers travelled, or in which they
             waited for others; None where an engine cannot tell it from arithmetic.
         bytes_per_step: That passed the loopback interface, so of everything on this machine; None
-            where too few steps were seen.
-        arithmetic: Seconds of arithmetic of a step, one for each worker and step; empty where an
-            engine cannot tell them.
-        exchange: The same of communication.
+            where too few steps were seen, there is no such interface, or executors run elsewhere.
+        step_seconds: Of each worker the seconds of its steps, in their order; empty where an
+            engine does not tell them.
+        exchange: Of these, the seconds in which numbers travelled, or in which the worker waited
+            for others; empty where an engine cannot tell them from arithmetic.
         curve: Examples, seconds since the first step began, and loss, step by step.
         figures: By set and metric, after the training; empty unless it was evaluated.
     """
@@ -66,8 +73,8 @@ class Reading:
     examples_per_cpu_second: float | None = None
     communication: float | None = None
     bytes_per_step: float | None = None
-    arithmetic: tuple[float, ...] = ()
-    exchange: tuple[float, ...] = ()
+    step_seconds: tuple[tuple[float, ...], ...] = ()
+    exchange: tuple[tuple[float, ...], ...] = ()
     curve: tuple[tuple[int, float, float], ...] = ()
     figures: Mapping[str, Any] | None = None
 
@@ -76,6 +83,14 @@ class Reading:
         """What no two trials of a comparison have in common."""
         return (self.strategy, self.workers, self.round)
 
+    @property
+    def computing(self) -> tuple[tuple[float, ...], ...]:
+        """Of each worker the seconds of its steps without the exchange; empty if not known."""
+        return tuple(
+            tuple(whole - exchanged for whole, exchanged in zip(*steps, strict=True))
+            for steps in zip(self.step_seconds, self.exchange, strict=False)
+        )
+
     def as_json(self) -> dict[str, Any]:
         """For :func:`reading_of`."""
         return asdict(self)
@@ -83,9 +98,8 @@ class Reading:
 
 def reading_of(told: Mapping[str, Any]) -> Reading:
     """A reading from its JSON."""
-    lists = {name: tuple(told[name]) for name in ("arithmetic", "exchange")}
-    lists["curve"] = tuple(map(tuple, told["curve"]))
-    return Reading(**{**told, **lists})
+    lists = ("step_seconds", "exchange", "curve")
+    return Reading(**{**told, **{name: tuple(map(tuple, told[name])) for name in lists}})
 
 
 class Wire:
@@ -105,16 +119,17 @@ class Wire:
 
         step = _last_step(self._run)
         if step and (not self._seen or step != self._seen[-1][0]):
-            lines = psutil.net_io_counters(pernic=True)
-            self._seen.append((step, sum(lines[one].bytes_sent for one in lines if one == "lo")))
+            loopback = psutil.net_io_counters(pernic=True).get(LOOPBACK)
+            if loopback is not None:
+                self._seen.append((step, loopback.bytes_sent))
 
     def bytes_per_step(self, first: int) -> float | None:
-        """Between the first moment behind a step and the last; None if these are the same."""
+        """Between the first moment behind a step and the last; None where nothing is known."""
         settled = [one for one in self._seen if one[0] >= first]
         if len(settled) < 2:
             return None
         (before, sent), (after, sent_then) = settled[0], settled[-1]
-        return (sent_then - sent) / (after - before)
+        return (sent_then - sent) / (after - before) or None
 
 
 def _last_step(run: RunFolder) -> int:
@@ -158,8 +173,11 @@ def run_trial(
         on_look=wire.look,
         log=folder / "train.log",
     )
-    figures = _evaluated(config, folder) if evaluated else None
     lines = [*read_metrics_lines(run.path)]
+    if len(lines) != config.training.max_steps:
+        raise PipelineError(f"it made {len(lines)} steps, not {config.training.max_steps}")
+    # Unset, it is this machine.
+    is_local = config.spark.conf.get("master", "local").startswith("local")
     return read_trial(
         lines,
         usage,
@@ -167,12 +185,21 @@ def run_trial(
         strategy=strategy,
         workers=config.training.workers,
         round=round_number,
-        bytes_per_step=wire.bytes_per_step(settled_step(lines)),
-        figures=figures,
+        bytes_per_step=wire.bytes_per_step(settled_step(len(lines))) if is_local else None,
+        figures=_evaluated(config, folder) if evaluated else None,
     )
 
 
-def _evaluated(config: Config, folder: Path) -> Mapping[str, Any]:
+def _evaluated(config: Config, folder: Path) -> Mapping[str, Any] | None:
+    """What the model is worth; None, with a warning, where that fails: rates are known then."""
+    try:
+        return _figures(config, folder)
+    except PipelineError as error:
+        logger.warning("strategies: its model was not evaluated: %s", error)
+        return None
+
+
+def _figures(config: Config, folder: Path) -> Mapping[str, Any]:
     measure_command(
         stage_command("evaluate", config, folder / "evaluate.yaml"),
         environment=own_environment(),
@@ -183,9 +210,14 @@ def _evaluated(config: Config, folder: Path) -> Mapping[str, Any]:
     return {name: told[name] for name in ("before", "after", "interval") if name in told}
 
 
-def settled_step(lines: Sequence[Mapping[str, Any]]) -> int:
-    """The last step of the warm-up; there is a line for each step."""
-    return max(1, round(WARM_UP * len(lines)))
+def settled_step(steps: int) -> int:
+    """The last step of the warm-up."""
+    return max(1, round(WARM_UP * steps))
+
+
+def settled_steps(steps: int) -> int:
+    """How many of the steps count."""
+    return steps - settled_step(steps)
 
 
 def read_trial(
@@ -199,12 +231,12 @@ def read_trial(
         step_examples: Examples of a step.
         told: Further fields of the reading.
     """
-    settled = lines[settled_step(lines) :]
-    before = lines[settled_step(lines) - 1]["seconds"]
+    settled = lines[settled_step(len(lines)) :]
+    before = lines[settled_step(len(lines)) - 1]["seconds"]
     seconds = max(lines[-1]["seconds"] - before, 1e-9)
     known = [line["cpu_seconds"] for line in settled if "cpu_seconds" in line]
     cpu = math.fsum(known) if len(known) == len(settled) else 0.0
-    shares = [line["communication"] for line in settled if "communication" in line]
+    workers = [worker for line in settled for worker in line["workers"]]
     rate = step_examples * len(settled) / seconds
     per_example = [line["tokens_per_second"] / line["examples_per_second"] for line in settled]
     return Reading(
@@ -215,9 +247,9 @@ def read_trial(
         # All lines are of as many examples.
         tokens_per_second=statistics.fmean(per_example) * rate,
         examples_per_cpu_second=step_examples * len(settled) / cpu if cpu else None,
-        communication=statistics.fmean(shares) if len(shares) == len(settled) else None,
-        arithmetic=_parts(settled, "arithmetic"),
-        exchange=_parts(settled, "communication"),
+        communication=_share(workers),
+        step_seconds=_by_rank(workers, "seconds"),
+        exchange=_by_rank(workers, "communication"),
         curve=tuple(
             (step_examples * line["step"], line["seconds"], line["loss"]) for line in lines
         ),
@@ -225,7 +257,17 @@ def read_trial(
     )
 
 
-def _parts(lines: Sequence[Mapping[str, Any]], part: str) -> tuple[float, ...]:
-    """Seconds of a part of each worker's time, step by step, the workers in order."""
-    workers = [worker for line in lines for worker in line["workers"]]
-    return tuple(worker[part] for worker in workers if part in worker)
+def _share(workers: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of the exchange in all seconds of all workers."""
+    if not workers or not all("communication" in one for one in workers):
+        return None
+    seconds = math.fsum(one["seconds"] for one in workers)
+    return math.fsum(one["communication"] for one in workers) / max(seconds, 1e-9)
+
+
+def _by_rank(workers: Sequence[Mapping[str, Any]], part: str) -> tuple[tuple[float, ...], ...]:
+    """Seconds of a part of each worker's steps; empty where one does not tell it."""
+    if not all(part in one for one in workers):
+        return ()
+    ranks = sorted({one["rank"] for one in workers})
+    return tuple(tuple(one[part] for one in workers if one["rank"] == rank) for rank in ranks)

@@ -9,16 +9,12 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.corpus.cleaning.languages import UNKNOWN, identify
 from pipelines.settings import CorpusSettings
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 # Control characters but for the white ones, the byte order mark and the soft hyphen. The other
 # format characters stay: emoji and several scripts need them.
@@ -92,18 +88,6 @@ def clean_batches(
             for name, array in zip(batch.schema.names, batch.columns, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-
-def text_key(text: Column) -> Column:
-    """What two texts share that count as the same: letters, marks and digits, in lower case.
-
-    A text without any is its own key. The key is an `xxhash64`; null gives null.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    letters = F.regexp_replace(F.lower(text), r"[^\p{L}\p{M}\p{N}]", "")
-    key = F.xxhash64(F.when(letters == "", text).otherwise(letters))
-    return F.when(text.isNotNull(), key)
 
 
 def _missing(texts: pa.Array, settings: CorpusSettings) -> pa.Array:

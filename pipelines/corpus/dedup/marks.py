@@ -12,12 +12,13 @@ from functools import partial
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus.cleaning.rules import clean_batches, text_key
+from pipelines.corpus.cleaning.rules import clean_batches
+from pipelines.corpus.cleaning.text_keys import text_key
 from pipelines.corpus.dedup.near_duplicates import near_duplicates, near_matches
-from pipelines.corpus.pairs import drops_duplicates, text_columns
+from pipelines.corpus.pairs import drops_duplicates, known_keys, text_columns
 from pipelines.corpus.units import text_level
 from pipelines.settings import CorpusSettings
-from pipelines.spark.frames import Scratch
+from pipelines.spark.frames import Kept, Scratch
 
 DUPLICATE = "duplicate"
 NEAR_DUPLICATE = "near duplicate"
@@ -27,6 +28,8 @@ NEARLY_EXCLUDED = "nearly in corpus.exclude"
 DEFAULT_THRESHOLD = 0.8
 """Jaccard similarity from which texts are near duplicates, unless it is set."""
 _SIDES = ("anchor", "positive", "negatives")
+MOST_BROADCAST = 1_000_000
+"""Keys, of 8 bytes, that are sent to every executor at most."""
 
 
 def threshold(settings: CorpusSettings) -> float:
@@ -51,7 +54,7 @@ def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
     kept = _kept(settings)
     # Rows that are dropped already are spread: all the blank lines of a lake share one text.
     alone = F.xxhash64("run", "place", "anchor")
-    key = F.when(kept, text_key(F.col("anchor"))).otherwise(alone)
+    key = F.when(kept, text_key(F.col("anchor"), F.col("anchor_key"))).otherwise(alone)
     alike = Window.partitionBy(kept, key).orderBy("unit", "run", "place")
     again = F.when(kept & (F.row_number().over(alike) > 1), DUPLICATE)
     return _with_reason(rows, again)
@@ -59,6 +62,8 @@ def mark_duplicates(rows: DataFrame, settings: CorpusSettings) -> DataFrame:
 
 def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scratch) -> DataFrame:
     """Of texts that are nearly the same, the first stays.
+
+    What is given back is cheap to compute again, if the rows lie in files.
 
     The texts of a row count as one. Which is the first follows from their hashes, so that it does
     not depend on the order of the files.
@@ -72,9 +77,12 @@ def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scr
         .withColumn("order", F.col("key"))
     )
     if not drops_duplicates(settings):
-        texts = texts.dropDuplicates(["key"])
+        texts = scratch.keep(texts.dropDuplicates(["key"]))
     near = near_duplicates(texts, threshold(settings), scratch)
-    return _mark_keys(rows, near, key, NEAR_DUPLICATE, settings)
+    found = scratch.keep_counted(near.withColumn("_reason", F.lit(NEAR_DUPLICATE)))
+    marked = _mark_keys(rows, found, key, settings)
+    # With keys that every executor has, marking costs less than to write and read what is marked.
+    return marked if found.rows <= MOST_BROADCAST else scratch.keep(marked)
 
 
 def mark_excluded(
@@ -90,43 +98,45 @@ def mark_excluded(
         scratch: For what is computed in between.
     """
     cleaned = texts.mapInArrow(partial(clean_batches, columns=["text"]), "text string")
-    reference = scratch.keep(cleaned.where("text != ''").distinct())
-    keys = reference.select(text_key(F.col("text")).alias("_key")).distinct()
+    named = cleaned.where("text != ''").select(F.xxhash64("text").alias("key"), "text")
+    reference = scratch.keep_counted(named.distinct())
+    keys = reference.frame.select(text_key(F.col("text")).alias("_key")).distinct()
     owner = F.xxhash64("anchor") if drops_duplicates(settings) else F.col("group")
-    own = rows.where(F.col("level") == text_level(settings)).select(
-        owner.alias("_owner"), F.explode(F.array(*text_columns(settings))).alias("text")
+    sides = [
+        F.struct(text.alias("text"), key.alias("known"))
+        for text, key in zip(text_columns(settings), known_keys(settings), strict=True)
+    ]
+    own = (
+        rows.where(F.col("level") == text_level(settings))
+        .select(owner.alias("_owner"), F.inline(F.array(*sides)))
+        .where("text is not null")
     )
-    own = own.where("text is not null")
-    exact = own.withColumn("_key", text_key(F.col("text"))).join(keys, "_key", "left_semi")
-    rows = _mark_owners(rows, exact, owner, EXCLUDED, settings)
+    key = text_key(F.col("text"), F.col("known"))
+    exact = own.withColumn("_key", key).join(keys, "_key", "left_semi")
+    found = exact.select("_owner", F.lit(True).alias("_exactly"))
     similarity = exclude_threshold(settings)
-    if not similarity:
-        return rows
-    by_key = own.select(F.xxhash64("text").alias("key"), "text", "_owner")
-    distinct = by_key.select("key", "text").dropDuplicates(["key"])
-    near = near_matches(distinct, reference, similarity, scratch)
-    return _mark_owners(
-        rows, by_key.join(near, "key", "left_semi"), owner, NEARLY_EXCLUDED, settings
-    )
+    if similarity:
+        by_key = own.select(F.xxhash64("text").alias("key"), "text", "_owner")
+        near = near_matches(by_key, reference, similarity, scratch)
+        nearly = by_key.join(near, "key", "left_semi")
+        found = found.unionByName(nearly.select("_owner", F.lit(False).alias("_exactly")))
+    owners = found.groupBy(F.col("_owner").alias("key")).agg(F.max("_exactly").alias("_exactly"))
+    reason = F.when(F.col("_exactly"), EXCLUDED).otherwise(NEARLY_EXCLUDED)
+    marks = scratch.keep_counted(owners.select("key", reason.alias("_reason")))
+    return _mark_keys(rows, marks, owner, settings)
 
 
 def _kept(settings: CorpusSettings) -> Column:
     return (F.col("level") == text_level(settings)) & F.col("reason").isNull()
 
 
-def _mark_keys(
-    rows: DataFrame, keys: DataFrame, key: Column, reason: str, settings: CorpusSettings
-) -> DataFrame:
-    found = keys.select(F.col("key").alias("_found"), F.lit(reason).alias("_reason"))
+def _mark_keys(rows: DataFrame, marks: Kept, key: Column, settings: CorpusSettings) -> DataFrame:
+    """Gives the rows that are kept the reason (`_reason`) of their key (`key`, each once)."""
+    found = marks.frame.withColumnRenamed("key", "_found")
+    # Spark would shuffle all rows before it sees how few keys there are.
+    found = F.broadcast(found) if marks.rows <= MOST_BROADCAST else found
     marked = rows.join(found, key == F.col("_found"), "left")
     return _with_reason(marked, F.when(_kept(settings), F.col("_reason")), rows.columns)
-
-
-def _mark_owners(
-    rows: DataFrame, own: DataFrame, owner: Column, reason: str, settings: CorpusSettings
-) -> DataFrame:
-    keys = own.select(F.col("_owner").alias("key")).distinct()
-    return _mark_keys(rows, keys, owner, reason, settings)
 
 
 def _with_reason(

@@ -12,7 +12,8 @@ dropped if it is like an earlier one, even if that one is dropped as well; so of
 each is like the one before, only the first stays.
 
 Bucket hashes are shuffled as bytes, thousands in a row. As rows of their own, eight for each
-text, their shuffle and sort would cost several times what all the hashing does.
+text, their shuffle and sort would cost several times what all the hashing does. Where a reference
+is small, executors know all its buckets, and only texts that lie in one of them are shuffled.
 """
 
 from __future__ import annotations
@@ -27,17 +28,27 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus.dedup.shingles import Banding, Integers, band_hashes, banding, similarities
-from pipelines.spark.frames import Scratch
+from pipelines.corpus.dedup.shingles import (
+    Banding,
+    Hashes,
+    Integers,
+    band_hashes,
+    banding,
+    similarities,
+)
+from pipelines.spark.frames import Kept, Scratch
 
 MAX_REFERENCES = 16
 """Texts of a reference that a text is compared with in one bucket, at most."""
 
 _ENTRIES_PER_BLOCK = 2**19
+_MOST_KNOWN = 2**19
+_PLACES_PER_BUCKET = 64
 _REFERENCE, _TEXT = 0, 1
 _ENTRY = np.dtype([("bucket", "<u8"), ("order", "<i8"), ("key", "<i8")])
 _BLOCK_ROWS = "block int, entries binary"
 _PAIR_ROWS = "key long, other long"
+_TEXT_ROWS = "key long, text string"
 
 Entries = npt.NDArray[Any]
 """An entry for each text and bucket that it lies in, of the type :data:`_ENTRY`."""
@@ -50,6 +61,7 @@ def near_duplicates(texts: DataFrame, threshold: float, scratch: Scratch) -> Dat
 
     Args:
         texts: `key` (long, unique), `order` (long; the key breaks ties) and `text` (not null).
+            They are computed several times: what takes more than reading a file is kept before.
         threshold: Jaccard similarity, above 0 and at most 1.
         scratch: For what is computed in between.
 
@@ -65,13 +77,13 @@ def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFram
     Returns:
         `key` and `other`: the text, and an earlier one that it is like; one or more rows a text.
     """
-    texts = scratch.keep(texts.select("key", "order", "text"))
-    proposed = _blocks(texts, threshold).mapInArrow(earlier_pairs, _PAIR_ROWS)
+    texts = texts.select("key", "order", "text")
+    proposed = _blocks(texts, texts.count(), threshold).mapInArrow(earlier_pairs, _PAIR_ROWS)
     return _verified(scratch.keep(proposed.distinct()), texts, texts, threshold, scratch)
 
 
 def near_matches(
-    texts: DataFrame, reference: DataFrame, threshold: float, scratch: Scratch
+    texts: DataFrame, reference: Kept, threshold: float, scratch: Scratch
 ) -> DataFrame:
     """The texts that are near duplicates of any text of a reference.
 
@@ -79,31 +91,35 @@ def near_matches(
     are looked at.
 
     Args:
-        texts: `key` (long, unique) and `text` (not null).
-        reference: `text` (not null); equal ones count once.
+        texts: `key` (long) and `text` (not null); those of one key count once.
+        reference: `key` (long, unique) and `text` (not null).
         threshold: Jaccard similarity, above 0 and at most 1.
         scratch: For what is computed in between.
 
     Returns:
         `key`: the texts that match, each once.
     """
-    texts = scratch.keep(texts.select("key", "text"))
-    known = reference.select(F.xxhash64("text").alias("key"), "text").distinct()
-    known = scratch.keep(known)
-    both = _with_order(texts, _TEXT).unionByName(_with_order(known, _REFERENCE))
-    proposed = _blocks(both, threshold).mapInArrow(reference_pairs, _PAIR_ROWS)
-    found = _verified(scratch.keep(proposed.distinct()), texts, known, threshold, scratch)
-    return found.select("key").distinct()
+    texts = texts.select("key", "text")
+    bands, known = banding(threshold), reference.frame.select("key", "text")
+    if reference.rows * bands.bands <= _MOST_KNOWN:
+        buckets, _ = band_hashes(reference.to_arrow()["text"].to_pylist(), bands)
+        meeting = partial(texts_meeting, bands=bands, buckets=np.unique(buckets))
+        texts = texts.mapInArrow(meeting, _TEXT_ROWS)
+    kept = scratch.keep_counted(texts.dropDuplicates(["key"]))
+    both = _with_order(kept.frame, _TEXT).unionByName(_with_order(known, _REFERENCE))
+    blocks = _blocks(both, kept.rows + reference.rows, threshold)
+    proposed = scratch.keep(blocks.mapInArrow(reference_pairs, _PAIR_ROWS).distinct())
+    return _verified(proposed, kept.frame, known, threshold, scratch).select("key").distinct()
 
 
 def _with_order(texts: DataFrame, order: int) -> DataFrame:
     return texts.withColumn("order", F.lit(order).cast("long"))
 
 
-def _blocks(texts: DataFrame, threshold: float) -> DataFrame:
-    """The buckets of all texts, each bucket in one partition."""
+def _blocks(texts: DataFrame, rows: int, threshold: float) -> DataFrame:
+    """The buckets of all texts, of which there are so many; each bucket in one partition."""
     bands = banding(threshold)
-    blocks = texts.count() * bands.bands // _ENTRIES_PER_BLOCK + 1
+    blocks = rows * bands.bands // _ENTRIES_PER_BLOCK + 1
     packed = texts.mapInArrow(partial(bucket_blocks, bands=bands, blocks=blocks), _BLOCK_ROWS)
     return packed.repartition(blocks, "block").select("entries")
 
@@ -148,6 +164,29 @@ def bucket_blocks(
         parts = np.split(entries.ravel()[by_block], begins[1:])[: len(found)]
         packed = pa.array([part.tobytes() for part in parts], pa.binary())
         yield pa.RecordBatch.from_pydict({"block": pa.array(found), "entries": packed})
+
+
+def texts_meeting(
+    batches: Iterable[pa.RecordBatch], bands: Banding, buckets: Hashes
+) -> Iterator[pa.RecordBatch]:
+    """The texts that lie in one of some buckets, and a few more. Runs on an executor.
+
+    Args:
+        batches: Columns `key` and `text`.
+        bands: How signatures are cut.
+        buckets: Each once.
+    """
+    # One look at a table that stays in the processor's cache; the others are sorted out by what
+    # follows.
+    places = 1 << int(len(buckets) * _PLACES_PER_BUCKET).bit_length()
+    is_sought = np.zeros(places, np.bool_)
+    last = np.uint64(places - 1)
+    is_sought[buckets & last] = True
+    for batch in batches:
+        hashes, has_shingles = band_hashes(batch["text"].to_pylist(), bands)
+        found = np.zeros(batch.num_rows, np.bool_)
+        found[has_shingles] = is_sought[hashes & last].any(axis=1)
+        yield batch.filter(pa.array(found))
 
 
 def earlier_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

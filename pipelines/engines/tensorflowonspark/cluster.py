@@ -139,8 +139,9 @@ def start_nodes(
         rank, host = silent.partition - beside, name_of(silent.host)
         if rank < 0:
             cause += ": a node beside the workers (a parameter server) has not registered"
-            raise EngineError(NAME, cause, host=host) from error
-        raise EngineError(NAME, f"{cause}: it has not registered", rank=rank, host=host) from error
+            raise EngineError(NAME, f"{cause} ({error})", host=host) from error
+        cause += f": it has not registered ({error})"
+        raise EngineError(NAME, cause, rank=rank, host=host) from error
 
 
 def silent_node(places: Iterable[TaskPlace], registered: Collection[int]) -> TaskPlace | None:

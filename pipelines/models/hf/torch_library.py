@@ -126,6 +126,10 @@ def _dropouts(config: Any) -> dict[str, float]:
     }
 
 
+_SEE_ALL = frozenset({"bert-generation", "cpmant", "xlnet"})
+"""Of the types that the library has as causal models alone, those whose tokens see later ones."""
+
+
 def is_decoder(text: str) -> bool:
     """Whether each token sees those before it alone.
 
@@ -133,10 +137,14 @@ def is_decoder(text: str) -> bool:
         text: A config.json.
     """
     config = config_of(text)
-    kind = type(config)
+    kind, own = type(config), config.get_text_config()
     # The library has encoders as language models too, if they are told that they are decoders.
     is_causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in MODEL_FOR_MASKED_LM_MAPPING
-    sees_all = getattr(config.get_text_config(), "use_bidirectional_attention", False)
+    sees_all = (
+        config.model_type in _SEE_ALL
+        or getattr(own, "use_bidirectional_attention", False)
+        or getattr(own, "is_causal", None) is False
+    )
     return is_causal and not sees_all
 
 

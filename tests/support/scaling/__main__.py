@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +24,7 @@ from hosts import end, port_of, why_not
 
 from pipelines import workflow
 from pipelines.benchmarks.processes import Usage
-from pipelines.benchmarks.strategies.projection import load_of, scheme_of
+from pipelines.benchmarks.strategies.projection import Evidence, load_of, scheme_of
 from pipelines.benchmarks.strategies.scale import Network, predicted_rate
 from pipelines.benchmarks.strategies.strategy import Strategy, named_strategies
 from pipelines.benchmarks.strategies.trial import Reading, read_trial, settled_step
@@ -33,9 +33,8 @@ from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 
-CASES = "torch,horovod-torch,single-server,distributed-servers,elephas-sync"
-"""Of sharded weights an engine does not tell arithmetic from communication."""
-STEPS, ROUNDS = 40, 8
+CASES = "torch,torch-parameters,horovod-torch,single-server,distributed-servers,elephas-sync"
+STEPS = 40
 MEGABITS = 200
 BURST = "burst 128kb latency 100ms"
 LATENCY = 1e-4
@@ -109,18 +108,24 @@ def check_config(prepared: Path, workers: int) -> Config:
 
 def check(strategy: Strategy, workers: int, megabits: int, prepared: Path, folder: Path) -> Checked:
     """Measures a strategy with links as they are and with slow ones."""
-    config = strategy.configured(check_config(prepared, workers), workers)
+    shared = check_config(prepared, workers)
+    config = strategy.configured(shared, workers)
     granule = LaneManifest.load(prepared / "lanes").granule
     executors = load_engine(strategy.training["engine"]).executors(config)
     with host_cluster(folder, cores=1, seen=[prepared], count=1 + executors) as cluster:
         fast = measured(cluster, config, strategy, granule * workers, folder / "fast")
+        beside = {
+            name: [measured(cluster, own, strategy, granule * workers, folder / name)]
+            for name, own in _beside(strategy, shared, workers).items()
+        }
         with ExitStack() as slow:
             for host in cluster.hosts:
                 slow.enter_context(limited(host, f"rate {megabits}mbit {BURST}"))
             after = measured(cluster, config, strategy, granule * workers, folder / "slow")
-    load = load_of([fast], strategy, granule * workers, config.training.round_steps)
+    evidence = Evidence(several=[fast], **beside)
+    load = load_of(evidence, strategy, granule * workers, config.training.round_steps)
     if load is None:
-        raise typer.BadParameter(f"{strategy.name} does not tell arithmetic from communication")
+        raise typer.BadParameter(f"{strategy.name} does not tell what its exchange takes")
     network = Network(bandwidth=megabits * 1e6 / 8, latency=LATENCY)
     rate = predicted_rate(scheme_of(strategy), load, network, workers)
     return Checked(
@@ -131,6 +136,18 @@ def check(strategy: Strategy, workers: int, megabits: int, prepared: Path, folde
         after.examples_per_second,
         rate,
     )
+
+
+def _beside(strategy: Strategy, shared: Config, workers: int) -> dict[str, Config]:
+    """What tells the exchange of a strategy, beside itself: a field of `Evidence` and settings."""
+    whole = replace(strategy, training={**strategy.training, "sharding": "none"})
+    alone, unsharded = strategy.configured(shared, 1), whole.configured(shared, workers)
+    return {
+        "all-reduce": {},
+        "sharded": {"unsharded": unsharded},
+        "averaging": {"alone": alone},
+        "servers": {"alone": alone},
+    }[scheme_of(strategy)]
 
 
 def measured(
@@ -156,7 +173,8 @@ def measured(
         end(driver)
     assert driver.returncode == 0, log.read_text()[-500:]
     lines = lines_of(run)
-    settled = [one for one in seen if one[0] >= settled_step(lines)]
+    settled = [one for one in seen if one[0] >= settled_step(len(lines))]
+    assert settled, "no step was seen while it trained"
     (before, sent), (last, sent_then) = settled[0], settled[-1]
     return read_trial(
         lines,
@@ -165,7 +183,8 @@ def measured(
         strategy=strategy.name,
         workers=config.training.workers,
         round=0,
-        bytes_per_step=(sent_then - sent) / (last - before),
+        # A run that was over between two looks tells nothing.
+        bytes_per_step=(sent_then - sent) / (last - before) if last > before else None,
     )
 
 
