@@ -38,6 +38,7 @@ BENCHMARKS: Mapping[str, str] = {
 
 LONG: Mapping[str, str] = {
     "bigdl": "half an hour",
+    "bounds": "a quarter of an hour",
     "bucket": "half an hour",
     "feed": "half an hour",
     "growth": "an hour and more",

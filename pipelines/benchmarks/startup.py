@@ -84,7 +84,7 @@ class Cost:
             "wall_seconds": self.wall_seconds,
             "driver_megabytes": self.driver_megabytes,
         }
-        return {name: round(value, 2) for name, value in found.items() if value is not None}
+        return {name: round(value, 3) for name, value in found.items() if value is not None}
 
 
 def measure(config: Config, data: str | None, *, cases: str | None = None) -> dict[str, Any]:

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = 900.0
 """Of each benchmark, all of which take no more together."""
+_CASES = "--cases"
 _TABLE_WIDTH = 120
 
 Figures = Mapping[str, Any]
@@ -205,7 +206,10 @@ def _print(verdicts: Sequence[Verdict], seconds: Mapping[str, float]) -> None:
 
 def repeating(run: Run) -> str:
     """The command that measures a run once more, with all that was given to this one."""
-    given = command_arguments() or ("benchmark", OWN)
-    # The last `--cases` counts.
-    told = [*without_secret_arguments(given), "--cases", run.name]
+    given = [*(command_arguments() or ("benchmark", OWN))]
+    if _CASES in given:
+        place = given.index(_CASES)
+        del given[place : place + 2]
+    # Where it was given in another form, the last one counts.
+    told = [*without_secret_arguments(given), _CASES, run.name]
     return shlex.join(["sentence-pipelines", *told])
