@@ -26,6 +26,7 @@ BENCHMARKS: Mapping[str, str] = {
     "increment": "pipelines.benchmarks.increment",
     "mine": "pipelines.benchmarks.mine",
     "objectives": "pipelines.benchmarks.objectives",
+    "prepare": "pipelines.benchmarks.prepare",
     "quality": "pipelines.benchmarks.quality",
     "recipe": "pipelines.benchmarks.recipe",
     "soak": "pipelines.benchmarks.soak.command",

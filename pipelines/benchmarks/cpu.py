@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 SAMPLE_SECONDS = 0.25
 
 
-def local_session(config: Config) -> SparkSession:
+def local_session(config: Config, *, trains: bool = True) -> SparkSession:
     """A session whose executors are on this machine.
+
+    Args:
+        trains: See :func:`~pipelines.spark.session.spark_session`.
 
     Raises:
         InputError: They are not.
     """
-    session = spark_session(config)
+    session = spark_session(config, trains=trains)
     master = session.sparkContext.master or ""
     if not master.startswith("local"):
         raise InputError(

@@ -55,19 +55,22 @@ class _Texts:
     language: list[str | None] = field(default_factory=list)
     key: list[int | None] = field(default_factory=list)
     counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
-    examples: dict[tuple[str, str, int], tuple[int, str]] = field(default_factory=dict)
+    dropped: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def count(self, level: str, reason: str | None, example: str) -> None:
         key = (level, reason)
         self.counts[key] = self.counts.get(key, 0) + 1
-        text = example[:EXAMPLE_CHARACTERS]
-        if reason is None or not text:
-            return
+        if reason is not None and example and self.most_examples:
+            self.dropped.setdefault((level, reason), set()).add(example[:EXAMPLE_CHARACTERS])
+
+    def _examples(self) -> set[tuple[str, str, str]]:
+        """A few texts of each level and reason."""
         # The lowest hash is the lowest of the corpus, however the rows came in batches.
-        for number in range(self.most_examples):
-            ranked = (hash_of(f"{number}{text}"), text)
-            place = (level, reason, number)
-            self.examples[place] = min(self.examples.get(place, ranked), ranked)
+        return {
+            (level, reason, min((hash_of(f"{number}{text}"), text) for text in texts)[1])
+            for (level, reason), texts in self.dropped.items()
+            for number in range(self.most_examples)
+        }
 
     def text_batch(self, settings: CorpusSettings) -> pa.RecordBatch:
         anchors = single_spaces(pa.array(self.anchor, pa.string()))
@@ -94,9 +97,8 @@ class _Texts:
         counted = [(level, reason, None, rows) for (level, reason), rows in self.counts.items()]
         # The bytes are those of rows, and stand with the first line.
         counted.sort(key=lambda line: line[0] != ROWS)
-        shown = {(level, reason, text) for (level, reason, _), (_, text) in self.examples.items()}
         # An example stands for no row: its row is counted already.
-        lines = counted + [(*example, 0) for example in sorted(shown)]
+        lines = counted + [(*example, 0) for example in sorted(self._examples())]
         levels, reasons, texts, rows = zip(*lines, strict=True)
         return unit_batch(
             len(lines),
@@ -144,20 +146,21 @@ def _parts(
     )
     for piece, title, key, group, unit, own in pieces:
         before = len(texts.anchor)
-        unit_hash, run, number = hash_of(unit), 0, -1
+        run, number = 0, -1
         for place, (text, language) in enumerate(cut(piece or "", title, settings, texts)):
             if text is not None:
                 texts.anchor.append(text)
-                texts.group.append(group)
                 if place // RUN != number:
                     number = place // RUN
                     run = hash_of(f"{own}/{number}")
-                texts.unit.append(unit_hash)
                 texts.run.append(run)
                 texts.place.append(place)
                 texts.language.append(language)
-                texts.key.append(key)
-        reason = None if len(texts.anchor) > before else "no text" if piece is None else NO_PROSE
+        found = len(texts.anchor) - before
+        texts.group += [group] * found
+        texts.unit += [hash_of(unit)] * found
+        texts.key += [key] * found
+        reason = None if found else "no text" if piece is None else NO_PROSE
         texts.count(ROWS, reason, title or piece or "")
     yield texts.text_batch(settings)
     yield texts.count_batch(pa.compute.sum(batch["bytes"]).as_py() or 0)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 WHITE_SPACE = b" \t\n\r"
 """What begins a chunk; the rarer white space is left to the library, inside a chunk."""
 
-SLICE_BYTES = 4 * 2**20
+SLICE_BYTES = 8 * 2**20
 """Text that is cut at a time; the arrays for it take some twenty times as much memory."""
 
 _SPACE, _PUNCTUATION = 2, 1

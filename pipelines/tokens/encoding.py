@@ -6,7 +6,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -285,9 +285,12 @@ class ChunkCache:
         chunks = distinct.to_pylist()
         if self._bytes > self._most_bytes:
             self._clear()
-        known = self._numbers
-        self._add([chunk for chunk in chunks if chunk not in known])
-        numbers = np.fromiter(map(known.__getitem__, chunks), np.int64, len(chunks))
+        # One look for each chunk: nearly all are known after the first few texts.
+        found = map(self._numbers.get, chunks, repeat(-1))
+        numbers = np.fromiter(found, np.int64, len(chunks))
+        new = np.flatnonzero(numbers < 0)
+        numbers[new] = np.arange(len(self._first), len(self._first) + len(new))
+        self._add([chunks[place] for place in new.tolist()])
         # The arrays cannot grow while a view of them is alive: what leaves here is a copy.
         return (
             np.frombuffer(self._first, np.int64)[numbers],

@@ -45,7 +45,7 @@ WORDS = (
 )
 
 # Few letters, so that shingles repeat; several scripts, marks, emoji and what has no letters.
-ALPHABET = "aAbB  .,1_ßİΣé한국어हि😀❤\ufe0f\u200d\n\x00"
+ALPHABET = "aAbB  .,1_ßİΣé한국어हि😀❤\ufe0f\u200d\uffff\n\x00"
 TEXTS = st.lists(
     st.one_of(st.text(st.sampled_from(ALPHABET), max_size=40), st.text(max_size=40)), max_size=8
 )

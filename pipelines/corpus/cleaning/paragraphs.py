@@ -8,6 +8,7 @@ WikiExtractor's output.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +30,8 @@ _LOOKED_AT = 200
 
 _BLANK_LINE = re.compile(r"\n[ ]*\n\s*")
 _WORD = re.compile(r"[^\W\d_]+")
+# ASCII, with a blank for all that is in no word: split, that is several times as fast.
+_ONLY_LETTERS = bytes(byte if chr(byte) in string.ascii_letters else 0x20 for byte in range(256))
 _NUMBERED = re.compile(
     r"(chapter|book|part|act|scene|canto|volume|section|appendix|letter|stave)\b"
     r"[\s.:]*([ivxlcdm]+|\d+|one|two|three|four|five|six|seven|eight|nine|ten|the \w+)\b",
@@ -196,12 +199,16 @@ def _is_link(paragraph: str) -> bool:
 
 def _has_few_words(paragraph: str) -> bool:
     paragraph = paragraph[:_LOOKED_AT]
-    words = _WORD.findall(paragraph)
-    letters = sum(map(len, words))
+    if paragraph.isascii():
+        spaced = paragraph.encode().translate(_ONLY_LETTERS)
+        letters, words = len(spaced) - spaced.count(b" "), len(spaced.split())
+    else:
+        found = _WORD.findall(paragraph)
+        letters, words = sum(map(len, found)), len(found)
     if letters < _MIN_LETTERS * (len(paragraph) - paragraph.count(" ")):
         return True
     # Scripts without spaces give few, long words.
-    return len(words) < _MIN_WORDS and (paragraph.isascii() or letters < 2 * _MIN_WORDS)
+    return words < _MIN_WORDS and (paragraph.isascii() or letters < 2 * _MIN_WORDS)
 
 
 TITLE_LINE = "title line"

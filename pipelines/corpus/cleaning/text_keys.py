@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from pipelines.corpus.cleaning.text_bytes import counts_before, table_of, text_bytes
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
@@ -26,7 +28,7 @@ _OTHERS = r"[^\p{L}\p{M}\p{N}]"
 _ALPHABET = (string.ascii_letters + string.digits).encode()
 _DELETED = bytes({*range(256)} - {*_ALPHABET})
 _LOWER = bytes(range(256)).lower()
-_IS_KEPT = np.isin(np.arange(256), np.frombuffer(_ALPHABET, np.uint8))
+_IS_KEPT = table_of(_ALPHABET)
 
 
 def text_key(text: Column, known: Column | None = None) -> Column:
@@ -49,14 +51,9 @@ def text_key(text: Column, known: Column | None = None) -> Column:
 
 def ascii_keys(texts: pa.StringArray) -> pa.Int64Array:
     """The keys of the texts that are ASCII; null for all others. Runs on an executor."""
-    if not len(texts):
-        return pa.array([], pa.int64())
-    bounds = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
-    buffer = texts.buffers()[2]
-    data = b"" if buffer is None else buffer[bounds[0] : bounds[-1]].to_pybytes()
-    bounds = bounds - bounds[0]
+    data, bounds = text_bytes(texts)
     letters = data.translate(_LOWER, _DELETED)
-    before = np.append(0, np.cumsum(_IS_KEPT[np.frombuffer(data, np.uint8)]))[bounds]
+    before = counts_before(data, bounds, _IS_KEPT)
     digests = [
         xxhash.xxh64_intdigest(letters[begin:end] or data[first:last], SPARK_SEED)
         for begin, end, first, last in zip(

@@ -40,9 +40,10 @@ _CHUNK_CHARACTERS = 2**17
 _PLACE_BITS = np.uint64(18)
 _SPACE = ord(" ")
 _GAP = 0
-# Half a surrogate pair, which no text holds. So many of them that no shingle reaches from one
-# text into the next.
-_END = "\ud800" * (SHINGLE - 1)
+# What is no character in Unicode. So many of them that no shingle reaches from one text into the
+# next.
+_NO_CHARACTER = "\uffff"
+_END = _NO_CHARACTER * (SHINGLE - 1)
 _CODE_POINTS = 0x110000
 # No letter has a code point above.
 _LETTERS_END = 0x40000
@@ -126,8 +127,9 @@ def normalise(texts: Sequence[str]) -> NormalisedTexts:
     """Normalises all texts in one go."""
     # With a line feed in front, every word of a text has something before it that is no part of a
     # word: what is kept of it is the space between two words, or the one before the first.
-    joined = "".join([f"\n{text}{_END}" for text in texts])
-    encoded = joined.encode("utf-32-le", errors="surrogatepass")
+    # A text that holds the end all the same has a space there, as for all that is of no word.
+    joined = "".join([f"\n{text.replace(_NO_CHARACTER, ' ')}{_END}" for text in texts])
+    encoded = joined.encode("utf-32-le")
     codes = _normal_characters()[np.frombuffer(encoded, dtype="<u4")]
     kept = codes != _SPACE
     kept[:-1] |= codes[1:] > _SPACE
@@ -148,7 +150,7 @@ def _normal_characters() -> Codes:
     for code in range(_LETTERS_END):
         if _is_of_word(chr(code)):
             table[code] = ord(chr(code).lower()[0])
-    table[ord(_END[0])] = _GAP
+    table[ord(_NO_CHARACTER)] = _GAP
     return table
 
 

@@ -1,6 +1,7 @@
 """BERT in TensorFlow; see :class:`pipelines.models.frameworks.tensorflow.Form`.
 
-It keeps to tokens x width matrices, so that every product with a weight is one plain ``matmul``.
+It keeps to tokens x width matrices without padding, so that every product with a weight is one
+plain ``matmul`` over what counts; see :mod:`.tensorflow_packing`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.tensorflow_kernels import add_and_normalise, add_bias, bias_gelu
+from pipelines.models.bert.tensorflow_packing import Packing
 from pipelines.models.bert.weights import POSITIONS, PROJECTION, SEGMENTS, layer_prefix
 from pipelines.models.frameworks.tensorflow import Dropout, pool
 from pipelines.models.weights import WORDS
@@ -60,9 +62,11 @@ class _Pass:
         self._token_ids = token_ids
         self._lengths = lengths
         # Neither is known when a graph is traced: batches of a run differ in both.
-        self._batch, self._width = tf.unstack(tf.shape(token_ids))
+        texts, self._width = tf.unstack(tf.shape(token_ids))
+        self._packing = Packing(lengths, texts, self._width)
+        self._joined, self._context = (self._packing.heads(n, spec.heads) for n in (3, 1))
         self._is_token = tf.sequence_mask(lengths, self._width, dtype=tf.float32)
-        # [batch, 1, 1, width]: the same for every head and every query.
+        # [texts, 1, 1, width]: the same for every head and every query.
         self._attention_bias = ((1.0 - self._is_token) * _ATTENTION_MASK)[:, None, None, :]
 
     def embeddings(self) -> tf.Tensor:
@@ -75,20 +79,20 @@ class _Pass:
             hidden_states += self._weights[f"{PROJECTION}.bias"]
         for number in range(self._spec.layers):
             hidden_states = self._layer(layer_prefix(number), hidden_states)
-        vectors = tf.reshape(hidden_states, [self._batch, self._width, self._spec.hidden])
+        vectors = self._packing.rectangle(hidden_states)
         return pool(self._spec.pooling, vectors, self._is_token, self._lengths)
 
     def _embedding_output(self) -> tf.Tensor:
-        """[batch * width, width of words]: words, positions and segment, normalised."""
-        size = self._spec.word_width
-        words = tf.gather(self._weights[WORDS], tf.reshape(self._token_ids, [-1]))
-        positions = tf.gather(self._weights[POSITIONS], tf.range(self._width))
+        """[rows, width of words]: words, positions and segment, normalised."""
+        token_ids = tf.gather(tf.reshape(self._token_ids, [-1]), self._packing.places)
+        words = tf.gather(self._weights[WORDS], token_ids)
+        positions = tf.convert_to_tensor(self._weights[POSITIONS])
         if self._spec.type_vocabulary:
-            # A single sentence is all of the first segment: its one vector is added to the few
+            # A single sentence is all of the first segment: its one vector is added to the
             # positions, and not to every token.
             positions += tf.gather(self._weights[SEGMENTS], 0)
-        everywhere = tf.broadcast_to(positions, [self._batch, self._width, size])
-        return self._add_and_normalise("embeddings.", words, tf.reshape(everywhere, [-1, size]))
+        own = tf.gather(positions, self._packing.positions)
+        return self._add_and_normalise("embeddings.", words, own)
 
     def _layer(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
         """Attention, then the feed-forward block, each added to what it came from.
@@ -111,23 +115,31 @@ class _Pass:
         return self._add_and_normalise(f"{prefix}output.", hidden_states, output)
 
     def _attention(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
-        """The values mixed by softmax of query times key, [batch * width, hidden]."""
-        spec = self._spec
-        size = spec.hidden // spec.heads
-        split = [self._batch, self._width, spec.heads, size]
-        query, key, value = (
-            tf.transpose(
-                tf.reshape(self._dense(f"{prefix}attention.self.{name}", hidden_states), split),
-                [0, 2, 1, 3],
-            )
-            for name in ("query", "key", "value")
+        """The values mixed by softmax of query times key, [rows, hidden]."""
+        qkv = add_bias(
+            tf.matmul(hidden_states, self._qkv(prefix, "weight", self._dtype), transpose_b=True),
+            self._qkv(prefix, "bias", tf.float32),
         )
+        query, key, value = tf.unstack(self._joined.split(qkv), num=3)
         # Softmax is fp32: bf16 has too few digits for a sum over many tokens.
         scores = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32)
-        probs = tf.nn.softmax(scores * (1 / math.sqrt(size)) + self._attention_bias)
+        probs = tf.nn.softmax(scores + self._attention_bias)
         # BERT drops probabilities and not scores: a text then misses a token.
         context = tf.matmul(tf.cast(self._dropout(probs, attention=True), self._dtype), value)
-        return tf.reshape(tf.transpose(context, [0, 2, 1, 3]), [-1, spec.hidden])
+        return self._context.joined(context)
+
+    def _qkv(self, prefix: str, part: str, dtype: tf.DType) -> tf.Tensor:
+        """Those of query, key and value as one: one product reads the hidden states once.
+
+        Scores are divided by the root of the head's width. Scaling the query's weights gives the
+        same, and costs nothing for each token.
+        """
+        query, key, value = (
+            tf.convert_to_tensor(self._weights[f"{prefix}attention.self.{name}.{part}"])
+            for name in ("query", "key", "value")
+        )
+        scale = 1 / math.sqrt(self._spec.hidden // self._spec.heads)
+        return tf.concat([tf.cast(one, dtype) for one in (query * scale, key, value)], 0)
 
     def _multiply(self, name: str, values: tf.Tensor) -> tf.Tensor:
         matrix = tf.cast(self._weights[f"{name}.weight"], self._dtype)

@@ -74,8 +74,10 @@ def _explicit_attention(
 class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
     """Attention by batched matrix products, with its gradient written out.
 
-    Derived gradients would copy queries, keys and values once more. All of it is fp32, whatever
-    comes in: a CPU takes several times as long in bf16 to hide padding and for softmax's gradient.
+    Derived gradients would copy queries, keys and values once more. Matrix products are of the
+    type that comes in. Scores and probabilities are fp32 in between: bf16 has too few digits for a
+    sum over many tokens, and a CPU takes several times as long in it to hide padding and for
+    softmax's gradient.
     """
 
     @staticmethod
@@ -104,10 +106,10 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
         # What stands in the padding gets no share below, so it need not be zero.
         padding = batch.padding
         rows = qkv if padding is None else qkv.index_select(0, padding.sources)
-        split = torch.empty(3, texts, heads, width, size, device=qkv.device)
+        split = qkv.new_empty(3, texts, heads, width, size)
         split.copy_(rows.view(texts, width, 3, heads, size).permute(2, 0, 3, 1, 4))
         query, key, value = split.view(3, texts * heads, width, size)
-        scores = torch.bmm(query, key.transpose(1, 2))
+        scores = torch.bmm(query, key.transpose(1, 2)).float()
         if bias is not None:
             scores.view(texts, heads, width, width).add_(bias)
         if padding is not None:
@@ -116,7 +118,8 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
         # the result, which costs less than to select the rows of tokens before.
         probs = torch.softmax(scores, -1)
         flat = None if mask is None else mask.view_as(probs)
-        context = torch.bmm(probs if flat is None else probs * flat, value)
+        used_probs = probs if flat is None else probs * flat
+        context = torch.bmm(used_probs.to(qkv.dtype), value)
         ctx.save_for_backward(split, probs, flat)
         ctx.batch = batch
         result = qkv.new_empty(texts, width, heads, size)
@@ -132,7 +135,7 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
         _, texts, heads, width, size = split.shape
         query, key, value = split.view(3, texts * heads, width, size)
         # Zero in the padding, so that its rows add nothing to keys and values.
-        grad_context = torch.empty(texts, heads, width, size, device=split.device)
+        grad_context = split.new_empty(texts, heads, width, size)
         grad_context.copy_(
             batch.rectangle(grad_output).view(texts, width, heads, size).transpose(1, 2)
         )
@@ -140,15 +143,16 @@ class _ExplicitAttention(torch.autograd.Function):  # type: ignore[misc]
 
         grad_split = torch.empty_like(split)
         grad_query, grad_key, grad_value = grad_split.view(3, texts * heads, width, size)
-        used_probs = probs if mask is None else probs * mask
+        used_probs = (probs if mask is None else probs * mask).to(split.dtype)
         torch.bmm(used_probs.transpose(1, 2), grad_context, out=grad_value)
-        grad_probs = torch.bmm(grad_context, value.transpose(1, 2))
+        grad_probs = torch.bmm(grad_context, value.transpose(1, 2)).float()
         if mask is not None:
             grad_probs *= mask
         # The gradient of a softmax, in one pass; what autograd itself calls.
         grad_scores = torch.ops.aten._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
-        torch.bmm(grad_scores, key, out=grad_query)
-        torch.bmm(grad_scores.transpose(1, 2), query, out=grad_key)
+        pulls = grad_scores.to(split.dtype)
+        torch.bmm(pulls, key, out=grad_query)
+        torch.bmm(pulls.transpose(1, 2), query, out=grad_key)
         grad_qkv = grad_output.new_empty(texts, width, 3, heads, size)
         grad_qkv.copy_(grad_split.permute(1, 3, 0, 2, 4))
         # Rows of padding have a gradient of zero, and add nothing.
