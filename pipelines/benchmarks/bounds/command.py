@@ -136,7 +136,7 @@ class Workplace:
         """
         if run.lanes and not PreparedFolder(self.prepared).lanes.manifest.is_file():
             logger.info("bounds: preparing the lanes")
-            self._run("prepare", self._command(["prepare"], ()))
+            self._run("lanes", self._command(["prepare"], ()))
         return printed_figures(self._run(run.name, self.command(run)))
 
     def command(self, run: Run) -> list[str]:
