@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from pipelines.models.frameworks.torch_batch import to_device
+from pipelines.models.frameworks.torch_linear import linear, multiplied
 from pipelines.pretraining.head import HEAD
 
 LOGITS = 2**24
@@ -71,7 +72,7 @@ def prediction_loss(
         epsilon: Of the layer norm, unless BERT's.
     """
     weight, bias = (own[f"{HEAD}dense.{part}"].to(dtype) for part in ("weight", "bias"))
-    inner = functional.gelu(functional.linear(states.to(dtype), weight, bias)).float()
+    inner = functional.gelu(linear(states.to(dtype), weight, bias)).float()
     scale, shift = (own[f"{HEAD}LayerNorm.{part}"] for part in ("weight", "bias"))
     inner = functional.layer_norm(inner, inner.shape[1:], scale, shift, epsilon or _EPSILON)
     loss: torch.Tensor = _CrossEntropy.apply(
@@ -124,7 +125,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         at_states, at_bias = torch.zeros_like(states), torch.zeros_like(bias)
         at_words = torch.zeros_like(words) if ctx.needs_input_grad[1] else None
         for part in _parts(len(states), len(words)):
-            logits = torch.addmm(bias.to(dtype), rows[part], matrix.T).float()
+            logits = multiplied(rows[part], matrix, bias.to(dtype)).float()
             norm = torch.logsumexp(logits, 1)
             right = logits.gather(1, targets[part, None])[:, 0]
             total += ((norm - right) * shares[part]).sum()
@@ -133,9 +134,9 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
             slopes.scatter_add_(1, targets[part, None], -shares[part, None])
             at_bias.add_(slopes.sum(0))
             small = slopes.to(dtype)
-            at_states[part] = (small @ matrix).float()
+            at_states[part] = multiplied(small, matrix.T).float()
             if at_words is not None:
-                at_words.add_(small.T @ rows[part])
+                at_words.add_(multiplied(small.T, rows[part].T))
         ctx.save_for_backward(at_states, at_words, at_bias)
         return total
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from pipelines.models.bert.torch import layer_norm, norm_weights
 from pipelines.models.frameworks.torch_batch import Batch, to_device
 from pipelines.models.frameworks.torch_dropout import dropped
+from pipelines.models.frameworks.torch_linear import linear
 from pipelines.pretraining.torch_head import Wanted
 from pipelines.pretraining.torch_view import View
 
@@ -110,7 +111,4 @@ def _attended(
 def _dense(view: View, layer: Layer, name: str, states: torch.Tensor) -> torch.Tensor:
     """A product in the type of those of the encoder."""
     weight, bias = (layer[f"{name}.{part}"] for part in ("weight", "bias"))
-    result: torch.Tensor = functional.linear(
-        states.to(view.dtype), weight.to(view.dtype), bias.to(view.dtype)
-    )
-    return result
+    return linear(states.to(view.dtype), weight.to(view.dtype), bias.to(view.dtype))

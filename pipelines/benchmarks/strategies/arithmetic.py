@@ -114,16 +114,18 @@ def _measured(order: Mapping[str, Any]) -> float:
     """
     import torch
 
+    from pipelines.models.frameworks.torch_linear import multiplied
+
     torch.set_num_threads(1)
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[order["precision"]]
     operations = seconds = 0.0
     for (rows, inner, columns), times in order["shapes"]:
         left = torch.randn(rows, inner, dtype=kind)
-        right = torch.randn(inner, columns, dtype=kind)
-        torch.mm(left, right)
+        right = torch.randn(columns, inner, dtype=kind)
+        multiplied(left, right)
         made, began = 0, time.process_time()
         while (spent := time.process_time() - began) < SECONDS:
-            torch.mm(left, right)
+            multiplied(left, right)
             made += 1
         operations += times * 2 * rows * inner * columns
         seconds += times * spent / made

@@ -22,6 +22,7 @@ from pipelines.models.bert.weights import (
 )
 from pipelines.models.frameworks.torch_batch import Batch, pool, to_device
 from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
+from pipelines.models.frameworks.torch_linear import linear
 from pipelines.models.weights import WORDS
 
 _SITES_PER_LAYER = 3
@@ -183,7 +184,7 @@ def embedded_inputs(
     states = dropped(masks, 0, layer_norm(spec, total, norm_weights(weights, "embeddings.")))
     if not spec.projects:
         return states
-    return functional.linear(states, weights[f"{PROJECTION}.weight"], weights[f"{PROJECTION}.bias"])
+    return linear(states, weights[f"{PROJECTION}.weight"], weights[f"{PROJECTION}.bias"])
 
 
 def relative_bias(
@@ -247,13 +248,13 @@ def run_attention(
 ) -> torch.Tensor:
     """The first half of :func:`run_layer`."""
     dtype = layer.qkv.weight.dtype
-    qkv = functional.linear(hidden_states.to(dtype), *layer.qkv)
+    qkv = linear(hidden_states.to(dtype), *layer.qkv)
     # BERT drops probabilities and not scores: a text then misses a token, as with a word left out.
     shape = (batch.texts, spec.heads, batch.width, batch.width)
     probs_mask = None if masks is None else masks.mask(site, shape, attention=True)
     attend = attention_form(batch.width, hidden_states.device, noisy=masks is not None)
     context = attend(qkv, batch, spec.heads, probs_mask, bias)
-    attention_output = functional.linear(context, *layer.attention_output)
+    attention_output = linear(context, *layer.attention_output)
     attention_output = dropped(masks, site + 1, attention_output)
     # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.
     return layer_norm(spec, hidden_states + attention_output, layer.attention_norm)
@@ -269,8 +270,8 @@ def run_feed_forward(
     """The second half of :func:`run_layer`, with its one place of dropout."""
     dtype = layer.intermediate.weight.dtype
     # Exact GELU, by erf: checkpoints were trained with it, and the tanh form is off by up to 5e-4.
-    intermediate = functional.gelu(functional.linear(hidden_states.to(dtype), *layer.intermediate))
-    output = dropped(masks, site, functional.linear(intermediate, *layer.output))
+    intermediate = functional.gelu(linear(hidden_states.to(dtype), *layer.intermediate))
+    output = dropped(masks, site, linear(intermediate, *layer.output))
     return layer_norm(spec, hidden_states + output, layer.output_norm)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pipelines.models.bert.torch import (
@@ -26,6 +25,7 @@ from pipelines.models.bert.torch import (
 )
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
+from pipelines.models.frameworks.torch_linear import linear
 
 _HIDDEN_SCORE = -1e9
 """Added to the score of a later token, whose probability then is exactly zero in fp32."""
@@ -114,7 +114,7 @@ class BertDecoder(BertEncoder):
     ) -> torch.Tensor:
         """One layer, with attention to the vectors between its halves."""
         states = run_attention(self._spec, layer, states, batch, masks, site, bias)
-        told = functional.linear(functional.linear(vectors, *cross.value), *cross.output)
+        told = linear(linear(vectors, *cross.value), *cross.output)
         told = dropped(masks, _CROSS_SITES + site, told.index_select(0, texts))
         states = layer_norm(self._spec, states + told, cross.norm)
         return run_feed_forward(self._spec, layer, states, masks, site + 2)

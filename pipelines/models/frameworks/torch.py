@@ -17,6 +17,7 @@ from torch.nn import functional
 from pipelines.models.architecture import form_of
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropout_masks
+from pipelines.models.frameworks.torch_linear import linear
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WORDS, dense_name
@@ -214,7 +215,7 @@ def with_dense(
     """The same before it is scaled to length 1."""
     for number, layer in enumerate(spec.dense):
         bias = weights[dense_name(number, "bias")] if layer.bias else None
-        pooled = functional.linear(pooled, weights[dense_name(number, "weight")], bias)
+        pooled = linear(pooled, weights[dense_name(number, "weight")], bias)
         pooled = _ACTIVATIONS[layer.activation](pooled)
     return pooled
 

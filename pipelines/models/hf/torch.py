@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from pipelines.errors import InputError
 from pipelines.models.frameworks.torch_batch import Batch, pool
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.frameworks.torch_linear import linear
 from pipelines.models.hf.spec import HfSpec
 from pipelines.models.hf.torch_library import UNUSED, empty_model, own_names
 
@@ -94,6 +95,14 @@ def seeded(masks: DropoutMasks | None, device: torch.device) -> Iterator[None]:
         yield
 
 
+class _Linear(torch.nn.Linear):  # type: ignore[misc]
+    """The library's layer, multiplied as all others are here."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """See :func:`pipelines.models.frameworks.torch_linear.linear`."""
+        return linear(states, self.weight, self.bias)
+
+
 class _Model:
     """A model of the library without weights of its own.
 
@@ -115,6 +124,8 @@ class _Model:
         with torch.inference_mode(False):
             self.module = empty_model(config, dropout)
             for module in self.module.modules():
+                if type(module) is torch.nn.Linear:
+                    module.__class__ = _Linear
                 for name, buffer in module._buffers.items():
                     module._buffers[name] = None if buffer is None else buffer.to(device)
         self.words = self.module.get_input_embeddings()

@@ -9,6 +9,11 @@ CPU_INFORMATION = Path("/proc/cpuinfo")
 BF16_CAPABILITY = (8, 0)
 """CUDA's compute capability from which on GPUs have units for bf16; source: CUDA C++ Programming
 Guide, "Compute Capabilities"."""
+_WIDEST = {
+    # What compilers call x86-64-v4 and v3, and MKL's kernels need.
+    "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "avx2": ("avx2", "fma"),
+}
 
 
 def computes_in_bf16(information: Path = CPU_INFORMATION) -> bool:
@@ -17,6 +22,33 @@ def computes_in_bf16(information: Path = CPU_INFORMATION) -> bool:
     Args:
         information: What Linux tells of it.
     """
-    if not information.exists():
-        return False
-    return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", information.read_text()))
+    return _tells(information, r"\b(avx512_bf16|amx_bf16|bf16)\b")
+
+
+def mkl_ignores_avx512(information: Path = CPU_INFORMATION) -> bool:
+    """Whether a CPU has AVX-512, and Intel's MKL does not use it because another made the CPU.
+
+    MKL then takes kernels for AVX2, of half the width; before its version of 2020, those for SSE.
+
+    Args:
+        information: What Linux tells of it.
+    """
+    return widest_unused_by_mkl(information) == "avx512"
+
+
+def widest_unused_by_mkl(information: Path = CPU_INFORMATION) -> str | None:
+    """The widest instructions of a CPU that is not Intel's, ``avx512`` or ``avx2``, if it has any.
+
+    Args:
+        information: What Linux tells of it.
+    """
+    if not _tells(information, r"vendor_id\s*:\s*(?!GenuineIntel)\w"):
+        return None
+    for name, flags in _WIDEST.items():
+        if all(_tells(information, rf"\b{flag}\b") for flag in flags):
+            return name
+    return None
+
+
+def _tells(information: Path, pattern: str) -> bool:
+    return information.exists() and bool(re.search(pattern, information.read_text()))

@@ -1,0 +1,54 @@
+"""Products with weights by oneDNN, beside those of PyTorch's own choice."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipelines.models.frameworks import torch_linear
+
+
+@pytest.fixture(params=[True, False])
+def prefers_onednn(request, monkeypatch):
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this build of torch has no product of oneDNN")
+    monkeypatch.setattr(torch_linear, "_prefers_onednn", lambda: request.param)
+    return request.param
+
+
+def slopes(multiply, shape, *, biased):
+    generator = torch.Generator().manual_seed(1)
+    leaves = [torch.randn(shape, generator=generator), torch.randn(48, 32, generator=generator)]
+    if biased:
+        leaves.append(torch.randn(48, generator=generator))
+    for leaf in leaves:
+        leaf.requires_grad_()
+    product = multiply(*leaves)
+    product.backward(torch.randn(product.shape, generator=generator))
+    return [product.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("shape", [(7, 32), (3, 5, 32), (0, 32)])
+def test_it_is_pytorchs_linear(prefers_onednn, shape, biased):
+    found = slopes(torch_linear.linear, shape, biased=biased)
+    expected = slopes(functional.linear, shape, biased=biased)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_that_is_not_trained_has_no_gradient(prefers_onednn):
+    states, weight = torch.ones(2, 8, requires_grad=True), torch.ones(4, 8)
+    torch_linear.linear(states, weight).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(states.grad, torch.full((2, 8), 4.0))
+
+
+def test_a_product_of_transposed_views(prefers_onednn):
+    left, right = torch.randn(8, 5).t(), torch.randn(8, 3).t()
+    found = torch_linear.multiplied(left, right, torch.ones(3))
+    torch.testing.assert_close(found, left @ right.t() + 1, rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_stays_in_charge(prefers_onednn):
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch_linear.linear(torch.ones(2, 8), torch.ones(4, 8)).dtype == torch.bfloat16
