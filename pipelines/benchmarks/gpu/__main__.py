@@ -31,11 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = visible[0] if options.device == GPU else ""
     # A model's name must never lead to a download.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from pipelines.benchmarks.gpu.torch_machine import described, is_there
+    from pipelines.benchmarks.gpu.torch_machine import begin, described, is_there
 
     if options.device == GPU and not is_there():
         print("PyTorch finds no GPU here; --device cpu holds the CPU against itself")
         return NOT_RUN
+    begin()
     return _run(options, described(options.device))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,8 @@ from pipelines.benchmarks.gpu.models import sentences, write_model
 from pipelines.embedding.executor import Columns, embed_batches
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.evaluation import EVALUATIONS
-from pipelines.models.inference.embedder import load_embedder
+from pipelines.models.inference.embedder import TextEmbedder, load_embedder
+from pipelines.models.spec import EncoderSpec
 
 TEXTS, VECTORS = "text", "vector"
 LARGEST = 2e-5
@@ -51,24 +53,28 @@ def evaluation(place: Place) -> Finding:
 
     spec, weights = tiny("roberta")
     folder = write_model(place.folder / "measured", spec, weights)
-    found = {}
-    for device in ("cpu", place.device):
-        embedder = load_embedder(folder, backend="torch", precision="fp32", device=device)
-        found[device] = {
-            f"{name} {figure}": value
-            for name, tables in _tables(spec.vocabulary).items()
-            for figure, value in EVALUATIONS.load(name)
-            .measure_snapshot(
-                lambda table, tables=tables: iter(tables[table].to_batches()),
-                lambda embedder=embedder: embedder,
-            )
-            .items()
-        }
-    expected, own = found["cpu"], found[place.device]
+    expected, own = (
+        _figures(load_embedder(folder, backend="torch", precision="fp32", device=device), spec)
+        for device in ("cpu", place.device)
+    )
     for figure, value in expected.items():
         if abs(own[figure] - value) > POINTS:
             raise AssertionError(f"{figure} is {own[figure]:.2f} instead of {value:.2f}")
     return Finding(f"{len(own)} figures, nDCG@10 {own['retrieval ndcg@10']:.2f}")
+
+
+def _figures(embedder: TextEmbedder, spec: EncoderSpec) -> dict[str, float]:
+    """What the evaluations find, by their names and those of the figures."""
+
+    def rows_of(tables: Mapping[str, pa.Table], name: str) -> Iterator[pa.RecordBatch]:
+        yield from tables[name].to_batches()
+
+    figures = {}
+    for name, tables in _tables(spec.vocabulary).items():
+        measure = EVALUATIONS.load(name).measure_snapshot
+        for figure, value in measure(partial(rows_of, tables), lambda: embedder).items():
+            figures[f"{name} {figure}"] = value
+    return figures
 
 
 def _vectors(texts: list[str], options: EmbeddingOptions, device: str) -> np.ndarray:

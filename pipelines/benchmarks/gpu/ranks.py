@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -63,7 +62,6 @@ def _losses(run: TrainingRun, group: str, stepper: str, workers: int) -> np.ndar
     """The losses of a run by so many workers."""
     metrics = StepMetrics(run, workers, lambda one: None)
     monitor = monitor_for("gpu-check", run, metrics, "127.0.0.1", workers=workers)
-    environment = os.environ | {"TORCHELASTIC_ERROR_FILE": ""}
     with ExitStack() as stack, monitor:
         processes: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, processes)
@@ -74,7 +72,6 @@ def _losses(run: TrainingRun, group: str, stepper: str, workers: int) -> np.ndar
             process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, group, stepper, str(run.run_folder)],
                 stdin=subprocess.PIPE,
-                env=environment,
             )
             processes.append(process)
             assert process.stdin is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from pipelines.files import storage
 
 JSON_FILE = "gpu.json"
 TABLE_FILE = "gpu.md"
+STANDARD_ERROR = 2
 LONGEST_CHECK = 180.0
 """Seconds after which a check is taken to hang, and the process ends with its stack."""
 _FAILURES = (
@@ -84,13 +86,10 @@ class Session:
 
     def write(self, results: Sequence[Result]) -> None:
         """Writes what there is so far, so that it is there whatever happens next."""
-        content = {
-            "machine": self.machine,
-            "began": self.began,
-            "results": [asdict(one) for one in results],
-        }
+        told = [asdict(one) for one in results]
+        content = {"machine": self.machine, "began": self.began, "results": told}
         storage.write_json(self.out / JSON_FILE, content)
-        storage.write_text(self.out / TABLE_FILE, markdown(self.machine, content["results"]))
+        storage.write_text(self.out / TABLE_FILE, markdown(self.machine, told))
 
 
 def earlier_results(out: Path) -> list[Result]:
@@ -116,6 +115,7 @@ def run_checks(session: Session, checks: Sequence[Check], done: Sequence[Result]
         session.write(results)
         if result.status == "failed" and session.place.on_gpu and is_broken(session.place.device):
             print("the GPU answers no more in this process: a fresh one goes on", flush=True)
+            shutil.rmtree(session.place.folder, ignore_errors=True)
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "--go-on"])
     return results
 
@@ -144,7 +144,7 @@ def _run(session: Session, check: Check) -> Result:
         return replace(result, status="skipped", told="there was no time left")
     began = time.monotonic()
     # Native code that never returns keeps Python from all else.
-    faulthandler.dump_traceback_later(LONGEST_CHECK, exit=True)
+    faulthandler.dump_traceback_later(LONGEST_CHECK, exit=True, file=STANDARD_ERROR)
     try:
         found: Finding = check.run(session.place)
         result = replace(result, told=found.told, figures=dict(found.figures))

@@ -7,6 +7,7 @@ Beside those that the encoder uses are two that it does not use yet: without pad
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,13 +40,7 @@ def agree(place: Place) -> Finding:
     apart = []
     for one in (None, bias):
         (left, left_pull), (right, right_pull) = (
-            _with_gradient(
-                lambda qkv, texts, heads, noisy=noisy, one=one: attention_form(
-                    LONGEST_EXPLICIT + 1, device, noisy=noisy
-                )(qkv, texts, heads, None, one),
-                batch,
-            )
-            for noisy in (True, False)
+            _with_gradient(of_encoder(noisy=noisy, bias=one), batch) for noisy in (True, False)
         )
         apart.append(same("attention", on_host(right), on_host(left), EXACT))
         apart.append(same("its gradient", on_host(right_pull), on_host(left_pull), EXACT))
@@ -62,16 +57,10 @@ def times(place: Place, shape: str) -> Finding:
     batch = Batch.of(side.token_ids, side.lengths, device)
     masks = torch.ones(batch.texts, spec.heads, batch.width, batch.width, device=device)
 
-    def explicit(qkv: torch.Tensor, texts: Batch, heads: int) -> torch.Tensor:
-        return attention_form(texts.width, device, noisy=True)(qkv, texts, heads, None, None)
-
-    def masked(qkv: torch.Tensor, texts: Batch, heads: int) -> torch.Tensor:
-        return attention_form(texts.width, device, noisy=True)(qkv, texts, heads, masks, None)
-
     forms: Mapping[str, Form] = {
-        "explicit in fp32": explicit,
-        "explicit in fp32 with dropout's masks": masked,
-        "fused with a bias for padding": fused,
+        "explicit in fp32": of_encoder(noisy=True),
+        "explicit in fp32 with dropout's masks": of_encoder(noisy=True, masks=masks),
+        "fused with a bias for padding": of_encoder(noisy=False),
         "fused with seeded dropout": seeded,
         "without padding": unpadded,
     }
@@ -80,20 +69,35 @@ def times(place: Place, shape: str) -> Finding:
         qkv = torch.randn(
             len(batch.token_ids), 3 * spec.hidden, device=device, dtype=torch.bfloat16
         ).requires_grad_()
+        work = partial(_there_and_back, form, qkv, batch, spec.heads)
         try:
-            seconds = seconds_of(
-                lambda form=form, qkv=qkv: form(qkv, batch, spec.heads).sum().backward(),
-                place.device,
-                times=TIMES if place.on_gpu else 1,
-            )
+            seconds = seconds_of(work, place.device, times=TIMES if place.on_gpu else 1)
             figures[f"{name}: ms"] = 1e3 * seconds
-        except (RuntimeError, ImportError, TypeError) as error:
+        except (RuntimeError, ImportError, TypeError, ValueError) as error:
             figures[f"{name}: ms"] = _line(error)
     return Finding(", ".join(f"{name} {_shown(value)}" for name, value in figures.items()), figures)
 
 
+def of_encoder(
+    *, noisy: bool, bias: torch.Tensor | None = None, masks: torch.Tensor | None = None
+) -> Form:
+    """The form that the encoder takes for long texts, with dropout or without.
+
+    Args:
+        noisy: Whether probabilities are dropped.
+        bias: By distance.
+        masks: Of dropout.
+    """
+
+    def attend(qkv: torch.Tensor, batch: Batch, heads: int) -> torch.Tensor:
+        form = attention_form(LONGEST_EXPLICIT + 1, qkv.device, noisy=noisy)
+        return form(qkv, batch, heads, masks, bias)
+
+    return attend
+
+
 def fused(qkv: torch.Tensor, batch: Batch, heads: int, dropout: float = 0.0) -> torch.Tensor:
-    """The encoder's form for GPUs, with dropout of the process's generator."""
+    """The encoder's form for GPUs, but with dropout of the process's generator."""
     split = batch.rectangle(qkv).view(batch.texts, batch.width, 3, heads, -1)
     query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
     bias = None if batch.padding is None else batch.padding.attention_bias.to(qkv.dtype)
@@ -146,6 +150,10 @@ def _others(place: Place, batch: Batch) -> dict[str, str]:
             f"{'usable' if good else 'not usable'} (cosine {least:.5f}, the same again: {repeated})"
         )
     return results
+
+
+def _there_and_back(form: Form, qkv: torch.Tensor, batch: Batch, heads: int) -> None:
+    form(qkv, batch, heads).sum().backward()
 
 
 def _with_gradient(

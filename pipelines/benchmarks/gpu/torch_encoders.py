@@ -50,6 +50,8 @@ _LIBRARY: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 96,
         "global_attn_every_n_layers": 2,
         "local_attention": 16,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
     },
     "qwen3": {
         "hidden_size": 64,
@@ -59,9 +61,10 @@ _LIBRARY: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 16,
         "intermediate_size": 96,
     },
-    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 2},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
 }
-_OF_ALL = {"vocab_size": 500, "max_position_embeddings": 256, "pad_token_id": 0}
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+_OF_ALL = {"vocab_size": 500, "max_position_embeddings": 256, **_SPECIAL}
 
 
 def encoder(place: Place, kind: str) -> Finding:
@@ -93,7 +96,7 @@ def library_encoder(place: Place, model_type: str) -> Finding:
 
 
 def pooling(place: Place, kind: str) -> Finding:
-    """A way to pool; those of a text alone and in a batch are the same besides."""
+    """A way to pool."""
     spec, weights = tiny("roberta", pooling=kind)
     return _compared(place, spec, weights)
 

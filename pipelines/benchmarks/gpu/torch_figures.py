@@ -28,10 +28,12 @@ from pipelines.training.feed import StepWork
 LONGEST = 128
 TIMES, WARM_UP = 12, 3
 TEXTS = 20_000
-_COMMON = {"vocabulary": 30_522, "positions": 512}
+VOCABULARY = 30_522
 SHAPES: Mapping[str, BertSpec] = {
-    "MiniLM": BertSpec(layers=6, hidden=384, heads=12, intermediate=1536, **_COMMON),
-    "BERT-base": BertSpec(layers=12, hidden=768, heads=12, intermediate=3072, **_COMMON),
+    "MiniLM": BertSpec(vocabulary=VOCABULARY, layers=6, hidden=384, heads=12, intermediate=1536),
+    "BERT-base": BertSpec(
+        vocabulary=VOCABULARY, layers=12, hidden=768, heads=12, intermediate=3072
+    ),
 }
 """Of all-MiniLM-L6-v2, and of bert-base-uncased."""
 SIZES = (64, 512)
@@ -56,7 +58,7 @@ def embedding(place: Place, shape: str) -> Finding:
     """Texts to vectors, from strings on and from token ids on."""
     spec = shape_of(place, shape)
     folder = write_model(place.folder / f"embedder-{shape}", spec, random_weights(spec, 1))
-    count = 64 if spec.vocabulary < _COMMON["vocabulary"] else TEXTS
+    count = 64 if spec.vocabulary < VOCABULARY else TEXTS
     lengths = np.random.default_rng(4).integers(8, LONGEST - 2, count)
     texts = sentences(lengths.tolist(), spec.vocabulary)
     embedder = load_embedder(folder, backend="torch", precision="bf16", device=place.device)
@@ -105,7 +107,7 @@ def _steps_of(
     place: Place, spec: BertSpec, size: int, dropout: float, peak: float
 ) -> dict[str, float]:
     """Figures of steps with granules of a size."""
-    settings = {"precision": "bf16", "dropout": dropout, "granules_per_step": 1}
+    settings = {"precision": "bf16", "dropout": dropout, "granules_per_step": 1, "workers": 1}
     one = granule(7, examples=size, longest=LONGEST, vocabulary=spec.vocabulary)
     work = StepWork(0, 0, [one])
     with workers_on(place.device), _memory_of(place) as most:

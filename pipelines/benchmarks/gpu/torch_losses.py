@@ -50,14 +50,14 @@ def _compared(place: Place, label: str, keys: dict[str, Any]) -> float:
     generator = np.random.default_rng(5)
     vectors = generator.normal(size=(len(sides), 8, WIDTH)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
-    results = []
+    results: list[tuple[np.ndarray, np.ndarray]] = []
     for device in ("cpu", place.device):
         own = [torch.tensor(side, device=device) for side in vectors]
         value, pulls = gradients_of_loss(configured_loss(settings, "torch"), own, targets, 1.0)
         results.append((on_host(value), on_host(torch.stack(pulls))))
-    (expected, expected_pulls), (found, pulls) = results
+    (expected, expected_pulls), (found, found_pulls) = results
     same(f"{label}, value", found, expected, EXACT)
-    return same(f"{label}, gradients", pulls, expected_pulls, GRADIENTS)
+    return same(f"{label}, gradients", found_pulls, expected_pulls, GRADIENTS)
 
 
 def _sides(loss: Loss) -> tuple[str, ...]:

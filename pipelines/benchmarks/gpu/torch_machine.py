@@ -11,10 +11,16 @@ from contextlib import contextmanager
 
 import torch
 
+from pipelines.models.frameworks.torch import configure_threads
 from pipelines.models.inference.processor import CPU_INFORMATION
 from pipelines.training.devices import CUDA_DEVICES
 
 _NVIDIA_SECONDS = 30
+
+
+def begin() -> None:
+    """Gives PyTorch what a worker gives it: for so small encoders threads wait for one another."""
+    configure_threads(1)
 
 
 def is_there() -> bool:

@@ -29,6 +29,8 @@ _TRANSFORMER = {
     "intermediate": 128,
     "positions": POSITIONS,
 }
+_LEAST_SCALE = 0.02
+"""Over the largest number of all arrays, of what one of them is held against."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "bert": _TRANSFORMER | {"dense": (Dense(width=48),)},
     "roberta": _TRANSFORMER,
@@ -104,14 +106,16 @@ def tensors(weights: Weights, device: str, *, gradients: bool = False) -> dict[s
     }
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference, over the largest number that was expected."""
-    scale = float(np.abs(expected).max(initial=0.0))
+def difference(found: np.ndarray, expected: np.ndarray, least: float = 0.0) -> float:
+    """The largest difference, over the largest number that was expected, or the least scale."""
+    scale = max(float(np.abs(expected).max(initial=0.0)), least)
     largest = float(np.abs(found - expected).max(initial=0.0))
     return largest / scale if scale else largest
 
 
-def same(what: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> float:
+def same(
+    what: str, found: np.ndarray, expected: np.ndarray, tolerance: float, least: float = 0.0
+) -> float:
     """Holds arrays against one another; gives their :func:`difference`.
 
     Raises:
@@ -121,7 +125,7 @@ def same(what: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -
         raise AssertionError(f"{what}: {found.shape} instead of {expected.shape}")
     if not np.isfinite(found).all():
         raise AssertionError(f"{what}: not all numbers are finite")
-    apart = difference(found, expected)
+    apart = difference(found, expected, least)
     if apart > tolerance:
         raise AssertionError(f"{what}: {apart:.2g} apart, more than {tolerance:.2g}")
     return apart
@@ -133,14 +137,12 @@ def all_same(
     """The same of several arrays by name; gives the largest difference."""
     if found.keys() != expected.keys():
         raise AssertionError(f"{what}: {sorted(found)} instead of {sorted(expected)}")
-    # What is zero but for rounding on both sides is held against the largest array.
-    largest = max(float(np.abs(one).max(initial=0.0)) for one in expected.values())
-    apart = [
-        same(f"{what}, {name}", found[name], one, tolerance)
+    # What is zero but for rounding, or nearly so, is held against the others.
+    least = _LEAST_SCALE * max(float(np.abs(one).max(initial=0.0)) for one in expected.values())
+    return max(
+        same(f"{what}, {name}", found[name], one, tolerance, least)
         for name, one in expected.items()
-        if float(np.abs(one).max(initial=0.0)) > tolerance * largest
-    ]
-    return max(apart)
+    )
 
 
 def cosine(found: np.ndarray, expected: np.ndarray) -> float:
