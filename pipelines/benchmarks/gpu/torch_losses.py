@@ -39,7 +39,7 @@ def losses(place: Place) -> Finding:
     for label, keys in {**{name: {"name": name} for name in comparing}, **VARIANTS}.items():
         apart[label] = _compared(place, label, dict(keys))
     worst = max(apart, key=lambda label: apart[label])
-    return Finding(f"{len(apart)} losses, {worst} is {apart[worst]:.1e} apart", {"apart": apart})
+    return Finding(f"{len(apart)} losses, {worst} is {apart[worst]:.1e} apart")
 
 
 def _compared(place: Place, label: str, keys: dict[str, Any]) -> float:
