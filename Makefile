@@ -4,7 +4,8 @@
 # `make package` packs the environment for a cluster. `make matrix-versions` runs a part of the tests
 # in environments of other releases of Python and Spark, `make faults` trainings on three hosts that
 # something goes wrong under, `make bench` measures what must not slip (about a quarter of an hour),
-# `make fuzz` the fuzz tests for MINUTES. `make azurite` installs a server
+# `make fuzz` the fuzz tests for MINUTES. `make gpu-check` holds what PyTorch computes on a GPU against
+# the CPU, and measures it. `make azurite` installs a server
 # that speaks Azure's Blob Storage for the tests of object stores, by npm.
 SHELL := /bin/bash
 PYTHON ?= python3.11
@@ -49,7 +50,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults faults-of-stages fuzz scale-check bench
+.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -134,6 +135,27 @@ scale-check: environment
 # Benchmarks that fail where a figure is beyond its bound; see docs/benchmarks.md.
 bench: environment
 	$(VENV)/bin/sentence-pipelines benchmark bounds $(ARGS)
+
+# What PyTorch computes on a GPU; see docs/gpu.md. A machine that is lent for it may have no `.venv`,
+# so neither of these makes one.
+ANY_PYTHON = $(if $(wildcard $(IN_VENV)),$(IN_VENV),python3)
+gpu-check:
+	$(ANY_PYTHON) -m pipelines.benchmarks.gpu $(ARGS)
+
+# What such a machine lacks though it has PyTorch, in the releases of the lock, for its release of
+# Python: a folder to take along.
+GPU_PYTHON ?= 3.12
+GPU_PACKAGES := annotated-types pydantic pydantic-core tenacity typing-inspection datasets dill multiprocess
+GPU_FOLDER = build/gpu-packages-$(GPU_PYTHON)
+gpu-packages:
+	rm -rf $(GPU_FOLDER)
+	mkdir -p build
+	sed '/--hash=/d; s/ \\$$//' $(LOCK) > build/gpu-constraints.txt
+	$(ANY_PYTHON) -m pip install --quiet --target $(GPU_FOLDER) -c build/gpu-constraints.txt --no-deps \
+		--no-compile --only-binary=:all: --implementation cp --python-version $(GPU_PYTHON) \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+		--platform manylinux2014_x86_64 $(GPU_PACKAGES)
+	du -sh $(GPU_FOLDER)
 
 # Files, settings and messages that are damaged in ever other ways; see CONTRIBUTING.md.
 MINUTES ?= 10

@@ -6,8 +6,10 @@ on a precision here too.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,19 +20,41 @@ from pipelines.training.collectives.base import Collectives
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger(__name__)
+
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+
 
 def worker_device() -> torch.device:
-    """The GPU that this worker of PyTorch was given, or the CPU.
+    """The GPU that this worker of PyTorch was given, or the CPU; see :func:`own_device`."""
+    import torch
+
+    return torch.device(own_device() if torch.cuda.is_available() else "cpu")
+
+
+def own_device() -> str:
+    """The name of this worker's device, where the framework sees GPUs.
 
     A GPU is used if Spark gave the task one (the resource ``gpu``), or ``CUDA_VISIBLE_DEVICES``
     names some, of which the worker takes the one that ``LOCAL_RANK`` counts to. A GPU that was not
-    assigned to the worker stays untouched, since other processes may be using it.
+    assigned to the worker stays untouched, since other processes may be using it; that one is there
+    is told.
     """
-    import torch
+    device = choose_device(next(iter(gpus_given_by_spark()), None), os.environ)
+    # Who has set it to nothing wants no GPU.
+    if device == "cpu" and CUDA_DEVICES not in os.environ:
+        _tell_of_unused_gpus()
+    return device
 
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device(choose_device(next(iter(gpus_given_by_spark()), None), os.environ))
+
+@cache
+def _tell_of_unused_gpus() -> None:
+    """Once in a process, whose tasks all ask."""
+    logger.warning(
+        "this machine has a GPU, but neither Spark nor %s has given this process one:"
+        " it computes on the CPU",
+        CUDA_DEVICES,
+    )
 
 
 def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
@@ -40,7 +64,7 @@ def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
         given: Address of the GPU that Spark gave the task.
         environment: Of the process.
     """
-    visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    visible = [name for name in environment.get(CUDA_DEVICES, "").split(",") if name]
     # PyTorch counts the visible ones only.
     if given in visible:
         return f"cuda:{visible.index(given)}"
@@ -53,8 +77,10 @@ def choose_device(given: str | None, environment: Mapping[str, str]) -> str:
 
 def gpus_given_by_spark() -> Sequence[str]:
     """Addresses of the Spark task's resource ``gpu``; none outside of a task."""
-    from pyspark import TaskContext
-
+    try:
+        from pyspark import TaskContext
+    except ImportError:
+        return ()  # Where there is no Spark, this is no task of it.
     context = TaskContext.get()
     resource = context.resources().get("gpu") if context is not None else None
     return resource.addresses if resource is not None else ()

@@ -1,5 +1,6 @@
-"""What `precision: auto` means."""
+"""The device of a worker, and what `precision: auto` means."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 
 from pipelines.models.inference.backends import choose_precision
 from pipelines.settings import TrainingSettings
+from pipelines.training import devices
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.devices import with_precision
+from pipelines.training.devices import choose_device, own_device, with_precision, worker_device
 
 
 def among(*others: bool) -> SimpleNamespace:
@@ -57,3 +59,97 @@ def test_a_cpu_is_asked_for_its_instructions(monkeypatch, can):
 
     monkeypatch.setattr(encoder, "computes_in_bf16", lambda: can)
     assert encoder.has_bf16(torch.device("cpu")) == can
+
+
+@pytest.mark.parametrize(
+    ("given", "visible", "local_rank", "expected"),
+    [
+        (None, None, None, "cpu"),
+        (None, "", "1", "cpu"),
+        (None, "0,1", "0", "cuda:0"),
+        # Ranks of a host that sees several GPUs share them out.
+        (None, "0,1", "1", "cuda:1"),
+        (None, "0,1", "3", "cuda:1"),
+        # Spark's address counts, whether it is a name among those that are visible or a place.
+        ("1", None, None, "cuda:1"),
+        ("1", "1", "0", "cuda:0"),
+        ("1", "2,3", "0", "cuda:1"),
+        ("3", "2,3", "0", "cuda:1"),
+    ],
+)
+def test_a_worker_takes_the_gpu_that_it_was_given(given, visible, local_rank, expected):
+    told = {"CUDA_VISIBLE_DEVICES": visible, "LOCAL_RANK": local_rank}
+    environment = {name: value for name, value in told.items() if value is not None}
+    assert choose_device(given, environment) == expected
+
+
+@pytest.fixture
+def seen_gpu(monkeypatch):
+    """A machine on which PyTorch sees a GPU, of which nobody has told yet."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    devices._tell_of_unused_gpus.cache_clear()
+    return torch
+
+
+def test_a_worker_on_the_cpu_says_once_that_there_is_a_gpu(seen_gpu, monkeypatch, caplog):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [worker_device(), worker_device()] == [seen_gpu.device("cpu")] * 2
+    assert [record.message for record in caplog.records] == [
+        "this machine has a GPU, but neither Spark nor CUDA_VISIBLE_DEVICES has given this process"
+        " one: it computes on the CPU"
+    ]
+
+
+def test_who_wants_no_gpu_is_told_of_none(seen_gpu, monkeypatch, caplog):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert worker_device() == seen_gpu.device("cpu")
+    assert caplog.records == []
+
+
+def test_a_gpu_is_found_where_there_is_no_spark(seen_gpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert own_device() == "cuda:0"
+    assert worker_device() == seen_gpu.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "own"), [("cuda:1", ["second"]), ("cuda:0", ["first"]), ("cpu", [])]
+)
+def test_tensorflow_takes_the_memory_that_it_needs_of_one_gpu(monkeypatch, device, own):
+    tf = pytest.importorskip("tensorflow")
+    from pipelines.models.frameworks.tensorflow import limit_gpus
+
+    asked = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["first", "second"])
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *one: asked.append(one))
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *one: asked.append(one))
+    limit_gpus(device)
+    assert asked == [(own, "GPU"), *((gpu, True) for gpu in own)]
+
+
+def test_a_worker_of_tensorflow_is_given_its_gpu(monkeypatch):
+    pytest.importorskip("tensorflow")
+    from pipelines.training.steppers import tensorflow as stepper
+
+    given = []
+    monkeypatch.setattr(stepper.tf.config, "list_physical_devices", lambda kind: ["one"])
+    monkeypatch.setattr(stepper, "limit_gpus", given.append)
+    monkeypatch.setattr(stepper, "configure_threads", lambda threads: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    stepper.TensorFlowStepper.prepare_process(TrainingSettings())
+    assert given == ["cuda:0"]
+
+
+def test_tensorflow_that_has_begun_says_that_it_keeps_what_it_has(monkeypatch, caplog):
+    tf = pytest.importorskip("tensorflow")
+    from pipelines.models.frameworks.tensorflow import limit_gpus
+
+    def refuse(*_):
+        raise RuntimeError("Visible devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
+    monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
+    limit_gpus("cuda:0")
+    assert "TensorFlow has begun before it was told to compute on cuda:0" in caplog.text

@@ -85,6 +85,28 @@ def configure_threads(threads: int) -> None:
         logger.warning("TensorFlow has begun with %s threads, not %d", numbers, threads)
 
 
+def limit_gpus(device: str) -> None:
+    """Gives TensorFlow one GPU or none in this process, and no more memory of it than it needs.
+
+    It would take all memory of every GPU that it sees, also of those of other workers. To be called
+    before TensorFlow computes.
+
+    Args:
+        device: ``cuda:0`` and so on, counted among those that TensorFlow sees; or ``cpu``.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    kind, _, number = device.partition(":")
+    own = gpus[int(number) :][:1] if kind == "cuda" else []
+    try:
+        tf.config.set_visible_devices(own, "GPU")
+        for gpu in own:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        logger.warning("TensorFlow has begun before it was told to compute on %s", device)
+
+
 def forward(
     spec: EncoderSpec,
     weights: Mapping[str, tf.Tensor],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipelines.lean_tensorflow import tensorflow as tf
-from pipelines.models.frameworks.tensorflow import configure_threads, forward
+from pipelines.models.frameworks.tensorflow import configure_threads, forward, limit_gpus
 from pipelines.models.inference.batches import TokenEmbedder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights
@@ -25,6 +25,7 @@ def open_backend(
     """See :func:`.embedder.token_embedder`; it computes on the CPU alone."""
     assert device == "cpu", "GPUs are for torch"
     configure_threads(threads)
+    limit_gpus(device)
     tensors = {name: tf.constant(value) for name, value in weights.items()}
 
     def embed(token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:

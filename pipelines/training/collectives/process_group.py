@@ -22,6 +22,13 @@ BUCKET_BYTES = 25 * 2**20
 """What travels at once, as in DistributedDataParallel: large enough for the network, small enough
 that one bucket is gathered in memory while the one before it is on its way."""
 
+# Releases before 2.13 have them under their earlier names alone, which warn since.
+_SINGLE = hasattr(processes, "all_gather_single")
+all_gather_single = processes.all_gather_single if _SINGLE else processes.all_gather_into_tensor
+reduce_scatter_single = (
+    processes.reduce_scatter_single if _SINGLE else processes.reduce_scatter_tensor
+)
+
 _PEER_LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -67,13 +74,13 @@ class GroupCollectives:
         """The workers' tensors joined along the first axis, in the order of the ranks."""
         own = torch.as_tensor(tensor, device=self.device).contiguous()
         joined = own.new_empty(self.workers * own.shape[0], *own.shape[1:])
-        processes.all_gather_single(joined, own)
+        all_gather_single(joined, own)
         return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See :meth:`.base.Collectives.reduce_scatter`."""
         own = tensor.new_empty(tensor.shape[0] // self.workers, *tensor.shape[1:])
-        processes.reduce_scatter_single(own, tensor.contiguous())
+        reduce_scatter_single(own, tensor.contiguous())
         return own
 
 

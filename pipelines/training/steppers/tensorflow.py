@@ -17,14 +17,14 @@ from pipelines.lanes.plan import noise_seed
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.losses.candidates import Picks
 from pipelines.models.adaptation import effective
-from pipelines.models.frameworks.tensorflow import configure_threads, forward
+from pipelines.models.frameworks.tensorflow import configure_threads, forward, limit_gpus
 from pipelines.models.inference.processor import BF16_CAPABILITY, computes_in_bf16
 from pipelines.models.weights import Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives, TimedCollectives
-from pipelines.training.devices import with_precision
+from pipelines.training.devices import own_device, with_precision
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_share
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
@@ -98,7 +98,7 @@ class TensorFlowStepper:
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         config = task.run.config
         self._spec = checkpoint.spec
-        gpus = tf.config.list_physical_devices("GPU")
+        gpus = tf.config.get_visible_devices("GPU")
         on_gpu = bool(gpus)
         self._training = with_precision(config.training, collectives, has_bf16=_have_bf16(gpus))
         self.precision = self._training.precision
@@ -157,8 +157,10 @@ class TensorFlowStepper:
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
-        """Gives TensorFlow its threads, which it takes before its first operation only."""
+        """Gives TensorFlow its threads and its GPU, before its first operation."""
         configure_threads(settings.threads)
+        if tf.config.list_physical_devices("GPU"):
+            limit_gpus(own_device())
 
     @property
     def exchange_seconds(self) -> float | None:
