@@ -250,7 +250,8 @@ def test_the_work_of_a_forward_pass_is_counted():
     spec, lengths = step_spec(), (16, 16, 16)
     weights = tensors(random_weights(spec, 1), "cpu")
     with FlopCounterMode(display=False) as counter:
-        forward(spec, weights, *texts(lengths))
+        # In fp32 products may be oneDNN's, of which the counter knows nothing.
+        forward(spec, weights, *texts(lengths), precision="bf16")
     assert flops(spec, np.array(lengths)) == counter.get_total_flops()
 
 
