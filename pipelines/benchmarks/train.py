@@ -43,7 +43,7 @@ from pipelines.settings import load as configuration
 ROUNDS = 5
 STEPS = 8
 WARM_UP_STEPS = 16
-"""TensorFlow's oneDNN compiles kernels for each new number of rows, of which there are a few dozen."""
+"""TensorFlow compiles kernels for each new number of rows, of which there are a few dozen."""
 HOROVOD_WORKERS = 2
 HOROVOD_ROUNDS = 3
 HOROVOD_STEPS = 24
