@@ -33,6 +33,7 @@ CHECK_SECONDS = 3000
 
 JOB = """
 import json, sys
+from pathlib import Path
 from pyspark.sql import SparkSession
 
 def seen(rows):
@@ -41,7 +42,8 @@ def seen(rows):
 
 spark = SparkSession.builder.getOrCreate()
 found = spark.sparkContext.parallelize(range(2), 2).mapPartitions(seen).collect()
-print("SEEN", json.dumps({"driver": sys.executable, "executors": found}))
+# Not printed: spark-submit may end before it has passed on what Python wrote last.
+Path("/job/seen.json").write_text(json.dumps({"driver": sys.executable, "executors": found}))
 spark.stop()
 """
 
@@ -92,8 +94,7 @@ def test_a_job_runs_from_the_archive_where_there_is_no_python(machine, tmp_path)
     with standalone_cluster(machine, cores=1, memory="512m") as master:
         code = submit(machine, ["--master", master, *arguments, "/job/job.py"], log, seconds=300)
     assert code == 0, log.read_text()
-    line = next(line for line in log.read_text().splitlines() if line.startswith("SEEN "))
-    seen = json.loads(line.removeprefix("SEEN "))
+    seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["driver"] == "/environment/bin/python"
     for executable, prefix, version in seen["executors"]:
         # Each executor has unpacked an environment of its own, in its folder on its worker.
