@@ -1,10 +1,13 @@
 """Products with weights by oneDNN, beside those of PyTorch's own choice."""
 
+import os
+
 import pytest
 import torch
 from torch.nn import functional
 
 from pipelines.models.frameworks import torch_linear
+from pipelines.models.frameworks.torch import KEPT_KERNELS, bound_kernel_caches
 
 
 @pytest.fixture(params=[True, False])
@@ -43,6 +46,20 @@ def test_a_weight_that_is_not_trained_has_no_gradient(prefers_onednn):
     torch.testing.assert_close(states.grad, torch.full((2, 8), 4.0))
 
 
+def test_states_are_kept_for_the_gradient_of_a_weight_alone(prefers_onednn):
+    states, kept = torch.ones(2, 8, requires_grad=True), []
+
+    def keep(tensor):
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        torch_linear.linear(states, torch.ones(4, 8))
+        assert (2, 8) not in kept
+        torch_linear.linear(states, torch.ones(4, 8, requires_grad=True))
+        assert (2, 8) in kept
+
+
 def test_a_product_of_transposed_views(prefers_onednn):
     left, right = torch.randn(8, 5).t(), torch.randn(8, 3).t()
     found = torch_linear.multiplied(left, right, torch.ones(3))
@@ -52,3 +69,13 @@ def test_a_product_of_transposed_views(prefers_onednn):
 def test_autocast_stays_in_charge(prefers_onednn):
     with torch.autocast("cpu", torch.bfloat16):
         assert torch_linear.linear(torch.ones(2, 8), torch.ones(4, 8)).dtype == torch.bfloat16
+
+
+def test_kernels_kept_are_bounded_unless_someone_has_said_how_many(monkeypatch):
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    # Set first, so that it is taken back afterwards.
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "")
+    monkeypatch.delenv("LRU_CACHE_CAPACITY")
+    bound_kernel_caches()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    assert os.environ["LRU_CACHE_CAPACITY"] == str(KEPT_KERNELS)

@@ -6,6 +6,7 @@ that it does is seen by autograd, so their gradients come as those of any module
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +24,10 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import WORDS, dense_name
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+KEPT_KERNELS = 64
+"""Compiled kernels that oneDNN and ideep each keep. Every number of rows has its own, and they
+would keep 1,024: more than 1 GB after 300 steps of ever other lengths. To compile one again takes
+less time than it takes to have so much memory."""
 
 
 class Encode(Protocol):
@@ -104,6 +109,16 @@ def configure_threads(threads: int) -> None:
     # Threads take this over from the one that starts them, so it comes first.
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
+
+
+def bound_kernel_caches() -> None:
+    """Has PyTorch keep :data:`KEPT_KERNELS` in memory; to be called before it computes anything.
+
+    By the variables of oneDNN ("Primitive Cache" in its developer guide) and of ideep, which
+    stands between PyTorch and it. One that is set already stays.
+    """
+    for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(variable, str(KEPT_KERNELS))
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -69,8 +69,9 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """See :func:`linear`."""
-        ctx.save_for_backward(states, weight)
+        """See :func:`linear`; keeps only what a gradient that is asked for needs."""
+        needs_states, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(states if needs_weight else None, weight if needs_states else None)
         return _by_onednn(states, weight, bias)
 
     @staticmethod
@@ -80,9 +81,10 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         states, weight = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         rows = grad_output.reshape(-1, grad_output.shape[-1])
-        inputs = states.reshape(-1, states.shape[-1])
         return (
-            _by_onednn(rows, weight.t()).view_as(states) if needs_states else None,
-            _by_onednn(rows.t(), inputs.t()) if needs_weight else None,
+            _by_onednn(grad_output, weight.t()) if needs_states else None,
+            _by_onednn(rows.t(), states.reshape(-1, states.shape[-1]).t())
+            if needs_weight
+            else None,
             rows.sum(0) if needs_bias else None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pipelines.models.frameworks.torch import embed, prepare
+from pipelines.models.frameworks.torch import bound_kernel_caches, embed, prepare
 from pipelines.models.inference.batches import TokenEmbedder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights
@@ -20,6 +20,7 @@ def open_backend(
     device: str = "cpu",
 ) -> TokenEmbedder:
     """See :func:`pipelines.models.inference.embedder.token_embedder`."""
+    bound_kernel_caches()
     torch.set_num_threads(threads)
     where = torch.device(device)
     with torch.inference_mode():

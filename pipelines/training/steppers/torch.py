@@ -16,7 +16,14 @@ from pipelines.lanes.files import Granule
 from pipelines.losses.candidates import Picks
 from pipelines.losses.targets import Targets
 from pipelines.models.adaptation import effective, of_objective
-from pipelines.models.frameworks.torch import Encoder, configure_threads, embed, has_bf16, prepare
+from pipelines.models.frameworks.torch import (
+    Encoder,
+    bound_kernel_caches,
+    configure_threads,
+    embed,
+    has_bf16,
+    prepare,
+)
 from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
@@ -64,6 +71,7 @@ class TorchRun:
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
         """Gives PyTorch its threads."""
+        bound_kernel_caches()
         configure_threads(settings.threads)
 
 
