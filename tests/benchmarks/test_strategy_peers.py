@@ -12,6 +12,7 @@ from pipelines.benchmarks.strategies.peers.lines import StepLines
 from pipelines.benchmarks.strategies.peers.pairs import PADDING, padded, random_pairs
 from pipelines.benchmarks.strategies.strategy import all_strategies
 from pipelines.benchmarks.strategies.trial import run_trial
+from pipelines.benchmarks.strategies.workloads import named_workload
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.losses.candidates import Picks
@@ -50,7 +51,7 @@ def test_what_a_peer_does_not_train_is_named(name):
     assert why({}) == ""
     assert "mining" in why({}, has_negatives=True)
     assert "encoder.freeze" in why({"encoder": {"freeze": {"layers": 1}}})
-    assert "objective.name" in why({"objective": {"name": "mlm"}})
+    assert "objective.name" in peer.missing(named_workload("masked")(parse({}), None))
     assert "objective: " in why({"objective": {"negatives": "step"}})
 
 

@@ -41,8 +41,7 @@ class PairEncoder(keras.layers.Layer):  # type: ignore[misc] # TensorFlow has no
         super().__init__(**arguments)
         # Compiled by XLA it would be compiled anew for each width of a batch.
         self.supports_jit = False
-        self._told = {"spec": dict(spec), "precision": precision, "dropout": dropout}
-        self._spec = EncoderSpec.from_json(spec)
+        self._spec, self._precision, self._dropout = EncoderSpec.from_json(spec), precision, dropout
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights, in canonical order."""
@@ -60,8 +59,8 @@ class PairEncoder(keras.layers.Layer):  # type: ignore[misc] # TensorFlow has no
             dict(zip(weight_shapes(self._spec), values, strict=True)),
             token_ids,
             tf.reshape(lengths, [-1]),
-            precision=self._told["precision"],
-            dropout=self._told["dropout"] if training else 0.0,
+            precision=self._precision,
+            dropout=self._dropout if training else 0.0,
             seed=tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32),
         )
         embeddings = tf.math.l2_normalize(embeddings, axis=-1)
@@ -73,7 +72,12 @@ class PairEncoder(keras.layers.Layer):  # type: ignore[misc] # TensorFlow has no
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
-        return {**super().get_config(), **self._told}
+        own = {
+            "spec": self._spec.to_json(),
+            "precision": self._precision,
+            "dropout": self._dropout,
+        }
+        return {**super().get_config(), **own}
 
 
 @_register
@@ -87,25 +91,25 @@ class InBatchLoss(keras.losses.Loss):  # type: ignore[misc] # TensorFlow has no 
 
     def __init__(self, granule: int, scale: float, name: str = "in_batch") -> None:
         super().__init__(name=name)
-        self._told = {"granule": granule, "scale": scale}
+        self._granule, self._scale = granule, scale
 
     def call(self, labels: tf.Tensor, embeddings: tf.Tensor) -> tf.Tensor:
         """The cross-entropy of each pair."""
-        granule, width = self._told["granule"], embeddings.shape[-1]
+        granule, width = self._granule, embeddings.shape[-1]
         pairs = tf.reshape(embeddings, [-1, granule, 2, width])
         anchors, positives = tf.unstack(pairs, axis=2)
-        logits = self._told["scale"] * tf.matmul(anchors, positives, transpose_b=True)
+        logits = self._scale * tf.matmul(anchors, positives, transpose_b=True)
         own = tf.broadcast_to(tf.range(granule), tf.shape(logits)[:2])
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=logits)
         return tf.reshape(losses, [-1])
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
-        return {**self._told, "name": self.name}
+        return {"granule": self._granule, "scale": self._scale, "name": self.name}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Keras would pickle an archive of a model.
-        return InBatchLoss, (self._told["granule"], self._told["scale"])
+        return InBatchLoss, (self._granule, self._scale)
 
 
 def pair_model(config: Config, manifest: LaneManifest) -> Any:
@@ -129,11 +133,3 @@ def pair_model(config: Config, manifest: LaneManifest) -> Any:
         loss=InBatchLoss(manifest.granule, 1 / objective.temperature),
     )
     return model
-
-
-class LossOfEachBatch(keras.callbacks.Callback):  # type: ignore[misc] # TensorFlow has no types
-    """Keras tells the mean loss of an epoch so far; here that of each batch is told."""
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Has the mean begin anew."""
-        self.model.reset_metrics()

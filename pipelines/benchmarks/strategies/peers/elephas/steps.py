@@ -12,12 +12,15 @@ from typing import Any
 from pyspark import TaskContext
 
 from pipelines.benchmarks.strategies.peers.lines import StepLines
-from pipelines.benchmarks.strategies.peers.tensorflow_model import LossOfEachBatch
+from pipelines.quiet import quiet_import
+
+with quiet_import():
+    from tensorflow import keras
 
 _BEGAN, _STEPS = "began-{}", "steps-{}.jsonl"
 
 
-class StepTimes(LossOfEachBatch):
+class StepTimes(keras.callbacks.Callback):  # type: ignore[misc] # TensorFlow has no types
     """Writes the steps of a worker to a file of its own. Runs on an executor.
 
     Args:
@@ -33,6 +36,10 @@ class StepTimes(LossOfEachBatch):
         began = self._folder / _BEGAN.format(_partition())
         if not began.exists():
             began.write_text(str(time.monotonic()))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Has the mean loss begin anew: Keras tells that of an epoch so far."""
+        self.model.reset_metrics()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """A step is done."""

@@ -24,7 +24,7 @@ Settings = Mapping[str, Config]
 """Orca's `config`, which holds the settings of the training as `settings`."""
 
 
-class PairEncoder(torch.nn.Module):
+class PairEncoder(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     """Embeds both texts of each pair: int32 [pairs, 2, width] to two of fp32 [pairs, embedding].
 
     Args:
@@ -44,7 +44,7 @@ class PairEncoder(torch.nn.Module):
             # PyTorch allows no dots in the name of a parameter.
             self.register_parameter(own, torch.nn.Parameter(torch.from_numpy(weights[name].copy())))
 
-    def forward(self, texts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, texts: torch.Tensor) -> Sequence[torch.Tensor]:
         """Embeddings of length 1, of the anchors and of their positives."""
         weights = {name: self.get_parameter(own) for name, own in self._names.items()}
         encoder = prepare(self._spec, weights, self._precision)
@@ -57,10 +57,11 @@ class PairEncoder(torch.nn.Module):
             seed=torch.randint(2**31 - 1, (2,)).tolist(),
         )
         pairs = functional.normalize(embeddings, dim=-1).unflatten(0, (-1, 2))
-        return pairs.unbind(1)
+        anchors, positives = pairs.unbind(1)
+        return anchors, positives
 
 
-class InBatchLoss(torch.nn.Module):
+class InBatchLoss(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     """Each anchor picks its positive among those of its granule, by scaled cosines.
 
     Args:
