@@ -55,7 +55,7 @@ LEFTMOST = 0  # of the package itself, which holds the version and nothing else
 # modules that exist for one import it as soon as they are imported themselves.
 TORCH = ("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed", "*.orca.*", "*.devices")
 HEAVY = {
-    "tensorflow": ("*tensorflow*", "*.elephas.model"),
+    "tensorflow": ("*tensorflow*", "*.elephas.model", "*.elephas.steps"),
     "torch": TORCH,
     "deepspeed": ("*deepspeed",),
     "bigdl": ("*.orca.*", "*.bigdl.*", "*dllib"),

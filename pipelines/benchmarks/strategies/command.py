@@ -6,7 +6,6 @@ import logging
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from pipelines.benchmarks.data import prepared
-from pipelines.benchmarks.processes import check_psutil, stage_command
+from pipelines.benchmarks.processes import check_psutil
 from pipelines.benchmarks.strategies.advice import advice, summaries, told_workers
 from pipelines.benchmarks.strategies.arithmetic import matrix_rate, operations_per_token, products
 from pipelines.benchmarks.strategies.comparison import Comparison
-from pipelines.benchmarks.strategies.peer import peer_command
 from pipelines.benchmarks.strategies.projection import projections
 from pipelines.benchmarks.strategies.record import Record
 from pipelines.benchmarks.strategies.results import Results
@@ -135,7 +133,6 @@ def _round(
             strategy.name,
             workers,
         )
-        command = peer_command if strategy.is_peer else partial(stage_command, "train")
         is_last = number == rounds - 1 and (strategy.is_alone or workers == max(comparison.counts))
         try:
             with tempfile.TemporaryDirectory(prefix="trial-", dir=folder) as place:
@@ -145,7 +142,7 @@ def _round(
                         strategy.name,
                         number,
                         Path(place),
-                        command=command,
+                        command=strategy.command,
                         step_examples=comparison.step_examples,
                         evaluated=is_last and comparison.has_pairs and not strategy.is_peer,
                     )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from pipelines.benchmarks.processes import stage_command
+from pipelines.benchmarks.strategies.peers import PEERS
+from pipelines.benchmarks.strategies.peers.peer import Peer
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.losses import LOSSES
 from pipelines.models.architecture import check_framework
 from pipelines.settings import Config
-from pipelines.tokens.start import start_architecture, start_folder
+from pipelines.tokens.start import start_architecture
 
 PAPER = "Bai 2022, arXiv:2206.06356"
 """Bai, "Modern Distributed Data-Parallel Large-Scale Pre-training Strategies For NLP models", HP3C
@@ -33,13 +36,18 @@ class Strategy:
         name: For people, and for the command line.
         training: The keys of the section `training` by which it differs from others.
         paper: What :data:`PAPER` calls it; empty where it has no such strategy.
-        is_peer: Whether another library's own trainer trains, without Spark.
+        peer: Another library's own way to train, if it is one.
     """
 
     name: str
     training: Mapping[str, Any]
     paper: str = ""
-    is_peer: bool = False
+    peer: Peer | None = None
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether another library trains."""
+        return self.peer is not None
 
     @property
     def is_alone(self) -> bool:
@@ -51,6 +59,12 @@ class Strategy:
         training = {**self.training, "workers": workers}
         return config.model_copy(update={"training": config.training.model_copy(update=training)})
 
+    def command(self, config: Config, settings: Path) -> list[str]:
+        """The command of a training, whose settings are written to a file."""
+        if self.peer is not None:
+            return self.peer.command(config, settings)
+        return stage_command("train", config, settings)
+
     def missing(self, config: Config, *, has_negatives: bool = False) -> str:
         """Why it cannot be measured here; empty if it can.
 
@@ -59,8 +73,8 @@ class Strategy:
             has_negatives: Whether the lanes hold hard negatives.
         """
         own = self.configured(config, 1)
-        if self.is_peer:
-            return _missing_of_peer(own, has_negatives)
+        if self.peer is not None:
+            return self.peer.missing(own, has_negatives)
         try:
             load_engine(self.training["engine"]).check_libraries(own)
             LOSSES.load(own.objective.name).form(own.training.framework)
@@ -68,24 +82,6 @@ class Strategy:
         except PipelineError as error:
             return str(error)
         return ""
-
-
-def _missing_of_peer(config: Config, has_negatives: bool) -> str:
-    if find_spec("sentence_transformers") is None:
-        return "sentence-transformers is not installed: pip install sentence-transformers"
-    if config.objective.name != "in_batch_negatives":
-        return f"objective.name: its loss is not {config.objective.name}"
-    encoder = config.encoder
-    others = {
-        "encoder.lora": encoder.lora.rank > 0,
-        "encoder.freeze": encoder.freeze.is_on,
-        "encoder.keep_layers": encoder.keep_layers is not None,
-        "mining": has_negatives,
-    }
-    for key, is_on in others.items():
-        if is_on:
-            return f"{key}: it trains the whole start, on pairs alone"
-    return "" if start_folder(config) else "encoder.start: it starts from no random encoder"
 
 
 def _of_paper(paper: str, name: str, **training: Any) -> Strategy:
@@ -114,16 +110,6 @@ OF_PAPER = (
 """The six of the paper, all with one framework, so that nothing else differs between them."""
 
 
-PEERS = (
-    Strategy(
-        name="sentence-transformers",
-        training={**_BASE, "engine": "local", "framework": "torch"},
-        is_peer=True,
-    ),
-)
-"""With several workers by torchrun."""
-
-
 def all_strategies() -> dict[str, Strategy]:
     """Those of the paper by name, each engine with its modes, frameworks and shardings, peers."""
     found = {one.name: one for one in OF_PAPER}
@@ -131,7 +117,12 @@ def all_strategies() -> dict[str, Strategy]:
         for strategy in _of_engine(engine):
             if all(strategy.training != one.training for one in OF_PAPER):
                 found[strategy.name] = strategy
-    return found | {one.name: one for one in PEERS}
+    return found | {name: _of_peer(PEERS.load(name)) for name in PEERS}
+
+
+def _of_peer(peer: Peer) -> Strategy:
+    training = {**_BASE, "engine": "local", "framework": peer.framework}
+    return Strategy(name=peer.name, training=training, peer=peer)
 
 
 def _of_engine(name: str) -> Iterator[Strategy]:

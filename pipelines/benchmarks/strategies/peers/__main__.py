@@ -1,0 +1,18 @@
+"""``python -m pipelines.benchmarks.strategies.peers NAME SETTINGS``: trains as a peer does."""
+
+from __future__ import annotations
+
+import sys
+
+from pipelines.benchmarks.strategies.peers import PEERS
+from pipelines.settings.load import load
+
+
+def main() -> None:
+    """Trains by the peer that is named first, as the configuration file says that comes second."""
+    name, settings = sys.argv[1:]
+    PEERS.load(name).training()(load(settings, ()))
+
+
+if __name__ == "__main__":
+    main()
