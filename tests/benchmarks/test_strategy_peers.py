@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from pipelines.losses.loss import configured_loss
 from pipelines.models.folder import start_encoder, write_encoder
 from pipelines.settings.load import parse
 
-STEPS, GRANULE = 6, 8
+STEPS, GRANULE = 60, 8
 ON_SPARK = [name for name in PEERS if name != "sentence-transformers"]
 
 
@@ -132,10 +134,15 @@ def test_peers_have_the_loss_of_this_package(prepared):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
-def test_a_peer_trains_with_two_workers(prepared, start, tmp_path, name):
+def test_a_peer_trains_with_two_workers(prepared, start, tmp_path, monkeypatch, name):
     strategy = all_strategies()[name]
     tree = small_config(prepared, max_steps=STEPS, epochs=99).model_dump(mode="json")
-    tree["encoder"], tree["tokens"]["vocabulary"] = {"start": str(start)}, "start"
+    # Executors work in folders of their own, and have to find these all the same.
+    monkeypatch.chdir(tmp_path)
+    tree["prepared"]["folder"] = os.path.relpath(prepared)
+    tree["encoder"], tree["tokens"]["vocabulary"] = {"start": os.path.relpath(start)}, "start"
+    # So few steps have to teach something.
+    tree["training"] |= {"learning_rate": 3e-3, "schedule": "constant", "warmup": 0}
     config = strategy.configured(parse(tree), 2)
     if why := strategy.missing(config):
         pytest.skip(why)
@@ -143,7 +150,7 @@ def test_a_peer_trains_with_two_workers(prepared, start, tmp_path, name):
         config,
         name,
         0,
-        tmp_path,
+        Path("trial"),
         command=strategy.command,
         step_examples=2 * GRANULE,
         evaluated=False,
@@ -153,6 +160,7 @@ def test_a_peer_trains_with_two_workers(prepared, start, tmp_path, name):
     ]
     # The start knows nothing, so that its loss is near that of a guess.
     assert read.curve[0][2] == pytest.approx(math.log(GRANULE), rel=0.5)
-    assert read.curve[-1][2] < read.curve[0][2]
+    losses = [loss for _, _, loss in read.curve]
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
     assert read.examples_per_second > 0
     assert read.tokens_per_second > read.examples_per_second

@@ -16,11 +16,13 @@ from typing import Any
 
 from pipelines.errors import PipelineError
 from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.run_folder import RunFolder
 from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
 from pipelines.models.architecture import check_framework
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
-from pipelines.tokens.start import start_architecture
+from pipelines.tokens.start import start_architecture, start_folder
 
 Training = Callable[[Config], None]
 Missing = Callable[[Config, bool], str]
@@ -58,7 +60,7 @@ class Peer:
             config: Its settings, which are written.
             settings: The file for them.
         """
-        storage.write_text(settings, configuration.dump(config))
+        storage.write_text(settings, configuration.dump(_with_whole_paths(config)))
         module = ["-m", __name__.rpartition(".")[0], self.name, str(settings)]
         return [sys.executable, *self.launcher(config), *module]
 
@@ -67,6 +69,20 @@ class Peer:
         module, _, attribute = self.trains.partition(":")
         trains: Any = getattr(import_module(module), attribute)
         return trains  # type: ignore[no-any-return]
+
+
+def _with_whole_paths(config: Config) -> Config:
+    """The same folders wherever they are looked for: executors work in folders of their own."""
+    start = start_folder(config)
+    folders = {"prepared": PreparedFolder.of(config).path, "run": RunFolder.of(config).path}
+    changed = {
+        name: getattr(config, name).model_copy(update={"folder": str(path)})
+        for name, path in folders.items()
+    }
+    if start is not None:
+        whole = {"start": str(Path(start).absolute())}
+        changed["encoder"] = config.encoder.model_copy(update=whole)
+    return config.model_copy(update=changed)
 
 
 def not_installed(module: str, packages: str) -> str:

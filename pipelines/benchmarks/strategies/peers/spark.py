@@ -31,6 +31,8 @@ def local_cluster(config: Config, name: str) -> Iterator[SparkContext]:
     workers, threads = config.training.workers, config.training.threads
     own = {
         "spark.default.parallelism": str(workers),
+        # A worker that has failed does not come back: Spark would feed its rows to nobody.
+        "spark.task.maxFailures": "1",
         # TensorFlow takes its threads from these wherever nothing else says how many.
         "spark.executorEnv.TF_NUM_INTRAOP_THREADS": str(threads),
         "spark.executorEnv.TF_NUM_INTEROP_THREADS": str(threads),
