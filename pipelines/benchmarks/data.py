@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pipelines import workflow
@@ -12,18 +13,22 @@ from pipelines.settings import Config
 CAPTIONS = "*captions-en-train.parquet"
 
 
-def prepared(config: Config, data: str | None) -> Config:
+def prepared(
+    config: Config, data: str | None, change: Callable[[Config], Config] = lambda config: config
+) -> Config:
     """The configuration with its lanes prepared.
 
     Args:
         data: A prepared folder, or one that holds captions (Parquet, columns `image` and
             `text`) at any depth; None for the embedded default.
+        change: Of the settings that name the data, before anything is prepared.
 
     Raises:
         InputError: The folder holds neither.
     """
     if data is not None:
         config = _with_data(config, Path(data).absolute())
+    config = change(config)
     if not PreparedFolder.of(config).lanes.manifest.is_file():
         workflow.prepare(config)
     return config

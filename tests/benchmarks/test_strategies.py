@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategy_readings import reading
 
+from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.processes import Usage
 from pipelines.benchmarks.strategies import advice as rule
 from pipelines.benchmarks.strategies.advice import Summary, advice, efficiency, summaries
@@ -304,6 +305,18 @@ def test_workloads_change_what_is_trained():
     assert masked.prepared.folder != asked.prepared.folder
     with pytest.raises(InputError, match=r"--workload: there is no `bert`, one of encoder"):
         named_workload("bert")
+
+
+def test_a_workload_is_made_of_the_data_that_are_named(tmp_path, monkeypatch):
+    (tmp_path / "captions-en-train.parquet").touch()
+    asked = []
+    monkeypatch.setattr("pipelines.workflow.prepare", asked.append)
+    config = parse({"prepared": {"folder": str(tmp_path / "lanes")}})
+    masked = named_workload("masked")
+    prepared(config, str(tmp_path), lambda config: masked(config, tmp_path))
+    # Captions come in groups, which a language model knows nothing of.
+    assert asked[0].corpus.pairs == "single"
+    assert asked[0].corpus.inputs == (str(tmp_path / "captions-en-train.parquet"),)
 
 
 def test_what_cannot_train_a_workload_is_told():

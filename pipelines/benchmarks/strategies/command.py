@@ -78,9 +78,9 @@ def measure(
     _check_libraries()
     chosen, counts = named_strategies(cases), worker_counts(workers)
     folder = Path(output or DEFAULT_FOLDER).absolute()
-    config = named_workload(workload)(config, folder)
+    chosen_workload = named_workload(workload)
     with stopped_at_the_end():
-        config = prepared(config, data)
+        config = prepared(config, data, lambda config: chosen_workload(config, folder))
     comparison = Comparison.of(config, chosen, counts, steps)
     record = Record(folder, comparison.compared)
     failed: dict[tuple[str, int], str] = {}
