@@ -24,14 +24,23 @@ def prepared(
         change: Of the settings that name the data, before anything is prepared.
 
     Raises:
-        InputError: The folder holds neither.
+        InputError: The folder holds neither, or lanes that the change does not take.
     """
-    if data is not None:
-        config = _with_data(config, Path(data).absolute())
-    config = change(config)
-    if not PreparedFolder.of(config).lanes.manifest.is_file():
-        workflow.prepare(config)
-    return config
+    named = Path(data).absolute() if data is not None else None
+    holds_lanes = named is not None and PreparedFolder(named).lanes.manifest.is_file()
+    if named is not None:
+        config = _with_data(config, named)
+    changed = change(config)
+    if not holds_lanes:
+        # What was prepared before is kept where nothing has changed.
+        workflow.prepare(changed)
+    elif changed.prepared != config.prepared:
+        raise InputError(
+            "--data",
+            f"{data} holds lanes, and this is trained on other ones",
+            "name the folder of the texts, or leave it out for the embedded default",
+        )
+    return changed
 
 
 def _with_data(config: Config, folder: Path) -> Config:

@@ -1,6 +1,8 @@
 """Products with weights by oneDNN, beside those of PyTorch's own choice."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -79,3 +81,33 @@ def test_kernels_kept_are_bounded_unless_someone_has_said_how_many(monkeypatch):
     bound_kernel_caches()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
     assert os.environ["LRU_CACHE_CAPACITY"] == str(KEPT_KERNELS)
+
+
+GROWTH = """
+import sys
+import psutil
+from pipelines.models.frameworks import torch_linear
+from pipelines.models.frameworks.torch import bound_kernel_caches
+if sys.argv[1] == "bounded":
+    bound_kernel_caches()
+import torch
+torch.set_num_threads(1)
+process, weight = psutil.Process(), torch.ones(64, 64)
+for rows in range(1, 400):
+    torch_linear._by_onednn(torch.ones(rows, 64), weight)
+    if rows == 1:
+        before = process.memory_info().rss
+print(process.memory_info().rss - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_every_number_of_rows():
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this build of torch has no product of oneDNN")
+
+    def growth(how):
+        command = [sys.executable, "-c", GROWTH, how]
+        return int(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+
+    assert growth("bounded") < 0.5 * growth("as they come")

@@ -15,7 +15,7 @@ CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 # A log4j2-test.xml in dllib's jar would send all that executors log to a file in their temporary
 # folder; this is Spark's own, and is named so that the jars are not searched for one.
-_LOGGING = "-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties"
+LOGGING = "-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties"
 SPARK_MAJORS = (3,)
 """The releases of Spark that BigDL's jars are compiled for."""
 # A part of the name of dllib's jar, by which it is recognised.
@@ -54,7 +54,7 @@ def class_paths(conf: Mapping[str, str]) -> dict[str, str]:
     }
     options = conf.get(_EXECUTOR_OPTIONS, "")
     if CLASS_PATHS[1] in added and "log4j2.configurationFile" not in options:
-        added[_EXECUTOR_OPTIONS] = f"{options} {_LOGGING}".strip()
+        added[_EXECUTOR_OPTIONS] = f"{options} {LOGGING}".strip()
     return added
 
 

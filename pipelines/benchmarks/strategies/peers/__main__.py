@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 
 from pipelines.benchmarks.strategies.peers import PEERS
+from pipelines.interruption import terminated_in_order
 from pipelines.settings.load import load
 
 
 def main() -> None:
     """Trains by the peer that is named first, as the configuration file says that comes second."""
     name, settings = sys.argv[1:]
-    PEERS.load(name).training()(load(settings, ()))
+    with terminated_in_order():
+        PEERS.load(name).training()(load(settings, ()))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pipelines.benchmarks.strategies.peers.orca.creators import (
     optimizer_creator,
     train_loader_creator,
 )
+from pipelines.engines.bigdl.jars import LOGGING
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.quiet import quiet_import
@@ -41,6 +42,7 @@ def train(config: Config) -> None:
             "spark.driver.host": LOOPBACK,
             "spark.driver.bindAddress": LOOPBACK,
             "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": LOGGING,
         },
         # It would go to the working folder.
         redirect_spark_log=False,

@@ -37,4 +37,4 @@ def train(config: Config) -> None:
         # As the example does, one epoch more than are needed: partitions are not of one size, and
         # no worker may run out of rows before the others.
         cluster.train(context.parallelize(rows), -(-wanted // len(rows)) + 1)
-        cluster.shutdown()
+        cluster.shutdown(timeout=training.stall_seconds)
