@@ -98,7 +98,8 @@ def test_each_bound_that_is_broken_has_a_line(
     run = {"train": "step", "duplicates": "search"}[benchmark]
     again = f"sentence-pipelines benchmark bounds --data {file} --cases {run}"
     assert broken_lines(captured) == [f"{name}: {said}; to repeat it: {again}"]
-    assert captured.err.splitlines()[-1] == f"error: beyond its bound: {name}"
+    # The last line but for where Spark has its log, if there was a session before.
+    assert f"error: beyond its bound: {name}" in captured.err.splitlines()
 
 
 def test_a_benchmark_that_fails_breaks_its_bounds_and_no_others(file, measured, capsys):
@@ -232,7 +233,7 @@ def test_a_broken_bound_fails_the_command_and_the_others_are_judged(tmp_path, ca
     failed, wrong = broken_lines(told)
     assert "it ended with code 2: --cases: there is no strategy `nothing`" in failed
     assert wrong.startswith("wrong: 0 is not exactly 1; to repeat it: sentence-pipelines")
-    assert told.err.splitlines()[-1] == "error: beyond its bound: first; wrong"
+    assert "error: beyond its bound: first; wrong" in told.err.splitlines()
     assert {file.name for file in output.iterdir()} == {"nothing.log", "tokens.log"}
 
 

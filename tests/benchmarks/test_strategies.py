@@ -94,20 +94,20 @@ def lines_of(steps, workers=2):
 
 
 def test_rates_are_those_behind_the_warm_up():
-    lines = lines_of(20)
-    assert settled_step(len(lines)) == 4
+    lines = lines_of(80)
+    assert settled_step(len(lines)) == 16
     read = read_trial(lines, Usage(30, 20, 1, 2), 8, strategy="torch", workers=2, round=0)
     assert read.examples_per_second == pytest.approx(8 * 4)
     assert read.tokens_per_second == pytest.approx(10 * 8 * 4)
     assert read.examples_per_cpu_second == pytest.approx(16)
     assert read.communication == pytest.approx(0.2)
-    assert read.step_seconds == ((0.25,) * 16,) * 2
-    assert read.exchange == ((0.05,) * 16,) * 2
-    assert read.computing == ((0.25 - 0.05,) * 16,) * 2
-    assert read.curve[-1] == (160, 15.0, 1 / 20)
+    assert read.step_seconds == ((0.25,) * 64,) * 2
+    assert read.exchange == ((0.05,) * 64,) * 2
+    assert read.computing == ((0.25 - 0.05,) * 64,) * 2
+    assert read.curve[-1] == (640, 30.0, 1 / 80)
 
 
-def test_what_does_not_count_is_a_fifth():
+def test_what_does_not_count_is_a_fifth_or_16_steps_or_half():
     assert [settled_steps(steps) for steps in (1, 5, 20, 60, 200)] == [0, 3, 10, 44, 160]
 
 
@@ -123,7 +123,7 @@ def test_communication_is_a_share_of_all_seconds():
     # One long step without any.
     lines[-1]["workers"] = [{"rank": 0, "seconds": 1.75, "communication": 0.0}]
     read = read_trial(lines, Usage(30, 20, 1, 2), 8, strategy="torch", workers=1, round=0)
-    assert read.communication == pytest.approx(6 * 0.05 / (6 * 0.25 + 1.75))
+    assert read.communication == pytest.approx(4 * 0.05 / (4 * 0.25 + 1.75))
 
 
 def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path):
