@@ -75,6 +75,7 @@ class EngineError(PipelineError):
         engine: Name of the engine in the registry.
         cause: What happened, with the executor's traceback where there is one.
         rank: Rank of the worker that failed first, where one is known.
+        place: Where it stands among those that hold the encoder together, for people.
         host: Host of that worker.
         lane: First lane of that worker.
     """
@@ -85,17 +86,20 @@ class EngineError(PipelineError):
         cause: str,
         *,
         rank: int | None = None,
+        place: str | None = None,
         host: str | None = None,
         lane: int | None = None,
     ) -> None:
         parts = [f"engine {engine}"]
         parts += [] if rank is None else [f"rank {rank}"]
+        parts += [] if place is None else [place]
         parts += [] if host is None else [f"host {host}"]
         parts += [] if lane is None else [f"lane {lane}"]
         super().__init__(f"{', '.join(parts)}: {cause}")
         self.engine = engine
         self.cause = cause
         self.rank = rank
+        self.place = place
         self.host = host
         self.lane = lane
 
@@ -107,7 +111,7 @@ class WorkerLostError(EngineError):
         engine: See :class:`EngineError`.
         cause: See :class:`EngineError`.
         began: Whether all workers had been ready to train.
-        where: Rank, host and lane, as of :class:`EngineError`.
+        where: Rank, place, host and lane, as of :class:`EngineError`.
     """
 
     def __init__(self, engine: str, cause: str, *, began: bool, **where: Any) -> None:
@@ -123,8 +127,15 @@ class WorkerLostError(EngineError):
         return self._but(host=self.host or host)
 
     def _but(self, *, cause: str | None = None, host: str | None = None) -> WorkerLostError:
-        where = {"rank": self.rank, "host": host or self.host, "lane": self.lane}
-        return WorkerLostError(self.engine, cause or self.cause, began=self.began, **where)
+        return WorkerLostError(
+            self.engine,
+            cause or self.cause,
+            began=self.began,
+            rank=self.rank,
+            place=self.place,
+            host=host or self.host,
+            lane=self.lane,
+        )
 
 
 class PromotionRefused(PipelineError):  # noqa: N818 - what the gate says, as users know it

@@ -33,6 +33,7 @@ from pipelines.models.adaptation import split, without_objective
 from pipelines.models.adapter import check_names, exports_adapter, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import start_card
+from pipelines.models.division import check_division
 from pipelines.models.folder import start_encoder, write_encoder
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.embedding import with_terms
@@ -106,6 +107,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         asked = _begun(config, folder) if goes_on else config
         spec, weights = start_encoder(asked, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
+        check_division(architecture_of(spec).division, spec, config)
         check_terms(config, spec)
         held = manifest.teacher if config.objective.uses_teacher else None
         for objective in {one.objective: None for one in by_source(config)}:

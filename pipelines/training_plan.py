@@ -23,11 +23,13 @@ from pipelines.tokens.examples import SOURCE, rows_by_source
 def batch_plan(config: Config, manifest: LaneManifest) -> BatchPlan:
     """The order of the steps; refuses what the lanes do not allow."""
     training = config.training
-    if training.mode == "sync" and training.processes > manifest.lanes:
+    placement = training.placement
+    if training.mode == "sync" and placement.replicas > manifest.lanes:
+        most = manifest.lanes * placement.per_replica
         raise InputError(
             "training.workers",
-            f"{training.workers} workers cannot share {manifest.lanes} lanes",
-            f"at most {manifest.lanes}, or a larger corpus",
+            f"{placement.replicas} {placement.sharing} cannot share {manifest.lanes} lanes",
+            f"at most {most}, or a larger corpus",
         )
     if manifest.lanes % training.granules_per_step:
         fitting = [n for n in range(1, manifest.lanes + 1) if manifest.lanes % n == 0]

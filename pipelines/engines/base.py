@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Settings under `training` that few engines know; the others refuse them.
-OPTIONS = ("compression",)
+OPTIONS = ("compression", "model_parallel", "pipeline_parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,4 +244,5 @@ def monitor_for(
         servers=servers,
         saves_when_asked=not run.takes_turns,
         identity=identity,
+        placement=training.placement,
     )

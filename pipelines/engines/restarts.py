@@ -112,7 +112,8 @@ class Recovery:
         """Workers that there is room for now; waits where there is none for any."""
         config = self._run.config
         wanted = self._engine.workers(config)
-        least = 1 if self._engine.with_any_workers(config) else wanted
+        fewest = config.training.placement.per_replica
+        least = fewest if self._engine.with_any_workers(config) else wanted
         there = self._engine.room(self._session, config, wanted, RETURN_SECONDS)
         if there < least:
             seconds = config.spark.wait_seconds
@@ -157,8 +158,13 @@ def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
         that share a step evenly; None if there are none, or there is no such checkpoint.
     """
     training = run.config.training
-    workers = range(1, min(most, training.processes) + 1)
-    even = [n for n in workers if run.takes_turns or training.granules_per_step % n == 0]
+    of_replica = training.placement.per_replica
+    workers = range(of_replica, min(most, training.processes) + 1, of_replica)
+    even = [
+        count
+        for count in workers
+        if run.takes_turns or training.granules_per_step % (count // of_replica) == 0
+    ]
     if not even:
         return None
     first_step = newest_whole_checkpoint(run.run_folder, latest=made)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from pipelines.errors import InputError
 from pipelines.models import ARCHITECTURES
 from pipelines.models.spec import EncoderSpec
 from pipelines.settings import Config, EncoderSettings
+
+if TYPE_CHECKING:
+    from pipelines.models.division import Division
 
 Modules: TypeAlias = Sequence[tuple[str, str]]
 """Class and folder of each module of a sentence-transformers folder, in their order; none for a
@@ -85,6 +88,7 @@ class Architecture:
             `torch_decoder` are for objectives that act on tokens, see
             :mod:`pipelines.models.frameworks.torch`; `bigdl_memory`, which goes with `bigdl`, says
             what heap a step needs.
+        division: How it is divided between the workers that hold it together, if it can be.
         leaves_ends_out: Whether it takes the first and the last token of every text for special
             ones, and leaves them out; else a tokenizer may add any number, or none.
     """
@@ -100,6 +104,7 @@ class Architecture:
     described: Callable[[Any], str]
     described_settings: Callable[[EncoderSettings], str]
     forms: Mapping[str, str]
+    division: Division | None = None
     leaves_ends_out: bool = False
 
     def __post_init__(self) -> None:

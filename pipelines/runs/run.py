@@ -16,6 +16,7 @@ from pipelines.losses import LOSSES
 from pipelines.runs.attempts import FIRST
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
+from pipelines.settings.placement import Place, Placement
 from pipelines.settings.sources import by_source
 from pipelines.tokens.special_ids import SpecialIds
 
@@ -80,7 +81,7 @@ class TrainingRun:
         granules, on any number of workers; they differ by the age of the parameters alone.
 
         Args:
-            rank: Number of the worker.
+            rank: Number of the worker, or of the replica that it belongs to.
             workers: How many there are.
         """
         for step in self.plan.steps(self.first_step, self.last_step):
@@ -145,15 +146,30 @@ class WorkerTask:
     fingerprint: str | None = None
 
     @property
+    def placement(self) -> Placement:
+        """How the workers are laid out."""
+        training = self.run.config.training
+        stages, members = training.pipeline_parallel, training.model_parallel
+        return Placement(
+            replicas=self.workers // (stages * members), stages=stages, members=members
+        )
+
+    @property
+    def place(self) -> Place:
+        """Where this worker stands among them."""
+        return self.placement.place(self.rank)
+
+    @property
     def first_lane(self) -> int:
         """The first lane that this worker reads."""
         if self.run.takes_turns:
             return 0
-        return first_lane(self.rank, self.workers, self.run.plan.granules_per_step)
+        replicas = self.placement.replicas
+        return first_lane(self.place.replica, replicas, self.run.plan.granules_per_step)
 
     def steps(self) -> Iterator[tuple[StepPlan, tuple[GranuleAddress, ...]]]:
         """The steps that this worker has a part in; see :meth:`TrainingRun.shares`."""
-        return self.run.shares(self.rank, self.workers)
+        return self.run.shares(self.place.replica, self.placement.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)

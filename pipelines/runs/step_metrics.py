@@ -1,7 +1,8 @@
 """Metrics of the steps on the driver: the workers' records become metrics lines and figures.
 
 Workers report their own part of a step. Whether a step is shared by all of them or made by one
-alone, it is complete when records of all of its granules have arrived.
+alone, it is complete when records of all of its granules have arrived, from each worker of a
+replica that made them together.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class StepMetrics:
     def __init__(self, run: TrainingRun, workers: int, on_line: OnMetrics) -> None:
         self._run = run
         self._workers = workers
+        # All workers of a replica report the granules that they make together.
+        self._reports = run.config.training.placement.per_replica
         self._on_line = on_line
         self._on_step = on_line if isinstance(on_line, StepListener) else None
         self._open: dict[int, list[StepRecord]] = {}
@@ -180,7 +183,7 @@ class StepMetrics:
 
     def _is_complete(self, step: int) -> bool:
         granules = sum(record.granules for record in self._open.get(step, ()))
-        return granules == self._run.plan.granules_per_step
+        return granules == self._run.plan.granules_per_step * self._reports
 
     def _close(self, records: list[StepRecord]) -> None:
         """Counts a complete step, the next in order."""
@@ -217,7 +220,7 @@ class StepMetrics:
             "learning_rate": records[-1].learning_rate,
             **_gradient_norm(records),
             "examples_per_second": steps * self._run.examples_per_step / seconds,
-            "tokens_per_second": tokens / seconds,
+            "tokens_per_second": tokens / self._reports / seconds,
             "padding": 1 - tokens / max(sum(record.padded_tokens for record in records), 1),
             "data_wait": sum(record.data_seconds for record in records) / seconds / self._workers,
             "seconds": self._seconds,

@@ -71,6 +71,8 @@ RECORDED = (
     "training.framework",
     "training.feed",
     "training.workers",
+    "training.model_parallel",
+    "training.pipeline_parallel",
     "training.threads",
     "training.max_staleness",
     "training.parameter_servers",

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pipelines.engines import ENGINES
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
+from pipelines.settings.placement import Placement, check_placement
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -43,8 +44,29 @@ class TrainingSettings(Settings):
         description="Training processes, one per executor; engine `local` has one only.",
     )
     threads: int = Field(default=1, ge=1, description="CPU threads per worker.")
+    model_parallel: int = Field(
+        default=1,
+        ge=1,
+        description=(
+            "Workers that hold each layer together, a part of every matrix each (tensor parallel); "
+            "see [large encoders](large-encoders.md)."
+        ),
+    )
+    pipeline_parallel: int = Field(
+        default=1,
+        ge=1,
+        description=(
+            "Stages, one behind the other, that the layers are divided into (pipeline parallel); "
+            "see [large encoders](large-encoders.md)."
+        ),
+    )
     granules_per_step: int = Field(
-        default=2, ge=1, description="Granules per update; with `sync` a multiple of `workers`."
+        default=2,
+        ge=1,
+        description=(
+            "Granules per update; with `sync` a multiple of `workers`, or of `workers` / "
+            "(`model_parallel` x `pipeline_parallel`) where several hold the encoder together."
+        ),
     )
     max_staleness: int | None = Field(
         default=None,
@@ -225,6 +247,13 @@ class TrainingSettings(Settings):
         return 1 if self.engine == "local" else self.workers
 
     @property
+    def placement(self) -> Placement:
+        """How the workers are laid out."""
+        members, stages = self.model_parallel, self.pipeline_parallel
+        replicas = max(self.processes // (members * stages), 1)
+        return Placement(replicas=replicas, stages=stages, members=members)
+
+    @property
     def kept_checkpoints(self) -> int:
         """Checkpoints that are kept while a run goes on.
 
@@ -278,12 +307,7 @@ class TrainingSettings(Settings):
                 "leave it out, or training.framework: torch",
             )
         self._check_choice(config)
-        if self.mode == "sync" and self.granules_per_step % self.processes:
-            raise InputError(
-                "training.granules_per_step",
-                f"{self.granules_per_step} granules cannot be shared by {self.workers} workers",
-                f"a multiple of {self.workers}",
-            )
+        check_placement(self)
 
     def _check_choice(self, config: Config) -> None:
         """Refuses choices of the model that contradict one another, or that nobody can follow."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pipelines.models.architecture import Architecture
 from pipelines.models.bert import spec, weights
+from pipelines.models.bert.division import DIVISION
 from pipelines.models.bert.folder import folder_format
 from pipelines.models.bert.layout import Layout
 from pipelines.models.weights import normal_weights
@@ -16,6 +17,7 @@ FORMS = {
     "torch": "pipelines.models.bert.torch:BertEncoder",
     "torch_tokens": "pipelines.models.bert.torch:BertEncoder",
     "torch_decoder": "pipelines.models.bert.torch_decoder:BertDecoder",
+    "torch_division": "pipelines.models.bert.torch_division:DividedBert",
     "torch_module": "pipelines.models.bert.torch_sharding:BertModule",
     "bigdl": "pipelines.models.bert.dllib:encode",
     "bigdl_memory": "pipelines.models.bert.dllib_memory:token_floats",
@@ -56,6 +58,7 @@ def family_member(
         described=spec.described,
         described_settings=spec.described_settings,
         forms={name: form for name, form in FORMS.items() if name not in without},
+        division=DIVISION,
     )
 
 

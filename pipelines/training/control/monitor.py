@@ -18,6 +18,7 @@ from typing import Any
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome
 from pipelines.runs.step_metrics import StepMetrics
+from pipelines.settings.placement import Placement
 from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
 from pipelines.training.control.blame import find_verdict
 from pipelines.training.control.encryption import Identity
@@ -69,6 +70,7 @@ class Monitor:
             needs them until its end, but does not wait for them to be done.
         saves_when_asked: Whether the workers write a checkpoint when they are asked to.
         identity: With which the connections are encrypted, if they are.
+        placement: Of the workers, if several hold the encoder together; for errors.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class Monitor:
         servers: int = 0,
         saves_when_asked: bool = False,
         identity: Identity | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.token = secrets.token_hex(TOKEN_BYTES // 2)
         self.fingerprint = None if identity is None else identity.fingerprint
         self._engine = engine
         self._workers = workers
+        self._placement = placement
         self._expected = workers + servers
         self._step_metrics = step_metrics
         self._adding = threading.Lock()
@@ -219,6 +223,7 @@ class Monitor:
                 f" ({self._start_seconds:.0f} s)",
                 began=False,
                 rank=late[0],
+                place=self._standing(late[0]),
             )
         if not missing and self._all_ready is None:
             self._all_ready = now
@@ -261,7 +266,14 @@ class Monitor:
 
     def _place(self, worker: MonitoredWorker) -> dict[str, Any]:
         lane = worker.lane if worker.rank < self._workers else None
-        return {"rank": worker.rank, "host": worker.host, "lane": lane}
+        place = self._standing(worker.rank)
+        return {"rank": worker.rank, "place": place, "host": worker.host, "lane": lane}
+
+    def _standing(self, rank: int) -> str | None:
+        """Where a worker stands among those that hold the encoder together, if they do."""
+        if self._placement is None or not self._placement.is_divided or rank >= self._workers:
+            return None
+        return str(self._placement.place(rank))
 
     def _serve_worker(self, connection: socket.socket) -> None:
         """Reads one worker's lines until the connection ends."""

@@ -1,0 +1,137 @@
+"""How an encoder is divided between the workers that hold it together.
+
+An architecture that can be divided declares a :class:`Division`, in terms of its weights' names
+alone: which of them the members of a stage have parts of, and which belongs to which layer. From it
+follows what each worker holds, whatever library computes.
+
+Query, key, value and the wide layer of a transformer are divided by their rows, what follows each
+by its columns, the words by rows; source: Shoeybi et al., "Megatron-LM: Training Multi-Billion
+Parameter Language Models Using Model Parallelism", 2019, arXiv:1909.08053.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import InputError
+from pipelines.losses import LOSSES
+from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import dense_shapes
+from pipelines.settings import Config
+from pipelines.settings.placement import Place, Placement, layers_of_stage
+from pipelines.settings.sources import by_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """Which weights of an architecture can be divided, and how.
+
+    Attributes:
+        axes: The axis along which the members of a stage divide a weight, by name; the others are
+            held by each of them.
+        evenly: What the number of members must divide, by what it is called.
+        layers: How many layers there are, to be divided into stages.
+        layer_of: The layer that a weight belongs to; None for those before the first.
+        check_stages: Why the layers cannot be divided into stages, if they cannot.
+    """
+
+    axes: Callable[[Any], Mapping[str, int]]
+    evenly: Callable[[Any], Mapping[str, int]]
+    layers: Callable[[Any], int]
+    layer_of: Callable[[str], int | None]
+    check_stages: Callable[[Any], str | None] = lambda spec: None
+
+
+def part_bounds(size: int, members: int, member: int) -> tuple[int, int]:
+    """First and last of a member's part of an axis; the parts differ by one at most."""
+    return size * member // members, size * (member + 1) // members
+
+
+def part_of(array: np.ndarray, axis: int, placement: Placement, place: Place) -> np.ndarray:
+    """A member's part of a weight; a view."""
+    first, last = part_bounds(array.shape[axis], placement.members, place.member)
+    return array[(slice(None),) * axis + (slice(first, last),)]
+
+
+def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placement) -> int:
+    """The stage that holds a weight: the last one holds what comes behind the layers."""
+    if name in dense_shapes(spec):
+        return placement.stages - 1
+    layer = division.layer_of(name)
+    if layer is None:
+        return 0
+    stages = range(placement.stages)
+    held = (layer in layers_of_stage(division.layers(spec), len(stages), one) for one in stages)
+    return next(stage for stage, holds in zip(stages, held, strict=True) if holds)
+
+
+def check_division(division: Division | None, spec: EncoderSpec, config: Config) -> None:
+    """Refuses to divide what cannot be divided; does nothing where nothing is.
+
+    Args:
+        division: Of the spec's architecture, if it has one.
+
+    Raises:
+        InputError: Naming the key, and what would do.
+    """
+    placement = config.training.placement
+    if not placement.is_divided:
+        return
+    keys = {
+        "training.model_parallel": placement.members,
+        "training.pipeline_parallel": placement.stages,
+    }
+    key = next(key for key, parts in keys.items() if parts > 1)
+    if division is None:
+        raise InputError(
+            key,
+            f"an encoder of the architecture {spec.kind} cannot be divided",
+            "leave it 1; training.sharding: parameters shares out the weights of any encoder",
+        )
+    if config.encoder.lora.rank:
+        raise InputError(
+            key, "LoRA's small matrices are not divided", "leave it 1, or encoder.lora.rank: 0"
+        )
+    if placement.stages > 1 and config.encoder.freeze.is_on:
+        raise InputError(
+            "training.pipeline_parallel",
+            "a stage of frozen layers has no gradient to pass on",
+            "leave it 1, or leave encoder.freeze out",
+        )
+    for objective in {one.objective.name for one in by_source(config)}:
+        _check_objective(key, objective)
+    for what, number in division.evenly(spec).items():
+        if number % placement.members:
+            fitting = [n for n in range(2, number + 1) if number % n == 0]
+            raise InputError(
+                "training.model_parallel",
+                f"{placement.members} does not divide the {number} {what} of the encoder",
+                f"one of {', '.join(map(str, fitting))}",
+            )
+    if placement.stages > 1:
+        _check_stages(division, spec, placement)
+
+
+def _check_objective(key: str, name: str) -> None:
+    if LOSSES.load(name).reconstruction is not None:
+        raise InputError(
+            key,
+            f"`{name}` has texts written out again by weights that are not divided",
+            "leave it 1, or take another objective.name",
+        )
+
+
+def _check_stages(division: Division, spec: EncoderSpec, placement: Placement) -> None:
+    layers, why = division.layers(spec), division.check_stages(spec)
+    if why is not None:
+        raise InputError("training.pipeline_parallel", why, "leave it 1")
+    if placement.stages > layers:
+        raise InputError(
+            "training.pipeline_parallel",
+            f"the encoder has {layers} layers for {placement.stages} stages",
+            f"at most {layers}",
+        )
