@@ -30,12 +30,8 @@ from pipelines.training.steppers.micro_batches import (
 )
 from pipelines.training.steppers.objectives import Objective
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.torch import (
-    TorchRun,
-    gradients_of_loss,
-    on_device,
-    to_numpy,
-)
+from pipelines.training.steppers.torch import TorchRun, to_numpy
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
 from pipelines.training.steppers.torch_reconstruction import Part, Rewriting, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
