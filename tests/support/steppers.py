@@ -121,14 +121,21 @@ def stepper(
     config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
     own = LOSSES.load(config.objective.name).reconstruction
     sides = sides if own is None else sides[:1]
-    task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides, special_ids=IDS))
+    collectives = collectives or SingleProcess()
+    placement = config.training.placement
+    task = SimpleNamespace(
+        run=SimpleNamespace(config=config, sides=sides, special_ids=IDS),
+        workers=collectives.workers,
+        placement=placement,
+        place=placement.place(collectives.rank),
+    )
     if checkpoint is None:
         trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)
         trained |= {} if own is None else fresh_weights(own, spec, config.training.seed)
         checkpoint = Checkpoint(0, spec, trained, {}, frozen)
     factory = STEPPERS.load(key or framework)
     prepare_here(factory, config.training)
-    return factory(task, checkpoint, collectives or SingleProcess())
+    return factory(task, checkpoint, collectives)
 
 
 def assert_close(gradients, expected, rtol=1e-4, atol=1e-5):
