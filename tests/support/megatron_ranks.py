@@ -109,7 +109,7 @@ def train(collectives, folder, layout, objective, training, kind) -> dict:
     each = GRANULES // placement.replicas
     part = (each * replica, each * replica + each)
     make = {"objective": objective, "training": training, "collectives": collectives}
-    make |= {"key": "megatron", "spec": spec_of(kind)}
+    make |= {"key": "megatron", "spec": spec_of(kind), "rank": collectives.rank}
     whole = stepper("torch", **make)
     losses = curve(whole, range(MIDDLE), *part)
     middle = whole.checkpoint(MIDDLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,8 @@ from pipelines.training.feed import StepWork
 from pipelines.training.steppers import STEPPERS
 
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
+DEEP = replace(SPEC, layers=5, heads=4)
+"""Layers that no number of stages divides evenly."""
 STATIC = StaticSpec(vocabulary=50, hidden=16)
 
 VOCABULARY = 50
@@ -111,6 +114,7 @@ def stepper(
     spec=SPEC,
     key=None,
     encoder=None,
+    rank=0,
 ):
     objective = objective or {}
     training = {"framework": framework, "precision": "fp32"} | (training or {})
@@ -121,21 +125,17 @@ def stepper(
     config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
     own = LOSSES.load(config.objective.name).reconstruction
     sides = sides if own is None else sides[:1]
-    collectives = collectives or SingleProcess()
+    run = SimpleNamespace(config=config, sides=sides, special_ids=IDS)
     placement = config.training.placement
-    task = SimpleNamespace(
-        run=SimpleNamespace(config=config, sides=sides, special_ids=IDS),
-        workers=collectives.workers,
-        placement=placement,
-        place=placement.place(collectives.rank),
-    )
+    place, workers = placement.place(rank), placement.workers
+    task = SimpleNamespace(run=run, rank=rank, workers=workers, placement=placement, place=place)
     if checkpoint is None:
         trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)
         trained |= {} if own is None else fresh_weights(own, spec, config.training.seed)
         checkpoint = Checkpoint(0, spec, trained, {}, frozen)
     factory = STEPPERS.load(key or framework)
     prepare_here(factory, config.training)
-    return factory(task, checkpoint, collectives)
+    return factory(task, checkpoint, collectives or SingleProcess())
 
 
 def assert_close(gradients, expected, rtol=1e-4, atol=1e-5):

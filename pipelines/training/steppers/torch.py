@@ -54,16 +54,23 @@ class TorchRun:
     Args:
         checkpoint: The state to begin with.
         collectives: Between the workers.
+        everyone: Between all workers, where the others are between some.
     """
 
-    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
         config = task.run.config
         self._spec = checkpoint.spec
         self._collectives = collectives
         self._objectives = objectives(task.run, "torch")
         self._device = worker_device()
         bf16 = has_bf16(self._device)
-        self._training = with_precision(config.training, collectives, has_bf16=bf16)
+        self._training = with_precision(config.training, everyone or collectives, has_bf16=bf16)
         self._rewriting = rewriting(task.run, self._spec, self._training)
         self.precision = self._training.precision
         self.gradient_norm: float | None = None
@@ -84,12 +91,19 @@ class TorchStepper(TorchRun):
     Args:
         checkpoint: The state to begin with.
         collectives: How gradients are averaged between workers.
+        everyone: See :class:`TorchRun`.
     """
 
     sharded = False
 
-    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
-        super().__init__(task, checkpoint, collectives)
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
+        super().__init__(task, checkpoint, collectives, everyone)
         self._timed = TimedCollectives(collectives)
         self._weights = {
             name: torch.tensor(value, device=self._device, requires_grad=True)
@@ -130,7 +144,7 @@ class TorchStepper(TorchRun):
         """Makes one update from this worker's granules; returns the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
         means, mean_loss = self._means(gradients, loss)
-        norm = total_norm(means.values())
+        norm = self._norm(means)
         self._update(means, self._excess(norm), learning_rate, work.index + 1)
         self.gradient_norm = float(norm)
         return float(mean_loss)
@@ -297,6 +311,10 @@ class TorchStepper(TorchRun):
     def _encoder(self) -> Encoder:
         weights = effective(self._weights, self._frozen, self._scale)
         return prepare(self._spec, weights, self._training.precision)
+
+    def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The norm of the whole encoder's gradient."""
+        return total_norm(gradients.values())
 
     def _excess(self, norm: torch.Tensor) -> torch.Tensor | None:
         """What gradients of a norm are divided by to be clipped; None if they never are."""
