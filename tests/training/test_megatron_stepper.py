@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from megatron_ranks import GRANULES, MIDDLE, STEPS, TRAINING, curve, spec_of, train_ranks
-from steppers import stepper
+from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_ranks
+from steppers import KINDS, stepper
 
 pytestmark = [
     pytest.mark.slow,
@@ -14,65 +14,81 @@ pytestmark = [
     ),
 ]
 
-LAYOUTS = {
-    "tensor": {"workers": 2, "model_parallel": 2},
-    "pipeline": {"workers": 2, "pipeline_parallel": 2},
-    "replicas": {"workers": 4, "model_parallel": 2},
-    "both": {"workers": 4, "model_parallel": 2, "pipeline_parallel": 2},
+TENSOR = {"model_parallel": 2}
+PIPELINE = {"pipeline_parallel": 2}
+NOISY = {"dropout": 0.1, "activation_checkpointing": True}
+STEP = {"negatives": "step"}
+
+WAYS = {
+    2: [
+        (TENSOR, {}, {}, "deep"),
+        (TENSOR, STEP, NOISY | {"precision": "bf16"}, "deep"),
+        (TENSOR, {}, {"dropout": 0.1, "clip_norm": 0.0}, "mpnet"),
+        (PIPELINE, {}, {}, "deep"),
+        (PIPELINE, STEP, NOISY | {"precision": "bf16"}, "deep"),
+        (PIPELINE, STEP, {"dropout": 0.1}, "projected"),
+    ],
+    4: [
+        (TENSOR, STEP, NOISY, "projected"),
+        # A vocabulary that four do not divide.
+        ({"model_parallel": 4}, {}, NOISY, "deep"),
+        (PIPELINE, STEP, NOISY, "deep"),
+        ({"pipeline_parallel": 4}, {}, NOISY, "deep"),
+        (TENSOR | PIPELINE, STEP, NOISY, "deep"),
+    ],
 }
-HARD = {"precision": "bf16", "dropout": 0.1, "activation_checkpointing": True}
-WAYS = [
-    ({}, {}, "bert"),
-    ({"negatives": "step"}, {"dropout": 0.1, "clip_norm": 0.0}, "projected"),
-    ({"negatives": "step"}, HARD, "bert"),
-    ({}, {"dropout": 0.1}, "mpnet"),
-]
+CASES = [(workers, number) for workers, ways in WAYS.items() for number in range(len(ways))]
 
 
-def ways_of(layout: str) -> list:
-    """All layers of an MPNet share a table, so it has no stages."""
-    return [way for way in WAYS if way[2] != "mpnet" or "pipeline_parallel" not in LAYOUTS[layout]]
-
-
-@pytest.fixture(scope="module", params=LAYOUTS)
-def found(request, tmp_path_factory):
-    """A layout, and what its workers make in each way: they are started once."""
-    folder = tmp_path_factory.mktemp("ranks")
-    return request.param, train_ranks(folder, LAYOUTS[request.param], ways_of(request.param))
-
-
-def test_parts_make_the_updates_of_the_whole(found):
-    layout, results = found
-    for (objective, training, kind), result in zip(ways_of(layout), results, strict=True):
-        spec = spec_of(kind)
-        alone = stepper("torch", objective, TRAINING | training, spec=spec)
-        expected = curve(alone, range(STEPS), 0, GRANULES)
-        exact = "precision" not in training
-        np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
-        norm = alone.gradient_norm
-        assert result["norm"] == pytest.approx(norm, rel=1e-4 if exact else 2e-2)
-        np.testing.assert_allclose(
-            result["again"], result["losses"][MIDDLE:], rtol=1e-6 if exact else 1e-3
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What the workers make, in each way: those of a number are started once."""
+    return {
+        workers: train_ranks(
+            tmp_path_factory.mktemp("ranks"),
+            [("megatron", loss, layout | more, kind) for layout, loss, more, kind in ways],
+            workers,
         )
-        if exact:
-            last = alone.checkpoint(STEPS)
-            assert_like(result["last"].weights, last.weights)
-            assert_like(result["last"].moments, last.moments)
+        for workers, ways in WAYS.items()
+    }
 
 
-def assert_like(arrays, expected):
-    assert arrays.keys() == expected.keys()
+def one_process(way, checkpoint=None):
+    _, objective, training, kind = way
+    settings = TRAINING | {"workers": 1} | training
+    return stepper("torch", objective, settings, checkpoint=checkpoint, spec=KINDS[kind])
+
+
+@pytest.mark.parametrize(("workers", "number"), CASES, ids=str)
+def test_parts_make_the_updates_of_the_whole(found, workers, number):
+    way, result = WAYS[workers][number], found[workers][number]
+    alone = one_process(way)
+    expected = curve(alone, range(STEPS), 0, GRANULES)
+    exact = "precision" not in way[2]
+    np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
+    assert result["norm"] == pytest.approx(alone.gradient_norm, rel=1e-4 if exact else 2e-2)
+    again = result["losses"][MIDDLE:]
+    np.testing.assert_allclose(result["again"], again, rtol=1e-6 if exact else 1e-3)
+    last = alone.checkpoint(STEPS)
+    assert_like(result["last"].weights, last.weights, 2e-5 if exact else 1e-2)
+    assert_like(result["last"].moments, last.moments, 2e-5 if exact else 1e-2)
+
+
+def assert_like(arrays, expected, atol):
+    assert list(arrays) == list(expected)
     for name, array in expected.items():
         # Scores do not depend on it: its gradient is rounding alone, which AdamW takes for large.
         if not name.endswith("attention.self.key.bias"):
-            np.testing.assert_allclose(arrays[name], array, rtol=1e-3, atol=2e-5, err_msg=name)
+            np.testing.assert_allclose(arrays[name], array, rtol=1e-3, atol=atol, err_msg=name)
 
 
-def test_one_process_goes_on_from_the_checkpoint_of_several(found):
-    layout, (result, *_) = found
-    objective, training, kind = ways_of(layout)[0]
-    alone = stepper(
-        "torch", objective, TRAINING | training, checkpoint=result["middle"], spec=spec_of(kind)
+def test_one_process_goes_on_from_their_checkpoint(found):
+    way, last = WAYS[4][4], found[4][4]["last"]
+    whole = one_process(way)
+    curve(whole, range(STEPS), 0, GRANULES)
+    steps = range(STEPS, STEPS + 2)
+    np.testing.assert_allclose(
+        curve(one_process(way, last), steps, 0, GRANULES),
+        curve(whole, steps, 0, GRANULES),
+        rtol=1e-5,
     )
-    again = curve(alone, range(MIDDLE, STEPS), 0, GRANULES)
-    np.testing.assert_allclose(again, result["losses"][MIDDLE:], rtol=1e-5)

@@ -38,11 +38,12 @@ from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.megatron_on_cpu import pass_for_gpu, run_on_cpu
-from pipelines.training.steppers.megatron_state import Holder, OptimiserState
+from pipelines.training.steppers.megatron_state import Moments
 from pipelines.training.steppers.micro_batches import Batch as Micro
 from pipelines.training.steppers.micro_batches import by_side, granule_texts, per_batch
-from pipelines.training.steppers.model_parallel import OwnPart
 from pipelines.training.steppers.objectives import Objective
+from pipelines.training.steppers.own_part import OwnPart
+from pipelines.training.steppers.sharded import KINDS
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
 from pipelines.training.steppers.torch import TorchRun, gradients_of_loss, on_device
 
@@ -66,12 +67,13 @@ class MegatronStepper(TorchRun):
         self._placement, self._place = task.placement, task.place
         _lay_out(self._placement, self._training.stall_seconds, self._device)
         # The workers that hold the same part, in the last stage also the same embeddings.
-        self._copies = GroupCollectives(self._device, parallel_state.get_data_parallel_group())
-        self._own = OwnPart(checkpoint.spec, self._placement, self._place)
+        copies = parallel_state.get_data_parallel_group()
+        self._copies = GroupCollectives(self._device, copies)
+        self._own = OwnPart(task, checkpoint)
         part = self._own.of(checkpoint)
-        self._shapes = {name: array.shape for name, array in checkpoint.weights.items()}
-        stage = self._stage({name: self._shapes[name] for name in part.weights})
-        for name, parameter in stage.weights.items():
+        stage = self._stage({name: self._own.trained[name] for name in part.weights})
+        self._weights = stage.weights
+        for name, parameter in self._weights.items():
             parameter.data = torch.tensor(part.weights[name], device=self._device)
             # By this mark its gradient counts in the norm on each member; else on the first alone.
             parameter.tensor_model_parallel = name in self._own.axes
@@ -81,8 +83,8 @@ class MegatronStepper(TorchRun):
             stage.config, DistributedDataParallelConfig(use_distributed_optimizer=True), stage
         )
         self._optimiser = self._new_optimiser()
-        self._state = OptimiserState(self._optimiser, stage.weights)
-        self._state.take(part)
+        self._moments = Moments(self._optimiser, self._weights, copies)
+        self._moments.take(part)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from the granules of this worker's replica."""
@@ -100,8 +102,9 @@ class MegatronStepper(TorchRun):
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The state before a step; its arrays are with rank 0. All workers call it at once."""
-        holder = Holder(self._own.axes, self._placement, self._place)
-        return Checkpoint(step, self._spec, *self._state.whole(self._shapes, holder))
+        weights = self._own.gathered(self._weights)
+        moments = self._own.gathered(self._moments.whole(), tuple(KINDS))
+        return Checkpoint(step, self._spec, weights, moments)
 
     @staticmethod
     def prepare_process(settings: TrainingSettings) -> None:
@@ -244,13 +247,13 @@ class MegatronStepper(TorchRun):
 
 
 def _lay_out(placement: Placement, seconds: float, device: torch.device) -> None:
-    """Makes the groups of workers, once in a process.
+    """Makes the library's groups of workers.
 
     Args:
         seconds: The deadline of an exchange.
     """
-    if parallel_state.model_parallel_is_initialized():
-        return
+    # Of a stepper that this process had before.
+    parallel_state.destroy_model_parallel()
     if device.type == "cpu":
         run_on_cpu()
     parallel_state.initialize_model_parallel(
