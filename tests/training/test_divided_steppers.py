@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 TENSOR = ("torch-tensor", {"model_parallel": 2})
 PIPELINE = ("torch-pipeline", {"pipeline_parallel": 2})
 BOTH = ("torch-pipeline", {"model_parallel": 2, "pipeline_parallel": 2})
+DEEPSPEED = ("deepspeed-pipeline", {"pipeline_parallel": 2, "sharding": "optimizer"})
 NOISY = {"dropout": 0.1, "activation_checkpointing": True}
 STEP = {"negatives": "step"}
 
@@ -21,6 +22,7 @@ WAYS = {
         (PIPELINE, {}, {}),
         (PIPELINE, STEP, NOISY | {"precision": "bf16"}),
         (PIPELINE, STEP, {"ema": 0.9, "dropout": 0.1}),
+        (DEEPSPEED, {}, NOISY),
     ],
     4: [
         (TENSOR, STEP, NOISY),
@@ -28,6 +30,7 @@ WAYS = {
         (PIPELINE, STEP, NOISY),
         (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),
         (BOTH, STEP, NOISY),
+        (DEEPSPEED, {}, {}),
     ],
 }
 CASES = [(workers, number) for workers, ways in WAYS.items() for number in range(len(ways))]

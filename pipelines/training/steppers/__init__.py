@@ -19,6 +19,9 @@ STEPPERS: Registry[Any] = Registry(
         "torch-fsdp": "pipelines.training.steppers.fsdp:FsdpStepper",
         "torch-tensor": "pipelines.training.steppers.model_parallel:ModelParallelStepper",
         "torch-pipeline": "pipelines.training.steppers.pipeline:PipelineStepper",
+        "deepspeed-pipeline": (
+            "pipelines.training.steppers.deepspeed_pipeline:DeepSpeedPipelineStepper"
+        ),
         "deepspeed": "pipelines.training.steppers.deepspeed:DeepSpeedStepper",
         "megatron": "pipelines.training.steppers.megatron:MegatronStepper",
     },

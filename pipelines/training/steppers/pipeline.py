@@ -26,6 +26,8 @@ from pipelines.models.frameworks.torch_batch import Batch as DeviceBatch
 from pipelines.models.frameworks.torch_division import DividedEncode
 from pipelines.models.frameworks.torch_dropout import dropout_masks
 from pipelines.models.frameworks.torch_sharding import Inputs
+from pipelines.models.spec import EncoderSpec
+from pipelines.settings import TrainingSettings
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.micro_batches import Batch, by_side, per_batch
@@ -101,12 +103,12 @@ class PipelineStepper(ModelParallelStepper):
         """
         weights = effective(self._weights, self._frozen, self._scale)
         finish = partial(finished, self._spec, weights) if self._is_last else None
-        checkpointed = self._training.activation_checkpointing
-        module = _Stage(
+        module = StageModule(
             partial(self._divided, weights),
-            [self._inputs(one) for one in some],
+            [device_inputs(one, self._spec, self._training, self._device) for one in some],
             finish,
-            checkpointed,
+            self._training.activation_checkpointing,
+            sparse_words=True,
         )
         tokens = torch.empty(
             module.tokens, self._spec.hidden, device="meta", requires_grad=loss_of is not None
@@ -123,27 +125,19 @@ class PipelineStepper(ModelParallelStepper):
             group=self._stages.group,
         )
         schedule = Schedule1F1B if len(some) >= self._placement.stages else ScheduleGPipe
+        loss = None if loss_of is None else module.loss_by(loss_of)
         losses: list[torch.Tensor] | None = None if loss_of is None else []
-        schedule(stage, len(some), module.loss_by(loss_of), scale_grads=False).step(
+        schedule(stage, len(some), loss, scale_grads=False).step(
             *([numbers] if first else []),
             number=numbers,
             target=numbers,
             losses=losses,
             return_outputs=False,
         )
-        return module.embeddings if losses is None else [loss.detach() for loss in losses]
-
-    def _inputs(self, batch: Batch) -> list[Inputs]:
-        return [
-            Inputs(
-                DeviceBatch.of(side.token_ids, side.lengths, self._device),
-                dropout_masks(self._spec, self._training.dropout, side.seed, self._device),
-            )
-            for side in batch
-        ]
+        return module.embeddings if losses is None else [one.detach() for one in losses]
 
 
-class _Stage(torch.nn.Module):  # type: ignore[misc] # torch is not followed
+class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     """A stage as PyTorch's pipelines take it, for the micro-batches of a step.
 
     Between stages states travel as a matrix [tokens, hidden] with the tokens of all sides, which
@@ -155,6 +149,7 @@ class _Stage(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         inputs: Of each micro-batch, its sides.
         finish: Gives the embeddings of pooled states; of the last stage alone.
         checkpointed: Whether activations are computed again for their gradients.
+        sparse_words: Makes the gradient of words a sparse tensor.
 
     Attributes:
         tokens: Rows of the matrix.
@@ -167,26 +162,27 @@ class _Stage(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         inputs: Sequence[Sequence[Inputs]],
         finish: Callable[[torch.Tensor], torch.Tensor] | None,
         checkpointed: bool,
+        *,
+        sparse_words: bool,
     ) -> None:
         super().__init__()
+        self._sparse_words = sparse_words
         self._prepare, self._inputs, self._finish = prepare, inputs, finish
         self._checkpointed = checkpointed
         self._counts = [[len(side.batch.token_ids) for side in sides] for sides in inputs]
         self.tokens = max(sum(counts) for counts in self._counts)
         self.embeddings: list[list[torch.Tensor]] = []
 
-    def loss_by(self, loss_of: LossOf | None) -> Callable[..., torch.Tensor] | None:
-        """The loss as a schedule takes it; forward passes alone have none."""
-        if loss_of is None:
-            return None
+    def loss_by(self, loss_of: LossOf) -> Callable[..., torch.Tensor]:
+        """The loss as a schedule takes it."""
         return lambda output, target: loss_of(self.embeddings[int(target)], int(target))
 
-    def forward(self, states: torch.Tensor, *, number: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, *, number: torch.Tensor | int) -> torch.Tensor:
         """States for the next stage, or all embeddings.
 
         Args:
             states: Of the stage before; anything for the first stage.
-            number: Of the micro-batch, a tensor of one element.
+            number: Of the micro-batch.
         """
         encode, sides = self._prepare(), self._inputs[int(number)]
         counts = self._counts[int(number)]
@@ -194,7 +190,8 @@ class _Stage(torch.nn.Module):  # type: ignore[misc] # torch is not followed
             parts = states[: sum(counts)].split(counts)
         else:
             parts = [
-                encode.first_states(side.batch, side.masks, sparse_words=True) for side in sides
+                encode.first_states(side.batch, side.masks, sparse_words=self._sparse_words)
+                for side in sides
             ]
         after = [
             encode.run_layers(
@@ -210,6 +207,19 @@ class _Stage(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         ]
         self.embeddings.append([functional.normalize(one, dim=-1) for one in pooled])
         return torch.cat(self.embeddings[-1])
+
+
+def device_inputs(
+    batch: Batch, spec: EncoderSpec, training: TrainingSettings, device: torch.device
+) -> list[Inputs]:
+    """The sides of a micro-batch, and their dropout, on the device."""
+    return [
+        Inputs(
+            DeviceBatch.of(side.token_ids, side.lengths, device),
+            dropout_masks(spec, training.dropout, side.seed, device),
+        )
+        for side in batch
+    ]
 
 
 def _no_loss(sides: list[torch.Tensor], number: int) -> torch.Tensor:

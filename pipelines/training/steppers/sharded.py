@@ -80,20 +80,6 @@ class ShardedStepper(TorchRun, ABC):
     def checkpoint(self, step: int) -> Checkpoint:
         """The state before a step; its arrays are with rank 0. All workers call it at once."""
 
-    def _optimiser_of(self, weights: Mapping[str, torch.Tensor]) -> torch.optim.AdamW:
-        """AdamW, that does not decay biases and layer norms."""
-        matrices = [value for value in weights.values() if value.ndim > 1]
-        vectors = [value for value in weights.values() if value.ndim == 1]
-        return torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": self._training.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            betas=(BETA_1, BETA_2),
-            eps=EPSILON,
-            fused=True,
-        )
-
     def _whole(
         self, parts: Mapping[str, Any], gather: Callable[[Any], torch.Tensor]
     ) -> dict[str, np.ndarray]:
@@ -224,3 +210,18 @@ class ShardedStepper(TorchRun, ABC):
             )
             for side in texts
         ]
+
+
+def optimiser_of(weights: Mapping[str, torch.Tensor], weight_decay: float) -> torch.optim.AdamW:
+    """AdamW, that does not decay biases and layer norms."""
+    matrices = [value for value in weights.values() if value.ndim > 1]
+    vectors = [value for value in weights.values() if value.ndim == 1]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        betas=(BETA_1, BETA_2),
+        eps=EPSILON,
+        fused=True,
+    )
