@@ -155,5 +155,10 @@ def check_framework(architecture: Architecture, config: Config) -> None:
     """
     framework, engine = config.training.framework, config.training.engine
     architecture.check_form(framework, "training.framework", TRAINING_FRAMEWORKS)
-    if engine in ENGINES_WITH_FORMS:
+    if not has_form_of_engine(architecture, engine):
         architecture.check_form(engine, "training.engine", (framework,))
+
+
+def has_form_of_engine(architecture: Architecture, engine: str) -> bool:
+    """Whether an architecture has what an engine needs beside the form of the framework."""
+    return engine not in ENGINES_WITH_FORMS or engine in architecture.forms

@@ -21,6 +21,9 @@ from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import lane_feed
 from pipelines.training.steppers import STEPPERS
 
+WITH_MEGATRON = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="Megatron-Core is not installed: make megatron"
+)
 WITH_HOROVOD = pytest.mark.skipif(
     find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
 )
@@ -159,6 +162,24 @@ VARIANTS = {
         engine_case("horovod-tensorflow", marks=(WITH_HOROVOD,)),
         engine_case(
             "horovod-torch", framework="torch", trains=False, faults=False, marks=(WITH_HOROVOD,)
+        ),
+    ],
+    "megatron": [
+        distributor_case("megatron-tensor", model_parallel=2, faults=False, marks=(WITH_MEGATRON,)),
+        distributor_case(
+            "megatron-pipeline",
+            pipeline_parallel=2,
+            trains=False,
+            faults=False,
+            marks=(WITH_MEGATRON,),
+        ),
+        distributor_case(
+            "megatron-replicas",
+            model_parallel=2,
+            workers=4,
+            trains=False,
+            faults=False,
+            marks=(WITH_MEGATRON,),
         ),
     ],
 }

@@ -40,7 +40,7 @@ def train_ranks(folder: Path, ways: list, count: int = 2) -> list[dict]:
         subprocess.Popen([*command, str(rank), str(count), port, settings]) for rank in range(count)
     ]
     try:
-        assert [worker.wait(240) for worker in workers] == [0] * count
+        assert [worker.wait(600) for worker in workers] == [0] * count
     finally:
         for worker in workers:
             worker.kill()

@@ -1,5 +1,6 @@
 """Workers that hold parts of an encoder by Megatron, against one process that holds all of it."""
 
+from functools import cache
 from importlib.util import find_spec
 
 import numpy as np
@@ -41,16 +42,17 @@ CASES = [(workers, number) for workers, ways in WAYS.items() for number in range
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What the workers make, in each way: those of a number are started once."""
-    return {
-        workers: train_ranks(
-            tmp_path_factory.mktemp("ranks"),
-            [("megatron", loss, layout | more, kind) for layout, loss, more, kind in ways],
-            workers,
-        )
-        for workers, ways in WAYS.items()
-    }
+def made(tmp_path_factory):
+    """What so many workers make, in each way: they are started once."""
+
+    @cache
+    def by(workers):
+        ways = [
+            ("megatron", loss, layout | more, kind) for layout, loss, more, kind in WAYS[workers]
+        ]
+        return train_ranks(tmp_path_factory.mktemp("ranks"), ways, workers)
+
+    return by
 
 
 def one_process(way, checkpoint=None):
@@ -60,8 +62,8 @@ def one_process(way, checkpoint=None):
 
 
 @pytest.mark.parametrize(("workers", "number"), CASES, ids=str)
-def test_parts_make_the_updates_of_the_whole(found, workers, number):
-    way, result = WAYS[workers][number], found[workers][number]
+def test_parts_make_the_updates_of_the_whole(made, workers, number):
+    way, result = WAYS[workers][number], made(workers)[number]
     alone = one_process(way)
     expected = curve(alone, range(STEPS), 0, GRANULES)
     exact = "precision" not in way[2]
@@ -82,8 +84,8 @@ def assert_like(arrays, expected, atol):
             np.testing.assert_allclose(arrays[name], array, rtol=1e-3, atol=atol, err_msg=name)
 
 
-def test_one_process_goes_on_from_their_checkpoint(found):
-    way, last = WAYS[4][4], found[4][4]["last"]
+def test_one_process_goes_on_from_their_checkpoint(made):
+    way, last = WAYS[4][4], made(4)[4]["last"]
     whole = one_process(way)
     curve(whole, range(STEPS), 0, GRANULES)
     steps = range(STEPS, STEPS + 2)
