@@ -26,6 +26,7 @@ STEPS = 24
 ENDLESS = 100_000
 STALL_SECONDS = 1200
 PROMPT_SECONDS = 600
+PLACE = r"replica \d, stage \d, tensor rank \d"
 
 
 def started() -> set[int]:
@@ -165,6 +166,7 @@ def check_times(lines, engine_case):
         assert min(parts.values()) >= 0
         assert sum(parts.values()) == pytest.approx(worker["seconds"], abs=1e-3)
         is_whole = engine_case.training.get("sharding", "none") == "none"
+        is_whole &= engine_case.placement.stages == 1
         assert ("communication" in parts) == is_whole
 
 
@@ -198,7 +200,7 @@ def test_a_worker_that_fails_is_named(each_launch, make_run, spark, tmp_path):
         each_launch.make().train(spark, broken, lambda line: None)
     assert time.monotonic() - began < PROMPT_SECONDS
     rank, lane = place_of_the_last_lane(each_launch)
-    where = rf"rank {rank}, host {socket.gethostname()}, lane {lane}: "
+    where = rf"rank {rank}, ({PLACE}, )?host {socket.gethostname()}, lane {lane}: "
     assert re.search(where, str(caught.value))
     damaged = rf"lane-{run.manifest.lanes - 1:03d}/part-00000\.arrow: granule \d+ is damaged: "
     assert re.search(damaged, str(caught.value))
@@ -208,6 +210,8 @@ def test_a_worker_that_fails_is_named(each_launch, make_run, spark, tmp_path):
 
 def place_of_the_last_lane(engine_case):
     """Rank and first lane of the worker that reads the last lane, as patterns."""
+    if engine_case.placement.is_divided:
+        return r"\d", str(engine_case.placement.replicas - 1)
     if engine_case.name.partition("-")[0] in {"test", "local"}:
         return "0", "0"
     if engine_case.training.get("mode", "sync") != "sync":
@@ -269,7 +273,10 @@ def test_a_worker_that_is_killed_ends_the_run(killable, make_run, spark, monitor
     began = time.monotonic()
     with pytest.raises(EngineError) as caught:
         killable.make().train(spark, run, kill_once)
-    assert re.search(rf"rank {killed[0]}, host .*the worker's process died", str(caught.value))
+    placement = killable.placement
+    place = f"{placement.place(killed[0])}, " if placement.is_divided else ""
+    where = f"rank {killed[0]}, {place}host .*the worker's process died"
+    assert re.search(where, str(caught.value))
     wait_until_gone(before, ports)
     assert time.monotonic() - began < PROMPT_SECONDS
     assert spark.range(3).count() == 3, "the session lives on"
