@@ -72,6 +72,12 @@ class EngineCase:
             replicas=self.training["workers"] // (stages * members), stages=stages, members=members
         )
 
+    @property
+    def tells_exchange(self) -> bool:
+        """Whether it tells time in its exchange apart: not where a library mixes it with layers."""
+        is_whole = self.training.get("sharding", "none") == "none" and self.placement.stages == 1
+        return is_whole and not self.name.startswith("megatron")
+
     def __str__(self) -> str:
         return self.name
 
