@@ -53,6 +53,9 @@ class Moments:
         Args:
             part: This worker's part of a checkpoint; without moments it is a start.
         """
+        for group in self._optimiser.param_groups:
+            # Where Transformer Engine or Apex is installed, their AdamW counts updates here.
+            group["step"] = part.step
         for name, piece in self._pieces.items():
             state = {"step": torch.tensor(float(part.step), device=piece.values.device)}
             for kind, key in KINDS.items():
