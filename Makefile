@@ -28,6 +28,9 @@ AIRFLOW_KEY := $(shell { cat environment/airflow.lock; echo "$(CURDIR)"; } | cks
 AIRFLOW_STAMP := .venv-airflow/.installed-$(AIRFLOW_KEY)
 AIRFLOW_2_KEY := $(shell { cat environment/airflow-2.lock; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AIRFLOW_2_STAMP := .venv-airflow-2/.installed-$(AIRFLOW_2_KEY)
+# Megatron-Core is for few, and a large part of it for GPUs alone: an environment that sees .venv.
+MEGATRON_KEY := $(shell { cat environment/megatron.lock; echo "$(KEY)"; } | cksum | tr -d " ")
+MEGATRON_STAMP := .venv-megatron/.installed-$(MEGATRON_KEY)
 AZURITE_KEY := $(shell { cat environment/azurite/*.json; echo "$(CURDIR)"; } | cksum | tr -d " ")
 AZURITE_STAMP := .azurite/.installed-$(AZURITE_KEY)
 IN_VENV := $(VENV)/bin/python
@@ -50,7 +53,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 azurite package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
+.PHONY: run test lint environment horovod airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -71,6 +74,10 @@ airflow: $(AIRFLOW_STAMP)
 
 # The oldest release that the DAGs work in; their tests run in it too where it is installed.
 airflow-2: $(AIRFLOW_2_STAMP)
+
+# For the engine of that name, whose tests are skipped elsewhere:
+# .venv-megatron/bin/python -m pytest -k megatron
+megatron: $(MEGATRON_STAMP)
 
 # Without it, the tests of Azure's store are skipped; all others of object stores need nothing more.
 azurite: $(AZURITE_STAMP)
@@ -169,6 +176,16 @@ matrix-versions: environment
 # Installs or builds it again, though nothing has changed since.
 horovod: $(STAMP)
 	$(IN_VENV) environment/build_horovod.py --again && touch $(HOROVOD_STAMP)
+
+$(MEGATRON_STAMP): $(STAMP)
+	rm -rf $(@D)
+	"$(PYTHON)" -m venv $(@D)
+# Not by its name alone: what .venv's own files of paths name is to be seen as well.
+	$(IN_VENV) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
+	@$(INSTALL) $(@D) --no-deps --require-hashes -r environment/megatron.lock
+	$(@D)/bin/python -c 'import megatron.core, pipelines.engines.megatron'
+	touch $@
 
 # The lock of an environment has its name: .venv-airflow, environment/airflow.lock.
 $(AIRFLOW_STAMP) $(AIRFLOW_2_STAMP):

@@ -22,6 +22,7 @@ from pipelines.files import storage
 from pipelines.losses import LOSSES
 from pipelines.losses.loss import LABELS, NEEDS
 from pipelines.models import ARCHITECTURES
+from pipelines.models.architecture import has_form_of_engine
 from pipelines.models.spec import Pooling
 from pipelines.settings import ObjectiveSettings
 from pipelines.settings.fields import fields
@@ -182,7 +183,11 @@ def architectures_page() -> str:
                 (
                     f"`{one.spec.kind}`",
                     *(
-                        ", ".join(name for name in engine.frameworks if name in one.forms)
+                        ", ".join(
+                            name
+                            for name in engine.frameworks
+                            if name in one.forms and has_form_of_engine(one, engine.name)
+                        )
                         for engine in engines
                     ),
                 )

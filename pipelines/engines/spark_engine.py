@@ -79,13 +79,6 @@ class SparkEngine(Engine):
         check_resources("train", resources)
         check_conf(resources.conf, self.name, rules)
 
-    def check_settings(self, config: Config) -> None:
-        """Refuses settings that do not fit together on this engine.
-
-        Raises:
-            InputError: Naming the key, and what would fit.
-        """
-
     def check_cluster(self, session: SparkSession, config: Config) -> None:
         """Waits until the cluster has room for all workers; its conf follows the rules.
 

@@ -31,6 +31,8 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 TRAINING_FRAMEWORKS = ("tensorflow", "torch", "bigdl")
 """What ``training.framework`` can be."""
+ENGINES_WITH_FORMS = ("megatron",)
+"""Values of ``training.engine`` that are forms too."""
 
 
 class Lengths(NamedTuple):
@@ -86,8 +88,8 @@ class Architecture:
             in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
             sharded training, which else takes the encoder as one unit; `torch_tokens` and
             `torch_decoder` are for objectives that act on tokens, see
-            :mod:`pipelines.models.frameworks.torch`; `bigdl_memory`, which goes with `bigdl`, says
-            what heap a step needs.
+            :mod:`pipelines.models.frameworks.torch`; `megatron` is for the engine of that name;
+            `bigdl_memory`, which goes with `bigdl`, says what heap a step needs.
         division: How it is divided between the workers that hold it together, if it can be.
         leaves_ends_out: Whether it takes the first and the last token of every text for special
             ones, and leaves them out; else a tokenizer may add any number, or none.
@@ -148,7 +150,15 @@ def check_framework(architecture: Architecture, config: Config) -> None:
     """Makes sure that the framework that is to train an architecture has a form of it.
 
     Raises:
-        InputError: With the key ``training.framework``.
+        InputError: With the key ``training.framework``, or ``training.engine`` for one whose
+            library has layers of its own.
     """
-    framework = config.training.framework
+    framework, engine = config.training.framework, config.training.engine
     architecture.check_form(framework, "training.framework", TRAINING_FRAMEWORKS)
+    if not has_form_of_engine(architecture, engine):
+        architecture.check_form(engine, "training.engine", (framework,))
+
+
+def has_form_of_engine(architecture: Architecture, engine: str) -> bool:
+    """Whether an architecture has what an engine needs beside the form of the framework."""
+    return engine not in ENGINES_WITH_FORMS or engine in architecture.forms

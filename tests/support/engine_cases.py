@@ -22,6 +22,9 @@ from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import lane_feed
 from pipelines.training.steppers import STEPPERS
 
+WITH_MEGATRON = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="Megatron-Core is not installed: make megatron"
+)
 WITH_HOROVOD = pytest.mark.skipif(
     find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
 )
@@ -68,6 +71,12 @@ class EngineCase:
         return Placement(
             replicas=self.training["workers"] // (stages * members), stages=stages, members=members
         )
+
+    @property
+    def tells_exchange(self) -> bool:
+        """Whether it tells time in its exchange apart: not where a library mixes it with layers."""
+        is_whole = self.training.get("sharding", "none") == "none" and self.placement.stages == 1
+        return is_whole and not self.name.startswith("megatron")
 
     def __str__(self) -> str:
         return self.name
@@ -179,6 +188,24 @@ VARIANTS = {
         engine_case("horovod-tensorflow", marks=(WITH_HOROVOD,)),
         engine_case(
             "horovod-torch", framework="torch", trains=False, faults=False, marks=(WITH_HOROVOD,)
+        ),
+    ],
+    "megatron": [
+        distributor_case("megatron-tensor", model_parallel=2, faults=False, marks=(WITH_MEGATRON,)),
+        distributor_case(
+            "megatron-pipeline",
+            pipeline_parallel=2,
+            trains=False,
+            faults=False,
+            marks=(WITH_MEGATRON,),
+        ),
+        distributor_case(
+            "megatron-replicas",
+            model_parallel=2,
+            workers=4,
+            trains=False,
+            faults=False,
+            marks=(WITH_MEGATRON,),
         ),
     ],
 }

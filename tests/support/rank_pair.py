@@ -25,9 +25,8 @@ def train_ranks(folder: Path, ways: list, count: int = 2) -> list[dict]:
 
     Args:
         folder: Is filled.
-        ways: Key of the stepper, settings of the objective and of training, of each; and "static"
-            for another encoder than a transformer, "deep" for one of more layers, or "lora" for one
-            with LoRA.
+        ways: Key of the stepper, settings of the objective and of training, of each; and a name of
+            ``steppers.KINDS`` for another encoder, or "lora" for one with LoRA.
         count: How many workers there are.
 
     Returns:
@@ -41,7 +40,7 @@ def train_ranks(folder: Path, ways: list, count: int = 2) -> list[dict]:
         subprocess.Popen([*command, str(rank), str(count), port, settings]) for rank in range(count)
     ]
     try:
-        assert [worker.wait(240) for worker in workers] == [0] * count
+        assert [worker.wait(600) for worker in workers] == [0] * count
     finally:
         for worker in workers:
             worker.kill()
@@ -94,7 +93,7 @@ def main() -> None:
 
 def train(rank, collectives, folder, key, objective, training, encoder="bert") -> dict:
     """Trains, and goes on once more from a checkpoint in between."""
-    from steppers import DEEP, SPEC, STATIC, stepper
+    from steppers import KINDS, SPEC, stepper
 
     from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint, save_frozen
     from pipelines.settings.load import parse
@@ -105,7 +104,7 @@ def train(rank, collectives, folder, key, objective, training, encoder="bert") -
     part = (share * replica, share * replica + share)
     make = {"objective": objective, "training": training, "collectives": collectives, "key": key}
     make["rank"] = rank
-    make["spec"] = {"static": STATIC, "deep": DEEP}.get(encoder, SPEC)
+    make["spec"] = KINDS.get(encoder, SPEC)
     make["encoder"] = LORA if encoder == "lora" else {}
     whole = stepper("torch", **make)
     losses = curve(whole, range(MIDDLE), *part)

@@ -13,6 +13,8 @@ from pipelines.lanes.files import Granule, Side
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
+from pipelines.models.mpnet.architecture import MPNetSpec
+from pipelines.models.spec import Dense
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.pretraining.start import fresh_weights
@@ -27,6 +29,10 @@ SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, po
 DEEP = replace(SPEC, layers=5, heads=4)
 """Layers that no number of stages divides evenly."""
 STATIC = StaticSpec(vocabulary=50, hidden=16)
+PROJECTED = replace(DEEP, embedding_size=8, type_vocabulary=0, dense=(Dense(width=8),))
+MPNET = MPNetSpec(vocabulary=50, layers=2, hidden=16, heads=4, intermediate=32, positions=16)
+KINDS = {"static": STATIC, "deep": DEEP, "projected": PROJECTED, "mpnet": MPNET}
+"""Encoders beside that of :data:`SPEC`, by what tests call them."""
 
 VOCABULARY = 50
 """Ids of granules are below it."""

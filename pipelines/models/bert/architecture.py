@@ -19,6 +19,7 @@ FORMS = {
     "torch_decoder": "pipelines.models.bert.torch_decoder:BertDecoder",
     "torch_division": "pipelines.models.bert.torch_division:DividedBert",
     "torch_module": "pipelines.models.bert.torch_sharding:BertModule",
+    "megatron": "pipelines.models.bert.megatron:MegatronBert",
     "bigdl": "pipelines.models.bert.dllib:encode",
     "bigdl_memory": "pipelines.models.bert.dllib_memory:token_floats",
     "openvino": "pipelines.models.bert.openvino:encode",

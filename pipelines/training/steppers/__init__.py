@@ -23,5 +23,6 @@ STEPPERS: Registry[Any] = Registry(
             "pipelines.training.steppers.deepspeed_pipeline:DeepSpeedPipelineStepper"
         ),
         "deepspeed": "pipelines.training.steppers.deepspeed:DeepSpeedStepper",
+        "megatron": "pipelines.training.steppers.megatron:MegatronStepper",
     },
 )
