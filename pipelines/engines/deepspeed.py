@@ -30,6 +30,7 @@ class DeepSpeedEngine(DistributorEngine):
     # The stepper reads the stage from `training.sharding`.
     steppers: ClassVar = dict.fromkeys(("optimizer", "gradients", "parameters"), "deepspeed")
     shardings = tuple(steppers)
+    options = ("offload",)
     libraries = ("deepspeed", "torch")
     rules = distributor_rules("deepspeed.spark.distributor.ignoreSsl")
 

@@ -28,6 +28,7 @@ class TorchEngine(DistributorEngine):
     }
     steppers: ClassVar = {"none": "torch", "parameters": "torch-fsdp"}
     shardings = tuple(steppers)
+    options = ("offload",)
     libraries = ("torch",)
     rules = distributor_rules("pytorch.spark.distributor.ignoreSsl")
 

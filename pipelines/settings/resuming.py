@@ -76,6 +76,7 @@ RECORDED = (
     "training.parameter_servers",
     "training.transport",
     "training.sharding",
+    "training.offload",
     "training.compression",
     "training.round_steps",
     "training.epochs",

@@ -101,14 +101,16 @@ def train(rank, collectives, folder, key, objective, training, encoder="bert") -
     make["encoder"] = LORA if encoder == "lora" else {}
     whole = stepper("torch", **make)
     losses = curve(whole, range(MIDDLE), *part)
-    middle = whole.checkpoint(MIDDLE)
+    middle = whole.checkpoint(MIDDLE).gathered()
     if rank == 0:
         save_frozen(folder, frozen_of(make["encoder"], make["spec"]))
         save_checkpoint(folder, middle, keep=1)
     losses += curve(whole, range(MIDDLE, STEPS), *part)
-    last = whole.checkpoint(STEPS)
+    last = whole.checkpoint(STEPS).gathered()
     collectives.all_reduce_mean([torch.zeros(1)])
-    resumed = stepper("torch", checkpoint=load_checkpoint(folder, MIDDLE), **make)
+    resumed = stepper(
+        "torch", checkpoint=load_checkpoint(folder, MIDDLE, lazily=whole.sharded), **make
+    )
     again = curve(resumed, range(MIDDLE, STEPS), *part)
     return {"losses": losses, "last": last, "norm": whole.gradient_norm, "again": again}
 

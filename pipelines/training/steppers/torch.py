@@ -373,7 +373,7 @@ def gradients_of_loss(
     return loss.detach(), torch.autograd.grad(loss, leaves)
 
 
-def _assign(tensors: Mapping[str, torch.Tensor], values: Weights) -> None:
+def _assign(tensors: Mapping[str, torch.Tensor], values: Mapping[str, np.ndarray]) -> None:
     for name, value in values.items():
         tensors[name].detach().copy_(torch.from_numpy(value))
 
