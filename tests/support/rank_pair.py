@@ -26,7 +26,8 @@ def train_pair(folder: Path, ways: list) -> list[dict]:
     Args:
         folder: Is filled.
         ways: Key of the stepper, settings of the objective and of training, of each; and "static"
-            for another encoder than a transformer, or "lora" for one with LoRA.
+            for another encoder than a transformer, "hf" for one of the library `transformers`, or
+            "lora" for one with LoRA.
 
     Returns:
         Losses and the last checkpoint, and the losses after the middle, resumed.
@@ -57,11 +58,12 @@ def curve(each, steps, first, last, rate=3e-3):
 
 def frozen_of(encoder, spec):
     """What is not trained."""
+    from steppers import start_weights
+
     from pipelines.models.adaptation import split
-    from pipelines.models.weights import random_weights
     from pipelines.settings.load import parse
 
-    return split(parse({"encoder": encoder}).encoder, random_weights(spec, 3), 17)[1]
+    return split(parse({"encoder": encoder}).encoder, start_weights(spec), 17)[1]
 
 
 def main() -> None:
@@ -89,7 +91,7 @@ def main() -> None:
 
 def train(rank, collectives, folder, key, objective, training, encoder="bert") -> dict:
     """Trains, and goes on once more from a checkpoint in between."""
-    from steppers import SPEC, STATIC, stepper
+    from steppers import HF, SPEC, STATIC, stepper
 
     from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint, save_frozen
 
@@ -97,7 +99,7 @@ def train(rank, collectives, folder, key, objective, training, encoder="bert") -
     part = (half * rank, half * rank + half)
     training = TRAINING | training
     make = {"objective": objective, "training": training, "collectives": collectives, "key": key}
-    make["spec"] = STATIC if encoder == "static" else SPEC
+    make["spec"] = {"static": STATIC, "hf": HF}.get(encoder, SPEC)
     make["encoder"] = LORA if encoder == "lora" else {}
     whole = stepper("torch", **make)
     losses = curve(whole, range(MIDDLE), *part)

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.benchmarks.sharded.models import encoder_spec, random_arrays
 from pipelines.lanes.files import Granule, Side
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.static.spec import StaticSpec
-from pipelines.models.weights import random_weights
+from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
@@ -24,6 +25,7 @@ from pipelines.training.steppers import STEPPERS
 
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 STATIC = StaticSpec(vocabulary=50, hidden=16)
+HF = encoder_spec(hidden=16, layers=2, vocabulary=50)
 
 VOCABULARY = 50
 """Ids of granules are below it."""
@@ -85,6 +87,13 @@ def fields_of(sides: dict[str, Side]) -> dict[str, Any]:
     return named | {"negatives": tuple(side for name, side in sides.items() if name not in PAIR)}
 
 
+def start_weights(spec):
+    """The weights that training starts from, the same each time."""
+    if spec.kind == "hf":
+        return dict(random_arrays(weight_shapes(spec), 3))
+    return random_weights(spec, 3)
+
+
 def work(index: int, *granules: Granule) -> StepWork:
     return StepWork(index, 0, list(granules))
 
@@ -123,7 +132,7 @@ def stepper(
     sides = sides if own is None else sides[:1]
     task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides, special_ids=IDS))
     if checkpoint is None:
-        trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)
+        trained, frozen = split(config.encoder, start_weights(spec), config.training.seed)
         trained |= {} if own is None else fresh_weights(own, spec, config.training.seed)
         checkpoint = Checkpoint(0, spec, trained, {}, frozen)
     factory = STEPPERS.load(key or framework)
