@@ -367,7 +367,7 @@ def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     return norm
 
 
-def _assign(tensors: Mapping[str, torch.Tensor], values: Weights) -> None:
+def _assign(tensors: Mapping[str, torch.Tensor], values: Mapping[str, np.ndarray]) -> None:
     for name, value in values.items():
         tensors[name].detach().copy_(torch.from_numpy(value))
 
