@@ -76,6 +76,12 @@ class DistributorEngine(SparkJobEngine):
                 f"workers that hold the encoder together do not share it out by `{sharding}` too",
                 f"set it to {least}",
             )
+        if config.training.placement.is_divided and config.training.offload != "none":
+            raise InputError(
+                "training.offload",
+                "the moments of an encoder that workers hold together stay in memory",
+                "leave it none, or training.sharding: parameters with a whole encoder",
+            )
 
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
