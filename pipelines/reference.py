@@ -67,6 +67,7 @@ def engines_page() -> str:
                 "training.framework",
                 "training.feed",
                 "training.sharding",
+                "[layouts](large-encoders.md)",
                 "Spark",
             ),
             (
@@ -76,6 +77,7 @@ def engines_page() -> str:
                     ", ".join(found.frameworks),
                     ", ".join(found.feeds),
                     ", ".join(found.shardings),
+                    ", ".join(one for one in found.options if one.endswith("_parallel")),
                     _spark(found),
                 )
                 for found in engines

@@ -282,6 +282,11 @@ def test_bad_corpora_are_refused_in_one_line(
         (["training.mode=hogwild"], "training.mode: engine local has no `hogwild`"),
         (["training.feed=spark"], "training.feed: engine local has no `spark`"),
         (["training.compression=fp16"], "training.compression: engine local does not know it"),
+        (["training.offload=disk"], "training.offload: engine local does not know it"),
+        (
+            ["training.engine=torch", "training.offload=disk"],
+            "training.offload: with training.sharding `none` each worker holds",
+        ),
         (["prepared.folder=nowhere"], "prepared.folder: there are no lanes"),
         (["encoder.start=nowhere"], "encoder.start: there is no folder nowhere"),
         (

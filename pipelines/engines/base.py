@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Settings under `training` that few engines know; the others refuse them.
-OPTIONS = ("compression", "model_parallel", "pipeline_parallel")
+OPTIONS = ("compression", "model_parallel", "offload", "pipeline_parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +217,12 @@ def check_fit(engine: Engine, config: Config) -> None:
                 f"engine {engine.name} does not know it",
                 f"leave it {str(default).lower()}",
             )
+    if config.training.offload != "none" and config.training.sharding == "none":
+        raise InputError(
+            "training.offload",
+            "with training.sharding `none` each worker holds the whole state in its memory",
+            "leave it none, or training.sharding: parameters",
+        )
     engine.check_settings(config)
 
 

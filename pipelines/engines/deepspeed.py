@@ -35,7 +35,7 @@ class DeepSpeedEngine(DistributorEngine):
     steppers: ClassVar = dict.fromkeys(("optimizer", "gradients", "parameters"), "deepspeed")
     divided_steppers: ClassVar = {"stages": "deepspeed-pipeline"}
     shardings = tuple(steppers)
-    options = ("pipeline_parallel",)
+    options = ("offload", "pipeline_parallel")
     libraries = ("deepspeed", "torch")
     rules = distributor_rules("deepspeed.spark.distributor.ignoreSsl")
 

@@ -31,7 +31,7 @@ class TorchEngine(DistributorEngine):
     steppers: ClassVar = {"none": "torch", "parameters": "torch-fsdp"}
     divided_steppers: ClassVar = {"members": "torch-tensor", "stages": "torch-pipeline"}
     shardings = tuple(steppers)
-    options = ("model_parallel", "pipeline_parallel")
+    options = ("model_parallel", "offload", "pipeline_parallel")
     libraries = ("torch",)
     rules = distributor_rules("pytorch.spark.distributor.ignoreSsl")
 

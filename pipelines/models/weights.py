@@ -5,15 +5,15 @@ What weights an encoder has is up to its architecture; see `weights.py` in the f
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from safetensors.numpy import load_file, safe_open, save_file
+from safetensors.numpy import load_file, safe_open
 
 from pipelines.models.architecture import Shapes, architecture_of
+from pipelines.models.arrays import write_arrays
 from pipelines.models.spec import EncoderSpec
 
 Weights: TypeAlias = dict[str, np.ndarray]
@@ -112,15 +112,8 @@ def check_weights(spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def save_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
-    """Writes a safetensors file that torch and transformers read too, with the mode of any file."""
-    # The library writes a non-contiguous array's memory as it lies, in the wrong order.
-    arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
-    # It lets the owner alone read its files; a file of ours has the mode that the umask gives.
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
-    save_file(arrays, str(path), metadata={"format": "pt"})
-    if stat.S_IMODE(path.stat().st_mode) != mode:
-        path.chmod(mode)
+    """Writes a safetensors file that torch and transformers read too."""
+    write_arrays(path, weights)
 
 
 def stored_shapes(path: Path) -> Shapes:

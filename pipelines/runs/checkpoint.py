@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
 from pipelines.models.adaptation import NOTHING, Frozen, effective
 from pipelines.models.architecture import Shapes
+from pipelines.models.arrays import LazyArrays, shapes_of, stored_order
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Rows, Weights, save_weights, stored_shapes
 from pipelines.runs.attempts import FIRST, accepted_checkpoints, checkpoint_name
@@ -63,12 +64,15 @@ class Checkpoint:
             weights, ``ema/NAME``, if there are to be some; empty before step 1.
         frozen: What is not trained. It is not written with the checkpoint; see
             :func:`save_frozen`.
+
+    Arrays may be read from a file, or gathered from all workers, when they are asked for: see
+    :class:`pipelines.models.arrays.LazyArrays` and :meth:`gathered`.
     """
 
     step: int
     spec: EncoderSpec
-    weights: Weights
-    moments: dict[str, np.ndarray]
+    weights: Mapping[str, np.ndarray]
+    moments: Mapping[str, np.ndarray]
     frozen: Frozen = NOTHING
 
     @property
@@ -78,6 +82,25 @@ class Checkpoint:
             name: self.moments.get(f"{AVERAGE}/{name}", value)
             for name, value in self.weights.items()
         }
+
+    def gathered(self) -> Checkpoint:
+        """The same with all arrays in memory; all workers call it if they share the state."""
+        arrays = [{name: of[name] for name in stored_order(of)} for of in self._by_file]
+        return replace(self, weights=arrays[0], moments=arrays[1])
+
+    def pass_through(self) -> None:
+        """Makes one array after the other, and keeps none, as :func:`write_files` does.
+
+        By it a worker takes part in what rank 0 writes.
+        """
+        for arrays in self._by_file:
+            for name in stored_order(arrays):
+                arrays[name]
+
+    @property
+    def _by_file(self) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+        """The arrays in the order in which they are written."""
+        return self.weights, self.moments
 
     @property
     def encoder_weights(self) -> Weights:
@@ -109,7 +132,7 @@ def save_checkpoint(
         attempt: On the run, see :mod:`pipelines.runs.attempts`.
 
     Raises:
-        FloatingPointError: Weights or moments hold numbers that are none; nothing was written.
+        FloatingPointError: Weights or moments hold numbers that are none; there is no checkpoint.
         SupersededError: A later attempt has begun.
     """
     path = _place(run_folder, checkpoint.step, attempt)
@@ -122,13 +145,15 @@ def save_checkpoint(
 
 
 def write_files(folder: str | Path, checkpoint: Checkpoint) -> None:
-    """Writes the files of a checkpoint to a folder of this machine.
+    """Writes the files of a checkpoint to a folder of this machine, array by array.
 
     Raises:
-        FloatingPointError: Weights or moments hold numbers that are none; nothing was written.
+        FloatingPointError: Weights or moments hold numbers that are none; the files are not whole.
     """
-    _check_finite(checkpoint)
-    files = {WEIGHTS: checkpoint.weights, MOMENTS: checkpoint.moments}
+    files = {
+        WEIGHTS: _finite(checkpoint.step, "the weight", checkpoint.weights),
+        MOMENTS: _finite(checkpoint.step, "the optimiser's", checkpoint.moments),
+    }
     written = {name: Path(folder, name) for name, arrays in files.items() if arrays}
     for name, path in written.items():
         save_weights(path, files[name])
@@ -191,27 +216,33 @@ def remove_torn_checkpoints(run_folder: Location) -> None:
     storage.sweep(RunFolder(run_folder).checkpoints)
 
 
-def load_checkpoint(run_folder: Location, step: int, rows: Rows | None = None) -> Checkpoint:
+def load_checkpoint(
+    run_folder: Location, step: int, rows: Rows | None = None, *, lazily: bool = False
+) -> Checkpoint:
     """Reads the checkpoint before a step, whose files have the sizes that they had.
 
     Args:
         rows: See :func:`pipelines.models.weights.load_weights`; of what is trained alone.
+        lazily: See :func:`pipelines.runs.checkpoint_files.read_arrays`.
 
     Raises:
         TornCheckpoint: It is not whole.
     """
-    return load_state(run_folder, checkpoint_path(run_folder, step), rows)
+    return load_state(run_folder, checkpoint_path(run_folder, step), rows, lazily=lazily)
 
 
-def load_state(run_folder: Location, folder: Location, rows: Rows | None = None) -> Checkpoint:
+def load_state(
+    run_folder: Location, folder: Location, rows: Rows | None = None, *, lazily: bool = False
+) -> Checkpoint:
     """Reads the state of a run that lies in a folder of its own; see :func:`load_checkpoint`."""
     path = local(folder)
     state = checked_state(path)
+    with_moments = MOMENTS in state["files"]
     return Checkpoint(
         step=step_of(path, state),
         spec=spec_of(path, state),
-        weights=read_arrays(path / WEIGHTS, rows),
-        moments=read_arrays(path / MOMENTS, rows) if MOMENTS in state["files"] else {},
+        weights=read_arrays(path / WEIGHTS, rows, lazily=lazily),
+        moments=read_arrays(path / MOMENTS, rows, lazily=lazily) if with_moments else {},
         frozen=_load_frozen(run_folder) if rows is None else NOTHING,
     )
 
@@ -322,26 +353,28 @@ def _load_frozen(run_folder: Location) -> Frozen:
     return Frozen(weights=read_arrays(path / WEIGHTS), scale=scale_of(path, state))
 
 
-def _check_finite(checkpoint: Checkpoint) -> None:
-    """Refuses a state with weights or moments that are not finite.
+def _finite(step: int, kind: str, arrays: Mapping[str, np.ndarray]) -> LazyArrays:
+    """Arrays, of which those are refused when they are made that hold numbers that are not finite.
 
     The loss of a step is computed before its update, so no loss shows a last update that diverged.
 
-    Raises:
-        FloatingPointError: Naming the first array.
+    Args:
+        step: Of the checkpoint.
+        kind: What the arrays are, for the error, a FloatingPointError that names the array.
+        arrays: fp32.
     """
-    named: tuple[tuple[str, Mapping[str, np.ndarray]], ...] = (
-        ("the weight", checkpoint.weights),
-        ("the optimiser's", checkpoint.moments),
-    )
-    for kind, arrays in named:
-        for name, array in arrays.items():
-            # A sum of all fp32 numbers there are is within fp64, and costs less than looking at
-            # each. Infinities of both signs add up to no number.
-            with np.errstate(invalid="ignore"):
-                total = array.sum(dtype=np.float64)
-            if not np.isfinite(total):
-                raise FloatingPointError(
-                    f"after step {checkpoint.step - 1} {kind} {name} holds numbers that are not"
-                    " finite: lower training.learning_rate"
-                )
+
+    def checked(name: str) -> np.ndarray:
+        array = arrays[name]
+        # A sum of all fp32 numbers there are is within fp64, and costs less than looking at each.
+        # Infinities of both signs add up to no number.
+        with np.errstate(invalid="ignore"):
+            total = array.sum(dtype=np.float64)
+        if not np.isfinite(total):
+            raise FloatingPointError(
+                f"after step {step - 1} {kind} {name} holds numbers that are not"
+                " finite: lower training.learning_rate"
+            )
+        return array
+
+    return LazyArrays(shapes_of(arrays), checked)

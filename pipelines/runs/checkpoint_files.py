@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 
 from pipelines.errors import DamagedFileError, PipelineError
@@ -19,8 +20,9 @@ from pipelines.files import records
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location
 from pipelines.files.records import DAMAGED
+from pipelines.models.arrays import stored_arrays
 from pipelines.models.spec import EncoderSpec
-from pipelines.models.weights import Rows, Weights, load_weights
+from pipelines.models.weights import Rows, load_weights
 
 WEIGHTS, MOMENTS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
@@ -122,14 +124,21 @@ def spec_of(path: Location, state: Mapping[str, Any]) -> EncoderSpec:
         return EncoderSpec.from_json(state["encoder"])
 
 
-def read_arrays(path: Path, rows: Rows | None = None) -> Weights:
+def read_arrays(
+    path: Path, rows: Rows | None = None, *, lazily: bool = False
+) -> Mapping[str, np.ndarray]:
     """The arrays of a file; see :func:`pipelines.models.weights.load_weights`.
+
+    Args:
+        path: The file.
+        rows: The rows that are wanted, as there.
+        lazily: Whether each is read when it is asked for, from a file that has to stay.
 
     Raises:
         TornCheckpoint: It cannot be read.
     """
     with telling_damage(path):
-        return load_weights(path, rows)
+        return stored_arrays(path) if lazily else load_weights(path, rows)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class CheckpointWriter:
             saved: Called with the step once the checkpoint is whole, perhaps on another thread.
 
         Raises:
-            FloatingPointError: It holds numbers that are none; nothing was written.
+            FloatingPointError: It holds numbers that are none; there is no checkpoint.
             OSError: It, or the one before it, cannot be written.
         """
         if not isinstance(self._run_folder, RemotePath):

@@ -78,6 +78,7 @@ RECORDED = (
     "training.parameter_servers",
     "training.transport",
     "training.sharding",
+    "training.offload",
     "training.compression",
     "training.round_steps",
     "training.epochs",

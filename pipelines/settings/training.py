@@ -91,6 +91,15 @@ class TrainingSettings(Settings):
             "each; each value includes those before it."
         ),
     )
+    offload: Literal["none", "cpu", "disk"] = Field(
+        default="none",
+        description=(
+            "`torch`, `deepspeed` with a sharding: where workers keep what they need once in a "
+            "step. `cpu`: the state is in the memory of the host, not of the GPU; `disk`: there "
+            "too, and the optimiser's moments are in a file on the disk of the worker (`TMPDIR`), "
+            "which goes with it. See [training](training.md#encoders-that-do-not-fit)."
+        ),
+    )
     compression: Literal["none", "fp16"] = Field(
         default="none",
         description=(

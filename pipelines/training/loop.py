@@ -61,7 +61,9 @@ class SharedSteps:
         self._collectives = collectives
         self._feed = feed
         self._reporter = reporter
-        checkpoint = load_checkpoint(task.run.run_folder, task.run.first_step)
+        # One that holds a part of the state reads no more of it.
+        lazily = getattr(stepper_factory, "sharded", False)
+        checkpoint = load_checkpoint(task.run.run_folder, task.run.first_step, lazily=lazily)
         self._stepper = stepper_factory(task, checkpoint, collectives)
         together = self._stepper.sharded and collectives.workers > 1
         run = task.run
@@ -112,13 +114,15 @@ class SharedSteps:
     def _save(self, step: int) -> None:
         """Writes the state before a step.
 
-        Rank 0 writes; if the state is sharded, the others send it their part.
+        Rank 0 writes; if the state is sharded, the others send it their part of each array.
         """
         if self._task.rank != 0 and not self._stepper.sharded:
             return
         checkpoint = self._stepper.checkpoint(step)
         if self._task.rank == 0:
             self._checkpoints.save(checkpoint, self._reporter.saved)
+        else:
+            checkpoint.pass_through()
 
 
 def check_finite(step: int, loss: float) -> None:

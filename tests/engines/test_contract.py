@@ -79,7 +79,7 @@ def wait_until_gone(before: set[int], ports: set[int]) -> None:
 def losses_without_learning(spark, engine_case, make_run, reference):
     """The losses of the same steps with the weights as they were: steps are not equally hard."""
     if (framework := reference_framework(engine_case)) is not None:
-        return reference(STEPS, framework, learning_rate=1e-12)
+        return reference(STEPS, framework, learning_rate=1e-12, **encoder_of(engine_case))
     run = make_run(STEPS, "still", **(engine_case.training | {"learning_rate": 1e-12}))
     return engine_case.make().train(spark, run, lambda line: None).losses
 
@@ -88,6 +88,12 @@ def reference_framework(engine_case):
     """In which the reference makes the same losses; none if it knows no such framework."""
     framework = engine_case.training.get("framework", "tensorflow")
     return {"bigdl": "torch", "numpy": None}.get(framework, framework)
+
+
+def encoder_of(engine_case):
+    """Each stage of a pipeline has a layer."""
+    stages = engine_case.placement.stages
+    return {"layers": stages} if stages > 1 else {}
 
 
 @contextlib.contextmanager
@@ -123,7 +129,7 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
     untrained = losses_without_learning(spark, engine_case, make_run, reference)
     assert np.mean(outcome.losses[-10:]) < engine_case.falls_to * np.mean(untrained[-10:])
     if engine_case.equivalent:
-        expected = reference(STEPS, reference_framework(engine_case))
+        expected = reference(STEPS, reference_framework(engine_case), **encoder_of(engine_case))
         np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in lines] == list(outcome.losses)

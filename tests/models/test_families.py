@@ -99,15 +99,21 @@ class TestFamily:
     def test_modules_of_sharded_training_embed_alike(self, folders, name):
         from pipelines.models.frameworks.torch import forward
         from pipelines.models.frameworks.torch_batch import Batch
-        from pipelines.models.frameworks.torch_sharding import Inputs, encoder_module
+        from pipelines.models.frameworks.torch_sharding import (
+            Inputs,
+            allocate,
+            copy_weights,
+            encoder_module,
+        )
 
         spec, weights = read_encoder(folders(name))
         lengths = np.array([3, 11, 7, 16], np.int32)
         ids = np.random.default_rng(1).integers(4, spec.vocabulary, (4, 16), np.int32)
         tensors = {key: torch.tensor(value) for key, value in weights.items()}
-        module = encoder_module(spec, weights, TrainingSettings(precision="fp32"))
-        names = [key for unit in module.units() for key in unit.weights]
-        assert sorted(names) == sorted(weights)
+        module = encoder_module(spec, TrainingSettings(precision="fp32"))
+        allocate(module, torch.device("cpu"))
+        copy_weights(module.weights, weights)
+        assert sorted(module.weights) == sorted(weights)
         (found,) = module([Inputs(Batch.of(ids, lengths, torch.device("cpu")), None)])
         torch.testing.assert_close(found, forward(spec, tensors, ids, lengths))
 

@@ -60,11 +60,12 @@ def curve(each, steps, first, last, rate=3e-3):
 
 def frozen_of(encoder, spec):
     """What is not trained."""
+    from steppers import start_weights
+
     from pipelines.models.adaptation import split
-    from pipelines.models.weights import random_weights
     from pipelines.settings.load import parse
 
-    return split(parse({"encoder": encoder}).encoder, random_weights(spec, 3), 17)[1]
+    return split(parse({"encoder": encoder}).encoder, start_weights(spec), 17)[1]
 
 
 def main() -> None:
@@ -108,14 +109,16 @@ def train(rank, collectives, folder, key, objective, training, encoder="bert") -
     make["encoder"] = LORA if encoder == "lora" else {}
     whole = stepper("torch", **make)
     losses = curve(whole, range(MIDDLE), *part)
-    middle = whole.checkpoint(MIDDLE)
+    middle = whole.checkpoint(MIDDLE).gathered()
     if rank == 0:
         save_frozen(folder, frozen_of(make["encoder"], make["spec"]))
         save_checkpoint(folder, middle, keep=1)
     losses += curve(whole, range(MIDDLE, STEPS), *part)
-    last = whole.checkpoint(STEPS)
+    last = whole.checkpoint(STEPS).gathered()
     collectives.all_reduce_mean([torch.zeros(1)])
-    resumed = stepper("torch", checkpoint=load_checkpoint(folder, MIDDLE), **make)
+    resumed = stepper(
+        "torch", checkpoint=load_checkpoint(folder, MIDDLE, lazily=whole.sharded), **make
+    )
     again = curve(resumed, range(MIDDLE, STEPS), *part)
     return {"losses": losses, "last": last, "norm": whole.gradient_norm, "again": again}
 

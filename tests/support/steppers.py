@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.benchmarks.sharded.models import encoder_spec, random_arrays
 from pipelines.lanes.files import Granule, Side
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
@@ -16,7 +17,7 @@ from pipelines.models.bert.spec import BertSpec
 from pipelines.models.mpnet.architecture import MPNetSpec
 from pipelines.models.spec import Dense
 from pipelines.models.static.spec import StaticSpec
-from pipelines.models.weights import random_weights
+from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
@@ -29,9 +30,10 @@ SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, po
 DEEP = replace(SPEC, layers=5, heads=4)
 """Layers that no number of stages divides evenly."""
 STATIC = StaticSpec(vocabulary=50, hidden=16)
+HF = encoder_spec(hidden=16, layers=2, vocabulary=50)
 PROJECTED = replace(DEEP, embedding_size=8, type_vocabulary=0, dense=(Dense(width=8),))
 MPNET = MPNetSpec(vocabulary=50, layers=2, hidden=16, heads=4, intermediate=32, positions=16)
-KINDS = {"static": STATIC, "deep": DEEP, "projected": PROJECTED, "mpnet": MPNET}
+KINDS = {"static": STATIC, "deep": DEEP, "projected": PROJECTED, "mpnet": MPNET, "hf": HF}
 """Encoders beside that of :data:`SPEC`, by what tests call them."""
 
 VOCABULARY = 50
@@ -94,6 +96,13 @@ def fields_of(sides: dict[str, Side]) -> dict[str, Any]:
     return named | {"negatives": tuple(side for name, side in sides.items() if name not in PAIR)}
 
 
+def start_weights(spec):
+    """The weights that training starts from, the same each time."""
+    if spec.kind == "hf":
+        return dict(random_arrays(weight_shapes(spec), 3))
+    return random_weights(spec, 3)
+
+
 def work(index: int, *granules: Granule) -> StepWork:
     return StepWork(index, 0, list(granules))
 
@@ -136,7 +145,7 @@ def stepper(
     place, workers = placement.place(rank), placement.workers
     task = SimpleNamespace(run=run, rank=rank, workers=workers, placement=placement, place=place)
     if checkpoint is None:
-        trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)
+        trained, frozen = split(config.encoder, start_weights(spec), config.training.seed)
         trained |= {} if own is None else fresh_weights(own, spec, config.training.seed)
         checkpoint = Checkpoint(0, spec, trained, {}, frozen)
     factory = STEPPERS.load(key or framework)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from rank_pair import GRANULES, LORA, MIDDLE, STEPS, TRAINING, curve, train_ranks
-from steppers import SPEC, STATIC, stepper
+from steppers import HF, SPEC, STATIC, stepper
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +23,13 @@ WAYS = [
     ("torch-fsdp", {"negatives": "step"}, PARTS),
     ("deepspeed", {}, {"sharding": "gradients"} | PARTS),
     ("deepspeed", {"negatives": "step"}, {"sharding": "parameters"} | PARTS),
+    ("torch-fsdp", {}, {"offload": "disk"}),
+    ("deepspeed", {}, {"sharding": "gradients", "offload": "disk"}),
+    ("deepspeed", {}, {"sharding": "parameters", "offload": "disk"}),
+    ("torch-fsdp", {}, {}, "hf"),
+    ("torch-fsdp", {"negatives": "step"}, {"activation_checkpointing": True} | PARTS, "hf"),
+    ("torch-fsdp", {}, {"dropout": 0.1}, "hf"),
+    ("deepspeed", {}, {"sharding": "parameters", "activation_checkpointing": True}, "hf"),
     ("torch", {"name": "tsdae"}, {"dropout": 0.1}),
     ("torch-fsdp", {"name": "retromae"}, PARTS),
     ("deepspeed", {"name": "tsdae"}, {"sharding": "gradients"}),
@@ -33,7 +40,7 @@ WAYS = [
 ]
 
 
-KINDS = {"": (SPEC, {}), "static": (STATIC, {}), "lora": (SPEC, LORA)}
+KINDS = {"": (SPEC, {}), "static": (STATIC, {}), "lora": (SPEC, LORA), "hf": (HF, {})}
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ class Dense(OneOfTwo):
         return np.full_like(super().all_gather(tensor), 255)
 
 
-def train_pair(kind, spec, objective, steps=4):
+def train_ranks(kind, spec, objective, steps=4):
     """Losses and last state of rank 0, and the shapes that were averaged."""
     pair = Pair()
 
@@ -79,8 +79,8 @@ def train_pair(kind, spec, objective, steps=4):
 def test_the_updates_are_those_of_the_whole_gradient_to_the_bit(spec, monkeypatch):
     few = {"negatives": "granule"}
     monkeypatch.setattr("steppers.VOCABULARY", 20)  # so that there are rows that nobody touches
-    losses, last, shapes = train_pair(OneOfTwo, spec, few)
-    expected_losses, expected, whole = train_pair(Dense, spec, few)
+    losses, last, shapes = train_ranks(OneOfTwo, spec, few)
+    expected_losses, expected, whole = train_ranks(Dense, spec, few)
     assert losses == expected_losses
     for name, value in (expected.weights | expected.moments).items():
         np.testing.assert_array_equal((last.weights | last.moments)[name], value, err_msg=name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
-import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from pipelines.models.architecture import Shapes
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.torch import (
     embedding_output,
@@ -29,11 +29,11 @@ class EmbeddingUnit(Unit):
 
     Args:
         spec: The encoder's shape.
-        weights: Those that belong to no layer.
+        shapes: Of the weights that belong to no layer.
     """
 
-    def __init__(self, spec: BertSpec, weights: Mapping[str, np.ndarray]) -> None:
-        super().__init__(weights)
+    def __init__(self, spec: BertSpec, shapes: Shapes) -> None:
+        super().__init__(shapes)
         self._spec = spec
 
     def forward(
@@ -50,19 +50,15 @@ class LayerUnit(Unit):
 
     Args:
         spec: The encoder's shape.
-        weights: The layer's.
+        shapes: Of the layer's weights.
         number: Of the layer.
         training: Precision of the matrix products, and whether activations are checkpointed.
     """
 
     def __init__(
-        self,
-        spec: BertSpec,
-        weights: Mapping[str, np.ndarray],
-        number: int,
-        training: TrainingSettings,
+        self, spec: BertSpec, shapes: Shapes, number: int, training: TrainingSettings
     ) -> None:
-        super().__init__(weights)
+        super().__init__(shapes)
         self._spec = spec
         self._number = number
         self._dtype = PRECISIONS[training.precision]
@@ -110,19 +106,16 @@ class BertModule(EncoderModule):
 
     Args:
         spec: The shape.
-        weights: In canonical names; copied.
         training: Precision of the matrix products, and whether activations are checkpointed.
     """
 
-    def __init__(
-        self, spec: BertSpec, weights: Mapping[str, np.ndarray], training: TrainingSettings
-    ) -> None:
-        super().__init__(spec, weights)
+    def __init__(self, spec: BertSpec, training: TrainingSettings) -> None:
+        super().__init__(spec)
         self._pooling = spec.pooling
-        own = {name: weights[name] for name in weight_shapes(spec)}
+        own = weight_shapes(spec)
         layers = [_named(own, layer_prefix(number)) for number in range(spec.layers)]
         of_layers = {*chain(*layers)}
-        shared = {name: value for name, value in own.items() if name not in of_layers}
+        shared = {name: shape for name, shape in own.items() if name not in of_layers}
         self.embeddings = EmbeddingUnit(spec, shared)
         self.layers = torch.nn.ModuleList(
             LayerUnit(spec, layer, number, training) for number, layer in enumerate(layers)
@@ -132,6 +125,11 @@ class BertModule(EncoderModule):
         """The embeddings, then the layers."""
         yield self.embeddings
         yield from self.layers
+
+    @property
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """Those of all units."""
+        return {name: value for unit in self.own_units() for name, value in unit.weights.items()}
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
         """fp32 [texts, hidden] of each side, before dense layers."""
@@ -144,5 +142,5 @@ class BertModule(EncoderModule):
         ]
 
 
-def _named(weights: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name: value for name, value in weights.items() if name.startswith(prefix)}
+def _named(shapes: Shapes, prefix: str) -> Shapes:
+    return {name: shape for name, shape in shapes.items() if name.startswith(prefix)}

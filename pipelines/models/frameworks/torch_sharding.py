@@ -2,6 +2,9 @@
 
 A unit is gathered when its ``forward`` begins and let go when it ends, so it takes all sides of a
 granule at once.
+
+Modules are made without memory for their parameters, on PyTorch's device `meta`, for libraries to
+split them first: :func:`allocate` gives memory to what is left to hold.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from pipelines.models.architecture import architecture_of, form_of
+from pipelines.models.architecture import Shapes, architecture_of, form_of
 from pipelines.models.frameworks.torch import PRECISIONS, Form, finished
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
@@ -29,18 +32,19 @@ class Inputs(NamedTuple):
 
 
 class Unit(torch.nn.Module):  # type: ignore[misc] # torch is not followed
-    """Parameters in canonical names.
+    """Parameters in canonical names, without memory.
 
     Args:
-        weights: fp32 arrays; copied.
+        shapes: Of the parameters.
     """
 
-    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, shapes: Shapes) -> None:
         super().__init__()
         # A module's own names may have no dots.
-        self._keys = {name: name.replace(".", "/") for name in weights}
-        for name, value in weights.items():
-            self.register_parameter(self._keys[name], torch.nn.Parameter(torch.tensor(value)))
+        self._keys = {name: name.replace(".", "/") for name in shapes}
+        for name, shape in shapes.items():
+            parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
+            self.register_parameter(self._keys[name], parameter)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -53,11 +57,10 @@ class FinishingUnit(Unit):
 
     Args:
         spec: The shape.
-        weights: Those of the dense layers.
     """
 
-    def __init__(self, spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
-        super().__init__(weights)
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__(dense_shapes(spec))
         self._spec = spec
 
     def forward(self, pooled: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -71,21 +74,28 @@ class EncoderModule(torch.nn.Module):  # type: ignore[misc] # torch is not follo
 
     Args:
         spec: The shape.
-        weights: In canonical names; those of the dense layers are copied.
     """
 
-    def __init__(self, spec: EncoderSpec, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
-        self.finish = FinishingUnit(spec, {name: weights[name] for name in dense_shapes(spec)})
+        self.finish = FinishingUnit(spec)
 
-    def units(self) -> Iterator[Unit]:
-        """What is gathered at once, in the order of a forward pass."""
+    def units(self) -> Iterator[torch.nn.Module]:
+        """What is gathered at once, in the order of a forward pass.
+
+        Parameters that are in none of them are gathered for the whole of it.
+        """
         yield from self.own_units()
         if self.finish.weights:
             yield self.finish
 
-    def own_units(self) -> Iterator[Unit]:
+    def own_units(self) -> Iterator[torch.nn.Module]:
         """The architecture's part of :meth:`units`."""
+        raise NotImplementedError
+
+    @property
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """The architecture's part of :attr:`weights`."""
         raise NotImplementedError
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
@@ -95,7 +105,7 @@ class EncoderModule(torch.nn.Module):  # type: ignore[misc] # torch is not follo
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """All parameters; see :attr:`Unit.weights`."""
-        return {name: value for unit in self.units() for name, value in unit.weights.items()}
+        return self.own_weights | self.finish.weights
 
     def forward(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
         """fp32 [texts, embedding width] of each side."""
@@ -108,14 +118,11 @@ class WholeUnit(Unit):
 
     Args:
         spec: The shape.
-        weights: Those of the architecture's part.
         training: Precision of the matrix products, and whether activations are checkpointed.
     """
 
-    def __init__(
-        self, spec: EncoderSpec, weights: Mapping[str, np.ndarray], training: TrainingSettings
-    ) -> None:
-        super().__init__(weights)
+    def __init__(self, spec: EncoderSpec, training: TrainingSettings) -> None:
+        super().__init__(architecture_of(spec).weight_shapes(spec))
         self._spec = spec
         self._form: Form = form_of(spec, "torch")
         self._dtype = PRECISIONS[training.precision]
@@ -135,20 +142,21 @@ class WholeModule(EncoderModule):
 
     Args:
         spec: The shape.
-        weights: In canonical names; copied.
         training: Precision of the matrix products, and whether activations are checkpointed.
     """
 
-    def __init__(
-        self, spec: EncoderSpec, weights: Mapping[str, np.ndarray], training: TrainingSettings
-    ) -> None:
-        super().__init__(spec, weights)
-        own = {name: weights[name] for name in architecture_of(spec).weight_shapes(spec)}
-        self.whole = WholeUnit(spec, own, training)
+    def __init__(self, spec: EncoderSpec, training: TrainingSettings) -> None:
+        super().__init__(spec)
+        self.whole = WholeUnit(spec, training)
 
     def own_units(self) -> Iterator[Unit]:
         """The one unit."""
         yield self.whole
+
+    @property
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """Those of the unit."""
+        return self.whole.weights
 
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
         """fp32 [texts, hidden] of each side, before dense layers."""
@@ -159,24 +167,42 @@ class WholeModule(EncoderModule):
 class ModuleForm(Protocol):
     """What an architecture may register for `torch_module`: its own EncoderModule."""
 
-    def __call__(
-        self, spec: Any, weights: Mapping[str, np.ndarray], training: TrainingSettings
-    ) -> EncoderModule:
+    def __call__(self, spec: Any, training: TrainingSettings) -> EncoderModule:
         """See :class:`WholeModule`."""
         ...
 
 
-def encoder_module(
-    spec: EncoderSpec, weights: Mapping[str, np.ndarray], training: TrainingSettings
-) -> EncoderModule:
-    """The module of a spec's architecture.
+def encoder_module(spec: EncoderSpec, training: TrainingSettings) -> EncoderModule:
+    """The module of a spec's architecture, whose parameters have no memory.
 
     Args:
         spec: The shape.
-        weights: In canonical names; copied.
         training: Precision of the matrix products, and whether activations are checkpointed.
     """
     architecture = architecture_of(spec)
     own = "torch_module" in architecture.forms
     form: ModuleForm = architecture.form("torch_module") if own else WholeModule
-    return form(spec, weights, training)
+    return form(spec, training)
+
+
+def allocate(module: torch.nn.Module, device: torch.device) -> None:
+    """Gives memory to the parameters of a module that have none, and are of no value.
+
+    Args:
+        module: Has parameters that are whole, or this worker's parts. Buffers stay as they are.
+        device: Where they are to be.
+    """
+    # What `to_empty` does to all tensors; libraries that split parameters know of it.
+    module._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
+
+
+def copy_weights(weights: Mapping[str, torch.Tensor], arrays: Mapping[str, np.ndarray]) -> None:
+    """Fills parameters, one after the other.
+
+    Args:
+        weights: Whole parameters, in canonical names.
+        arrays: Have all of them.
+    """
+    for name, parameter in weights.items():
+        # Read-only arrays are copied, so no tensor writes to them.
+        parameter.detach().copy_(torch.tensor(arrays[name]))

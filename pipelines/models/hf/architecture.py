@@ -21,6 +21,9 @@ HF = Architecture(
     ),
     described=spec.described,
     described_settings=spec.described_settings,
-    # No `torch_module`: what its layers are is the library's own affair.
-    forms=dict.fromkeys(("torch", "torch_tokens"), "pipelines.models.hf.torch:HfEncoder"),
+    forms={
+        "torch": "pipelines.models.hf.torch:HfEncoder",
+        "torch_tokens": "pipelines.models.hf.torch:HfEncoder",
+        "torch_module": "pipelines.models.hf.torch_sharding:hf_module",
+    },
 )

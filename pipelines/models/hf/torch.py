@@ -68,7 +68,7 @@ class HfEncoder:
         model = _model(self._spec.config, share, activation_checkpointing, device)
         # Only lookups that the library leaves to PyTorch's own layer can be sparse.
         model.words.sparse = sparse_words
-        ids, attention_mask = _rectangle(batch, self._spec.pad_token_id)
+        ids, attention_mask = rectangle(batch, self._spec.pad_token_id)
         with (
             seeded(masks, device),
             model.holding(self._weights),
@@ -103,6 +103,23 @@ class _Linear(torch.nn.Linear):  # type: ignore[misc]
         return linear(states, self.weight, self.bias)
 
 
+def empty_on(config: str, dropout: float | None, device: torch.device) -> Any:
+    """A model of the library that multiplies as all others do here, without memory for weights.
+
+    Args:
+        config: Text of a config.json.
+        dropout: Share that is dropped; None: as config.json says.
+        device: Of its buffers.
+    """
+    model = empty_model(config, dropout)
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = _Linear
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+    return model
+
+
 class _Model:
     """A model of the library without weights of its own.
 
@@ -122,12 +139,7 @@ class _Model:
     ) -> None:
         # Its buffers take part in gradients too, whoever asked for it first.
         with torch.inference_mode(False):
-            self.module = empty_model(config, dropout)
-            for module in self.module.modules():
-                if type(module) is torch.nn.Linear:
-                    module.__class__ = _Linear
-                for name, buffer in module._buffers.items():
-                    module._buffers[name] = None if buffer is None else buffer.to(device)
+            self.module = empty_on(config, dropout, device)
         self.words = self.module.get_input_embeddings()
         self._held: Mapping[str, torch.Tensor] | None = None
         self._names = own_names(self.module)
@@ -203,8 +215,13 @@ def _model(config: str, dropout: float | None, checkpointed: bool, device: torch
     return _Model(config, dropout, checkpointed=checkpointed, device=device)
 
 
-def _rectangle(batch: Batch, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and which of them are tokens, int64 [texts, width], padded at the right."""
+def rectangle(batch: Batch, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and which of them are tokens, int64 [texts, width], padded at the right.
+
+    Args:
+        batch: The texts.
+        padding: Id that fills short ones.
+    """
     count = len(batch.token_ids)
     ones = torch.ones(count, 1, dtype=torch.int64, device=batch.token_ids.device)
     attention_mask = batch.rectangle(ones)[:, :, 0]

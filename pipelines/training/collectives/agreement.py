@@ -31,7 +31,7 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str
     Raises:
         RuntimeError: They differ; it names the ranks and the first array that differs.
     """
-    arrays = checkpoint.weights | checkpoint.moments
+    arrays = {**checkpoint.weights, **checkpoint.moments}
     own = np.array([[_numbers(array) for array in arrays.values()]])
     # [workers, arrays, 2]
     everywhere = np.asarray(collectives.all_gather(own))

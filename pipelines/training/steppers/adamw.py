@@ -7,6 +7,7 @@ arXiv:1711.05101. Biases and layer norms are not decayed.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -39,7 +40,12 @@ class AdamW:
         weight_decay: Decoupled.
     """
 
-    def __init__(self, weights: Weights, moments: Weights, weight_decay: float) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, np.ndarray],
+        moments: Mapping[str, np.ndarray],
+        weight_decay: float,
+    ) -> None:
         # In the order of C, so that what is flat is a view.
         self.weights = {
             name: np.array(value, np.float32, order="C") for name, value in weights.items()

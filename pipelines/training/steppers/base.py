@@ -19,7 +19,8 @@ class Stepper(Protocol):
     def sharded(self) -> bool:
         """Whether a worker holds a part of the state only.
 
-        The workers then make a checkpoint together, and rank 0 gets its arrays.
+        The workers then make a checkpoint together: each array is gathered when it is read, which
+        all do in the same order, see :meth:`pipelines.runs.checkpoint.Checkpoint.pass_through`.
         """
         ...
 
@@ -47,7 +48,7 @@ class Stepper(Protocol):
         ...
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step, as numpy arrays; a collective operation if ``sharded``."""
+        """The state before a step, as numpy arrays; of all workers together if ``sharded``."""
         ...
 
 

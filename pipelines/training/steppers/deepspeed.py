@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.distributed import get_rank, get_world_size
 
-from pipelines.models.frameworks.torch_sharding import Inputs
+from pipelines.models.arrays import LazyArrays
+from pipelines.models.frameworks.torch_sharding import Inputs, allocate, copy_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.devices import worker_device
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.sharded import KINDS, ShardedStepper, optimiser_of
+from pipelines.training.steppers.torch import to_numpy
 from pipelines.training.steppers.torch_reconstruction import Part
 
 # Set before the import, which otherwise probes the machine for accelerators, and warns.
@@ -35,11 +36,14 @@ from deepspeed.utils import (
     safe_get_local_optimizer_state,
     safe_set_full_optimizer_state,
     safe_set_local_optimizer_state,
+    set_z3_leaf_modules,
 )
 
 BUCKET_ELEMENTS = 2**24
 """Elements that are reduced or gathered at once; the library's default buffers take two
 gigabytes."""
+GROUP_ELEMENTS = 2**26
+"""Elements of a worker's part that stage 3 updates at once."""
 LARGEST_WHOLE = 4000
 """Arrays of up to so many elements stay whole on each worker, as biases and layer norms: gathering
 each would cost a message."""
@@ -92,38 +96,80 @@ class DeepSpeedStepper(ShardedStepper):
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
-        weights = self._encoder.weights
-        optimiser = optimiser_of(weights, self._training.weight_decay)
         self._stage = STAGES[self._training.sharding]
         # The library would compile its own all-reduce in shared memory; the process group has one.
         compatible_operations["deepspeed_shm_comm"] = False
+        config = self._config(collectives.workers)
+        self._fill(config, checkpoint.weights)
+        decay = self._training.weight_decay
+        optimiser = optimiser_of(self._encoder.weights, self._shapes, decay)
         self._engine, *_ = deepspeed.initialize(
-            model=self._encoder,
-            optimizer=optimiser,
-            config={
-                "train_micro_batch_size_per_gpu": 1,
-                "gradient_accumulation_steps": self._training.granules_per_step
-                // collectives.workers,
-                "gradient_clipping": self._training.clip_norm,
-                "zero_optimization": {
-                    "stage": self._stage.number,
-                    "reduce_bucket_size": BUCKET_ELEMENTS,
-                    "allgather_bucket_size": BUCKET_ELEMENTS,
-                    "stage3_param_persistence_threshold": LARGEST_WHOLE,
-                },
-            },
+            model=self._encoder, optimizer=optimiser, config=config
         )
-        take_moments(self._engine.optimizer, self._stage, weights, checkpoint)
+        self._take(checkpoint)
+        self._let_go_after(optimiser)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """See :meth:`.sharded.ShardedStepper.checkpoint`."""
         parts = self._encoder.weights
-        moments: dict[str, np.ndarray] = {}
-        for kind, key in KINDS.items():
-            of_kind = {f"{kind}/{name}": part for name, part in parts.items()}
-            gather = partial(safe_get_full_optimizer_state, optim_state_key=key)
-            moments |= self._whole(of_kind, gather)
-        return Checkpoint(step, self._spec, self._whole(parts, safe_get_full_fp32_param), moments)
+
+        def moment(name: str) -> np.ndarray:
+            kind, _, weight = name.partition("/")
+            whole = safe_get_full_optimizer_state(parts[weight], KINDS[kind])
+            if self._disk is not None:
+                self._disk.let_go()
+            return to_numpy(whole)
+
+        return Checkpoint(
+            step,
+            self._spec,
+            LazyArrays(self._shapes, lambda name: to_numpy(safe_get_full_fp32_param(parts[name]))),
+            LazyArrays(self._moment_shapes(), moment),
+        )
+
+    def _config(self, workers: int) -> dict[str, Any]:
+        """What the library is told."""
+        zero: dict[str, Any] = {
+            "stage": self._stage.number,
+            "reduce_bucket_size": BUCKET_ELEMENTS,
+            "allgather_bucket_size": BUCKET_ELEMENTS,
+            "stage3_param_persistence_threshold": LARGEST_WHOLE,
+            "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,
+            "stage3_max_live_parameters": BUCKET_ELEMENTS,
+            "stage3_max_reuse_distance": 0,
+            "sub_group_size": GROUP_ELEMENTS,
+        }
+        own: dict[str, Any] = {}
+        if self._training.offload != "none" and self._device.type == "cuda":
+            zero["offload_optimizer"] = {"device": "cpu"}
+            # The optimiser is PyTorch's there, too.
+            own["zero_force_ds_cpu_optimizer"] = False
+            if self._stage.number == STAGES["parameters"].number:
+                zero["offload_param"] = {"device": "cpu"}
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": self._training.granules_per_step // workers,
+            "gradient_clipping": self._training.clip_norm,
+            "zero_optimization": zero,
+            **own,
+        }
+
+    def _fill(self, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Gives the parameters their numbers; in stage 3 unit by unit, which is split at once."""
+        units = [*self._encoder.units(), self._encoder]
+        inner = {type(unit) for unit in units[:-1] if any(unit.children())}
+        splits = self._stage.number == STAGES["parameters"].number
+        if splits and inner:
+            # They are gathered as a whole, like those that have their parameters themselves.
+            set_z3_leaf_modules(self._encoder, list(inner))
+        filled: set[str] = set()
+        for unit in units:
+            allocate(unit, self._device)
+            own = {name: one for name, one in self._weights_of(unit).items() if name not in filled}
+            copy_weights(own, arrays)
+            filled |= own.keys()
+            if splits and own:
+                deepspeed.zero.Init(module=unit, config_dict_or_path=config)
 
     def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
         embeddings: list[torch.Tensor] = self._engine(sides)
@@ -140,30 +186,26 @@ class DeepSpeedStepper(ShardedStepper):
         self._engine.step()
         self.gradient_norm = float(self._engine.get_global_grad_norm())
 
+    def _take(self, checkpoint: Checkpoint) -> None:
+        """Gives the optimiser its state.
 
-def take_moments(
-    zero: Any, stage: Stage, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoint
-) -> None:
-    """Gives DeepSpeed's optimiser its state.
-
-    The library itself creates it at the first update, and then of one parameter group only.
-
-    Args:
-        zero: The optimiser.
-        stage: Of ZeRO.
-        weights: The module's parameters by name.
-        checkpoint: The state to begin with.
-    """
-    device = next(iter(weights.values())).device
-    for group, flat in stage.flat_parts(zero):
-        zero.optimizer.state[flat] = {
-            "step": torch.tensor(float(checkpoint.step), device=device),
-            **{key: torch.zeros_like(flat) for key in KINDS.values()},
-        }
-        lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
-    for name, array in checkpoint.moments.items():
-        kind, _, weight = name.partition("/")
-        stage.set_moment(weights[weight], torch.tensor(array, device=device), KINDS[kind])
+        The library itself creates it at the first update, and then of one parameter group only.
+        """
+        zero = self._engine.optimizer
+        self._begin_moments(flat for _, flat in self._stage.flat_parts(zero))
+        for group, flat in self._stage.flat_parts(zero):
+            zero.optimizer.state[flat] = {
+                "step": torch.tensor(float(checkpoint.step), device=flat.device),
+                **{key: self._moment(flat) for key in KINDS.values()},
+            }
+            lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
+        weights = self._encoder.weights
+        for name, array in checkpoint.moments.items():
+            kind, _, weight = name.partition("/")
+            whole = torch.tensor(array, device=self._device)
+            self._stage.set_moment(weights[weight], whole, KINDS[kind])
+            if self._disk is not None:
+                self._disk.let_go()
 
 
 if TYPE_CHECKING:

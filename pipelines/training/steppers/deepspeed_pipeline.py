@@ -10,28 +10,29 @@ Learning Models with Over 100 Billion Parameters", KDD 2020; the documentation o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from pipelines.models.architecture import form_of
+from pipelines.models.architecture import Shapes, form_of
+from pipelines.models.arrays import shapes_of
 from pipelines.models.frameworks.torch import PRECISIONS, finished
 from pipelines.models.frameworks.torch_division import DividedForm, Members, Part
-from pipelines.models.frameworks.torch_sharding import Unit
+from pipelines.models.frameworks.torch_sharding import Unit, allocate, copy_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.base import Stepper, StepperFactory
-from pipelines.training.steppers.deepspeed import BUCKET_ELEMENTS, STAGES, take_moments
+from pipelines.training.steppers.deepspeed import BUCKET_ELEMENTS, STAGES
 from pipelines.training.steppers.micro_batches import batches, granule_texts
 from pipelines.training.steppers.own_part import OwnPart
 from pipelines.training.steppers.pipeline import StageModule, device_inputs
 from pipelines.training.steppers.sharded import KINDS, optimiser_of
-from pipelines.training.steppers.torch import TorchRun, on_device
+from pipelines.training.steppers.torch import TorchRun
+from pipelines.training.steppers.torch_losses import on_device
 
 # Behind the module above, which says what accelerator there is before the library looks for one.
 import deepspeed  # isort: skip
@@ -39,6 +40,7 @@ from deepspeed.ops import __compatible_ops__ as compatible_operations  # isort: 
 from deepspeed.runtime.pipe.module import PipelineModule  # isort: skip
 from deepspeed.runtime.pipe.topology import ProcessTopology  # isort: skip
 from deepspeed.utils import (  # isort: skip
+    lazy_init_hp_params_optimizer_state,
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
 )
@@ -63,8 +65,10 @@ class DeepSpeedPipelineStepper(TorchRun):
         self._place, self._placement = task.place, task.placement
         self._own = OwnPart(task, checkpoint)
         own = self._own.of(checkpoint)
-        self._layer = _StageLayer(own.weights)
+        self._layer = _StageLayer(shapes_of(own.weights))
+        allocate(self._layer, self._device)
         weights = self._layer.weights
+        copy_weights(weights, own.weights)
         # The library would compile its own all-reduce in shared memory; the group has one.
         compatible_operations["deepspeed_shm_comm"] = False
         # Takes the process group that there is.
@@ -81,7 +85,7 @@ class DeepSpeedPipelineStepper(TorchRun):
         )
         self._engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=optimiser_of(weights, self._training.weight_decay),
+            optimizer=optimiser_of(weights, self._own.trained, self._training.weight_decay),
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": self._training.granules_per_step
@@ -95,7 +99,7 @@ class DeepSpeedPipelineStepper(TorchRun):
                 },
             },
         )
-        take_moments(self._engine.optimizer, STAGES["optimizer"], weights, own)
+        self._take(own)
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from the granules of this worker's replica."""
@@ -117,6 +121,21 @@ class DeepSpeedPipelineStepper(TorchRun):
         }
         whole = self._own.gathered(weights)
         return Checkpoint(step, self._spec, whole, self._own.gathered(moments, list(KINDS)))
+
+    def _take(self, own: Checkpoint) -> None:
+        """Gives the optimiser the stage's state, which the library would begin with zeros."""
+        stage, zero = STAGES["optimizer"], self._engine.optimizer
+        for group, flat in stage.flat_parts(zero):
+            zero.optimizer.state[flat] = {
+                "step": torch.tensor(float(own.step), device=flat.device),
+                **{key: torch.zeros_like(flat) for key in KINDS.values()},
+            }
+            lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
+        weights = self._layer.weights
+        for name, array in own.moments.items():
+            kind, _, weight = name.partition("/")
+            whole = torch.tensor(array, device=self._device)
+            stage.set_moment(weights[weight], whole, KINDS[kind])
 
     def _module_of(self, work: StepWork) -> StageModule:
         """The stage's part of a step."""
@@ -153,11 +172,11 @@ class _StageLayer(Unit):
     """A stage as a layer of the library's, which calls it for one micro-batch after the other.
 
     Args:
-        weights: fp32 arrays, those of the stage; copied.
+        shapes: Of the stage's weights.
     """
 
-    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
-        super().__init__(weights)
+    def __init__(self, shapes: Shapes) -> None:
+        super().__init__(shapes)
         self._next = 0
 
     def begin(

@@ -6,51 +6,68 @@ arXiv:2304.11277; in the form that shards each parameter by its rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
-from pipelines.models.frameworks.torch_sharding import Inputs
+from pipelines.models.arrays import LazyArrays
+from pipelines.models.frameworks.torch_sharding import Inputs, allocate
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.sharded import KINDS, ShardedStepper, optimiser_of
-from pipelines.training.steppers.torch import total_norm
+from pipelines.training.steppers.torch import to_numpy, total_norm
 from pipelines.training.steppers.torch_reconstruction import Part
 
 
 class FsdpStepper(ShardedStepper):
     """Parameters, gradients and moments in parts; see :class:`.sharded.ShardedStepper`.
 
-    Gradients are reduced after each granule, so that only those of one unit are ever whole.
+    Gradients are reduced after each granule, so that only those of one unit are ever whole. Each
+    unit has an optimiser of its own, for the moments of one to be in memory at a time if they are
+    on the disk.
     """
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
         mesh = init_device_mesh(self._device.type, (collectives.workers,))
-        for unit in self._encoder.units():
-            fully_shard(unit, mesh=mesh)
-        fully_shard(self._encoder, mesh=mesh)
-        weights = self._encoder.weights
-        self._optimiser = optimiser_of(weights, self._training.weight_decay)
-        if checkpoint.moments:
-            self._take(weights, checkpoint)
+        # Where the workers compute on GPUs, what is not gathered is in the memory of the host.
+        away = self._training.offload != "none" and self._device.type == "cuda"
+        policy = CPUOffloadPolicy() if away else OffloadPolicy()
+        units = list(self._encoder.units())
+        for unit in units:
+            fully_shard(unit, mesh=mesh, offload_policy=policy)
+        fully_shard(self._encoder, mesh=mesh, offload_policy=policy)
+        allocate(self._encoder, torch.device("cpu") if away else self._device)
+        self._parts: dict[str, DTensor] = self._encoder.weights
+        for name, part in self._parts.items():
+            self._fill(_local(part), checkpoint.weights[name])
+        decay = self._training.weight_decay
+        self._optimisers = [
+            optimiser_of(own, self._shapes, decay) for own in self._by_unit(units) if own
+        ]
+        self._state: dict[str, dict[str, Any]] = {}
+        self._take(checkpoint)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """See :meth:`.sharded.ShardedStepper.checkpoint`."""
-        parts = self._encoder.weights
         moments = {
-            f"{kind}/{name}": self._optimiser.state[part][key]
+            f"{kind}/{name}": self._state[name][key]
             for kind, key in KINDS.items()
-            for name, part in parts.items()
+            for name in self._parts
         }
         return Checkpoint(
-            step, self._spec, self._whole(parts, _gather), self._whole(moments, _gather)
+            step,
+            self._spec,
+            LazyArrays(self._shapes, lambda name: self._whole(self._parts[name])),
+            LazyArrays(self._moment_shapes(), lambda name: self._whole(moments[name])),
         )
 
     def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
@@ -61,33 +78,89 @@ class FsdpStepper(ShardedStepper):
         (loss / granules).backward()
 
     def _update(self, learning_rate: float) -> None:
-        parameters = list(self._encoder.parameters())
-        norm = total_norm(one.grad for one in parameters)
+        parameters = list(self._parts.values())
+        norm = self._norm(parameters)
         clip = self._training.clip_norm
         if clip:
-            torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
-        self.gradient_norm = float(_gather(norm))
-        for group in self._optimiser.param_groups:
-            group["lr"] = learning_rate
-        self._optimiser.step()
-        self._optimiser.zero_grad()
+            excess = (norm / clip).clamp(min=1.0)
+            for one in parameters:
+                local = _local(one.grad)
+                local.div_(excess.to(local.device))
+        self.gradient_norm = float(norm)
+        for optimiser in self._optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate
+            optimiser.step()
+            optimiser.zero_grad()
 
-    def _take(self, weights: Mapping[str, DTensor], checkpoint: Checkpoint) -> None:
-        """Gives the optimiser this worker's part of the moments."""
-        for name, part in weights.items():
-            state = {"step": torch.tensor(float(checkpoint.step), device=self._device)}
-            for kind, key in KINDS.items():
-                whole = torch.tensor(checkpoint.moments[f"{kind}/{name}"], device=self._device)
-                # Every worker has read the whole: nothing is sent.
-                state[key] = distribute_tensor(
-                    whole, part.device_mesh, part.placements, src_data_rank=None
-                )
-            self._optimiser.state[part] = state
+    def _norm(self, parameters: Sequence[DTensor]) -> torch.Tensor:
+        """The norm of the gradient over all workers, on the device that they exchange from."""
+        own = total_norm(_local(one.grad) for one in parameters).to(self._device)
+        (mean,) = self._collectives.all_reduce_mean([own.square()])
+        return (mean * self._collectives.workers).sqrt()
+
+    def _by_unit(self, units: Sequence[torch.nn.Module]) -> Iterator[dict[str, DTensor]]:
+        """The parts of each unit, and what is in none of them."""
+        rest = dict(self._parts)
+        for unit in units:
+            own = self._weights_of(unit)
+            yield own
+            for name in own:
+                del rest[name]
+        yield rest
+
+    def _fill(self, local: torch.Tensor, array: np.ndarray) -> None:
+        """Gives this worker's rows their numbers; no others are read of an array."""
+        workers = self._collectives.workers
+        begin = self._collectives.rank * -(-len(array) // workers)
+        local.copy_(torch.tensor(array[begin : begin + len(local)]))
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        """Gives the optimisers this worker's part of the moments."""
+        self._begin_moments(_local(part) for part in self._parts.values())
+        names = {id(part): name for name, part in self._parts.items()}
+        for optimiser in self._optimisers:
+            for part in chain.from_iterable(group["params"] for group in optimiser.param_groups):
+                local, name = _local(part), names[id(part)]
+                state = {"step": torch.tensor(float(checkpoint.step), device=local.device)}
+                for kind, key in KINDS.items():
+                    moment = self._moment(local)
+                    if checkpoint.moments:
+                        self._fill(moment, checkpoint.moments[f"{kind}/{name}"])
+                    state[key] = _in_place_of(part, moment)
+                optimiser.state[part] = self._state[name] = state
+            self._let_go_after(optimiser)
+        if self._disk is not None:
+            self._disk.let_go()
+
+    def _whole(self, part: DTensor) -> np.ndarray:
+        """An array of the state, of all workers together."""
+        # A GPU's library of messages sends nothing that is in the host's memory.
+        here = _in_place_of(part, _local(part).to(self._device))
+        return to_numpy(here.full_tensor())
 
 
-def _gather(part: DTensor) -> torch.Tensor:
-    whole: torch.Tensor = part.full_tensor()
-    return whole
+def _local(part: DTensor) -> torch.Tensor:
+    """This worker's part, to be written to."""
+    local: torch.Tensor = part.detach().to_local()
+    return local
+
+
+def _in_place_of(part: DTensor, local: torch.Tensor) -> DTensor:
+    """Another tensor of the same shape in parts.
+
+    Args:
+        part: A parameter, or the like.
+        local: This worker's part of the other.
+    """
+    return DTensor.from_local(
+        local,
+        part.device_mesh,
+        part.placements,
+        run_check=False,
+        shape=part.shape,
+        stride=part.stride(),
+    )
 
 
 if TYPE_CHECKING:

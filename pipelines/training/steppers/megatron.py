@@ -45,7 +45,8 @@ from pipelines.training.steppers.objectives import Objective
 from pipelines.training.steppers.own_part import OwnPart
 from pipelines.training.steppers.sharded import KINDS
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.torch import TorchRun, gradients_of_loss, on_device
+from pipelines.training.steppers.torch import TorchRun
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
 
 LossOf = Callable[[int, list[torch.Tensor]], torch.Tensor]
 """Takes the number of a micro-batch, and the embeddings of its sides."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ import torch.distributed as processes
 
 from pipelines.models.adaptation import Frozen
 from pipelines.models.architecture import architecture_of
+from pipelines.models.arrays import LazyArrays, shapes_of
 from pipelines.models.division import Division, part_of, stage_of
-from pipelines.models.weights import Weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings.placement import Place, layers_of_stage
@@ -46,7 +47,7 @@ class OwnPart:
         self.layers = layers_of_stage(
             division.layers(self._spec), self._placement.stages, self._place.stage
         )
-        self.trained = {name: value.shape for name, value in checkpoint.weights.items()}
+        self.trained = shapes_of(checkpoint.weights)
 
     def of(self, checkpoint: Checkpoint) -> Checkpoint:
         """The part of a state that the worker holds; views of its arrays."""
@@ -58,33 +59,32 @@ class OwnPart:
             frozen=Frozen(weights=self._parts(frozen.weights), scale=frozen.scale),
         )
 
-    def gathered(self, parts: Mapping[str, torch.Tensor], kinds: Sequence[str] = ()) -> Weights:
-        """Sends the first replica's parts to rank 0, one by one; all workers call it.
+    def gathered(self, parts: Mapping[str, torch.Tensor], kinds: Sequence[str] = ()) -> LazyArrays:
+        """Whole arrays, each sent to rank 0 when it is read: all workers read them in one order.
 
         Args:
             parts: Of this worker, on the device of the process group.
             kinds: What stands before the names, with a slash; none for the weights themselves.
 
         Returns:
-            With rank 0 whole arrays in canonical order; nothing with the others.
+            In canonical order; with the other ranks they are empty.
         """
-        keys = [f"{kind}/{name}" for kind in kinds for name in self.trained] or list(self.trained)
-        rank = self._placement.rank(self._place)
-        arrays: Weights = {}
-        for key in keys:
-            name = _name(key)
-            holders = [self._placement.rank(place) for place in self._holders(name)]
-            if rank == 0:
-                # Where rank 0 holds a part itself, the others' are on the same device.
-                whole = [
-                    self._received(holder, name, parts) if holder else parts[key]
-                    for holder in holders
-                ]
-                axis = self.axes.get(name, 0)
-                arrays[key] = np.concatenate([to_numpy(part) for part in whole], axis)
-            elif rank in holders:
-                processes.send(parts[key].detach().contiguous(), dst=0)
-        return arrays
+        kinds = [f"{kind}/" for kind in kinds] or [""]
+        shapes = {f"{kind}{name}": self.trained[name] for kind in kinds for name in self.trained}
+        return LazyArrays(shapes, partial(self._sent, parts))
+
+    def _sent(self, parts: Mapping[str, torch.Tensor], key: str) -> np.ndarray:
+        """Has rank 0 put together the parts of an array, which come from the first replica."""
+        name, rank = _name(key), self._placement.rank(self._place)
+        holders = [self._placement.rank(place) for place in self._holders(name)]
+        if rank == 0:
+            whole = [
+                self._received(holder, name, parts) if holder else parts[key] for holder in holders
+            ]
+            return np.concatenate([to_numpy(part) for part in whole], self.axes.get(name, 0))
+        if rank in holders:
+            processes.send(parts[key].detach().contiguous(), dst=0)
+        return np.empty(0, np.float32)
 
     def _holders(self, name: str) -> Iterator[Place]:
         """Where the parts of a weight are, in the first replica and in their order."""
@@ -102,8 +102,8 @@ class OwnPart:
     def _parts(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the worker's stage, by names that may stand behind a kind and a slash."""
         return {
-            key: self._part(array, _name(key), self._place)
-            for key, array in arrays.items()
+            key: self._part(arrays[key], _name(key), self._place)
+            for key in arrays
             if self._stage(_name(key)) == self._place.stage
         }
 

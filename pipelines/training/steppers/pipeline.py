@@ -34,7 +34,7 @@ from pipelines.training.steppers.micro_batches import Batch, by_side, per_batch
 from pipelines.training.steppers.model_parallel import ModelParallelStepper
 from pipelines.training.steppers.objectives import Objective
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.torch import gradients_of_loss, on_device
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
 
 LossOf = Callable[[list[torch.Tensor], int], torch.Tensor]
 """Takes the embeddings of the sides of a micro-batch, and its number."""

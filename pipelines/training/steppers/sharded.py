@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
+from pipelines.models.architecture import Shapes
+from pipelines.models.arrays import shapes_of
 from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import dropout_masks
 from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, encoder_module
@@ -30,12 +32,9 @@ from pipelines.training.steppers.micro_batches import (
 )
 from pipelines.training.steppers.objectives import Objective
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.torch import (
-    TorchRun,
-    gradients_of_loss,
-    on_device,
-    to_numpy,
-)
+from pipelines.training.steppers.torch import TorchRun
+from pipelines.training.steppers.torch_disk import DiskTensors
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
 from pipelines.training.steppers.torch_reconstruction import Part, Rewriting, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
@@ -57,11 +56,14 @@ class ShardedStepper(TorchRun, ABC):
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
+        self._shapes = shapes_of(checkpoint.weights)
+        # Without memory: nobody holds all of it at any time.
         self._encoder: EncoderModule | RewritingModule
         if self._rewriting is not None:
-            self._encoder = RewritingModule(self._rewriting, checkpoint.weights)
+            self._encoder = RewritingModule(self._rewriting, self._shapes)
         else:
-            self._encoder = encoder_module(checkpoint.spec, checkpoint.weights, self._training)
+            self._encoder = encoder_module(checkpoint.spec, self._training)
+        self._disk: DiskTensors | None = None
 
     def step(self, work: StepWork, learning_rate: float) -> float:
         """Makes one update from this worker's granules; returns the loss over all workers."""
@@ -78,18 +80,31 @@ class ShardedStepper(TorchRun, ABC):
 
     @abstractmethod
     def checkpoint(self, step: int) -> Checkpoint:
-        """The state before a step; its arrays are with rank 0. All workers call it at once."""
+        """The state before a step, see :class:`.base.Stepper`; its arrays come when read."""
 
-    def _whole(
-        self, parts: Mapping[str, Any], gather: Callable[[Any], torch.Tensor]
-    ) -> dict[str, np.ndarray]:
-        """Gathers one array after the other; rank 0 keeps them."""
-        arrays = {}
-        for name, part in parts.items():
-            whole = gather(part)
-            if self._collectives.rank == 0:
-                arrays[name] = to_numpy(whole)
-        return arrays
+    def _weights_of(self, module: torch.nn.Module) -> dict[str, Any]:
+        """The parameters of a part of the encoder, in canonical names."""
+        own = {id(parameter) for parameter in module.parameters()}
+        return {name: one for name, one in self._encoder.weights.items() if id(one) in own}
+
+    def _moment(self, like: torch.Tensor) -> torch.Tensor:
+        """Zeros in the shape of a part of the state, on the disk if that is asked for."""
+        if self._disk is None:
+            return torch.zeros_like(like)
+        return self._disk.zeros(like.numel()).view(like.shape)
+
+    def _begin_moments(self, parts: Iterable[torch.Tensor]) -> None:
+        """Makes room for the moments of this worker's parts; before any :meth:`_moment`."""
+        if self._training.offload == "disk":
+            self._disk = DiskTensors(part.numel() for part in parts for _ in KINDS)
+
+    def _let_go_after(self, optimiser: torch.optim.Optimizer) -> None:
+        """Has an optimiser keep no more of the moments in memory than it updates at once."""
+        if (disk := self._disk) is not None:
+            optimiser.register_step_post_hook(lambda *of_step: disk.let_go())
+
+    def _moment_shapes(self) -> Shapes:
+        return {f"{kind}/{name}": shape for kind in KINDS for name, shape in self._shapes.items()}
 
     @abstractmethod
     def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
@@ -212,10 +227,18 @@ class ShardedStepper(TorchRun, ABC):
         ]
 
 
-def optimiser_of(weights: Mapping[str, torch.Tensor], weight_decay: float) -> torch.optim.AdamW:
-    """AdamW, that does not decay biases and layer norms."""
-    matrices = [value for value in weights.values() if value.ndim > 1]
-    vectors = [value for value in weights.values() if value.ndim == 1]
+def optimiser_of(
+    weights: Mapping[str, torch.Tensor], shapes: Shapes, weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW, that does not decay biases and layer norms.
+
+    Args:
+        weights: What this worker has of them, by name; parts may be flat.
+        shapes: Of the whole.
+        weight_decay: Of the others.
+    """
+    matrices = [value for name, value in weights.items() if len(shapes[name]) > 1]
+    vectors = [value for name, value in weights.items() if len(shapes[name]) == 1]
     return torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": weight_decay},

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
 from pipelines.lanes.files import Granule
-from pipelines.losses.candidates import Picks
 from pipelines.losses.targets import Targets
 from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import (
@@ -24,7 +23,6 @@ from pipelines.models.frameworks.torch import (
     has_bf16,
     prepare,
 )
-from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -44,6 +42,7 @@ from pipelines.training.steppers.micro_batches import (
 )
 from pipelines.training.steppers.objectives import Objective, objectives
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
 from pipelines.training.steppers.torch_reconstruction import Rewriting, rewriting
 from pipelines.training.steppers.torch_words import WordGradient
 
@@ -368,30 +367,7 @@ def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     return norm
 
 
-def on_device(targets: Targets, device: torch.device) -> Any:
-    """What a loss compares with, as tensors."""
-    if isinstance(targets, Picks):
-        guide = [to_device(vectors, device) for vectors in targets.guide]
-        return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
-    if isinstance(targets, list):
-        return [to_device(vectors, device) for vectors in targets]
-    # A copy: the array may be a part of a lane file, which a tensor could write to.
-    return to_device(np.array(targets), device)
-
-
-def gradients_of_loss(
-    loss_of: Callable[[Sequence[torch.Tensor], Any], torch.Tensor],
-    sides: Sequence[torch.Tensor],
-    targets: Targets,
-    share: float,
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """A loss times a share, and its gradients; see :data:`.step_negatives.GradientsOf`."""
-    leaves = [side.detach().requires_grad_() for side in sides]
-    loss = loss_of(leaves, on_device(targets, sides[0].device)) * share
-    return loss.detach(), torch.autograd.grad(loss, leaves)
-
-
-def _assign(tensors: Mapping[str, torch.Tensor], values: Weights) -> None:
+def _assign(tensors: Mapping[str, torch.Tensor], values: Mapping[str, np.ndarray]) -> None:
     for name, value in values.items():
         tensors[name].detach().copy_(torch.from_numpy(value))
 

@@ -14,6 +14,7 @@ from pipelines.lanes.plan import noise_seed
 from pipelines.losses import LOSSES
 from pipelines.losses.loss import Loss, Reconstruction
 from pipelines.models.adaptation import of_objective, without_objective
+from pipelines.models.architecture import Shapes
 from pipelines.models.frameworks.torch import PRECISIONS, prepare
 from pipelines.models.frameworks.torch_sharding import Unit
 from pipelines.models.spec import EncoderSpec
@@ -115,11 +116,11 @@ class RewritingUnit(Unit):
 
     Args:
         rewriting: The objective.
-        weights: What is trained; copied.
+        shapes: Of what is trained.
     """
 
-    def __init__(self, rewriting: Rewriting, weights: Mapping[str, np.ndarray]) -> None:
-        super().__init__(weights)
+    def __init__(self, rewriting: Rewriting, shapes: Shapes) -> None:
+        super().__init__(shapes)
         self._rewriting = rewriting
 
     def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
@@ -134,12 +135,12 @@ class RewritingModule(torch.nn.Module):  # type: ignore[misc] # torch is not fol
 
     Args:
         rewriting: The objective.
-        weights: What is trained; copied.
+        shapes: Of what is trained.
     """
 
-    def __init__(self, rewriting: Rewriting, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, rewriting: Rewriting, shapes: Shapes) -> None:
         super().__init__()
-        self.whole = RewritingUnit(rewriting, weights)
+        self.whole = RewritingUnit(rewriting, shapes)
 
     def units(self) -> Iterator[Unit]:
         """The one unit."""

@@ -1,0 +1,154 @@
+"""Arrays by name that are not in memory all at once, and the files that they stand in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import safe_open
+
+from pipelines.models.architecture import Shapes
+
+_TYPES: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(type_)
+    for name, type_ in {
+        "F64": "<f8",
+        "F32": "<f4",
+        "F16": "<f2",
+        "I64": "<i8",
+        "I32": "<i4",
+        "I16": "<i2",
+        "I8": "i1",
+        "U64": "<u8",
+        "U32": "<u4",
+        "U16": "<u2",
+        "U8": "u1",
+        "BOOL": "?",
+    }.items()
+}
+_NAMES = {type_: name for name, type_ in _TYPES.items()}
+"""Types of numpy by what safetensors calls them, and the other way round."""
+_ALIGNMENT = 8
+_METADATA = {"format": "pt"}
+"""Without it transformers refuses a file."""
+
+
+class LazyArrays(Mapping[str, np.ndarray]):
+    """fp32 arrays, each of which is made when it is asked for, and kept by nobody.
+
+    Args:
+        shapes: Of each array; they are known without it.
+        make: Gives the array of a name.
+    """
+
+    def __init__(self, shapes: Shapes, make: Callable[[str], np.ndarray]) -> None:
+        self.shapes = shapes
+        self._make = make
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def shapes_of(arrays: Mapping[str, np.ndarray]) -> Shapes:
+    """The shapes of arrays, none of which is made for it."""
+    if isinstance(arrays, LazyArrays):
+        return arrays.shapes
+    return {name: array.shape for name, array in arrays.items()}
+
+
+class _Place(NamedTuple):
+    """Where an array stands in a file, and what it is."""
+
+    offset: int
+    type_: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def stored_arrays(path: Path) -> LazyArrays:
+    """The arrays of a safetensors file, which is mapped into memory for each that is asked for.
+
+    Of an array no more is read than is looked at, and its memory goes with it. The file has to
+    stay where it is.
+
+    Raises:
+        SafetensorError: It is damaged.
+    """
+    with safe_open(str(path), framework="numpy"):
+        pass  # The library has compared the header with the size of the file.
+    places = _places(path)
+
+    def read(name: str) -> np.ndarray:
+        place = places[name]
+        if 0 in place.shape:
+            return np.empty(place.shape, place.type_)
+        mapped = np.memmap(path, place.type_, "r", place.offset, place.shape)
+        return mapped.view(np.ndarray)
+
+    return LazyArrays({name: place.shape for name, place in places.items()}, read)
+
+
+def _places(path: Path) -> dict[str, _Place]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {
+        name: _Place(8 + size + one["data_offsets"][0], _TYPES[one["dtype"]], tuple(one["shape"]))
+        for name, one in header.items()
+        if name != "__metadata__"
+    }
+
+
+def stored_order(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """The names of arrays in the order in which a file has them: wide types first, then by name."""
+    if isinstance(arrays, LazyArrays):
+        return sorted(arrays.shapes)
+    return sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a safetensors file, as the library does, with one array in memory after the other."""
+    names, shapes = stored_order(arrays), shapes_of(arrays)
+    header: dict[str, Any] = {"__metadata__": _METADATA}
+    offset = 0
+    for name in names:
+        kind = _type(arrays, name)
+        end = offset + int(np.prod(shapes[name], dtype=np.int64)) * kind.itemsize
+        header[name] = {
+            "dtype": _NAMES[kind],
+            "shape": list(shapes[name]),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for name in names:
+            # In the order of C, whatever the order in memory is.
+            array = np.ascontiguousarray(arrays[name], _type(arrays, name))
+            if array.size != np.prod(shapes[name], dtype=np.int64):
+                raise ValueError(f"{name} is {list(array.shape)}, not {list(shapes[name])}")
+            file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def _type(arrays: Mapping[str, np.ndarray], name: str) -> np.dtype[Any]:
+    """The type in which an array is written."""
+    if isinstance(arrays, LazyArrays):
+        return _TYPES["F32"]
+    kind: np.dtype[Any] = arrays[name].dtype
+    return kind.newbyteorder("<")
