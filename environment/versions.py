@@ -274,7 +274,7 @@ def notes() -> str:
     return """\
 `not installed`: the engine is not for that release. BigDL's jars are compiled for Scala 2.12, so
 the engine `bigdl` (dllib and Orca) runs on Spark 3.5 alone, and on Spark 4 it says so before it
-starts.
+starts. Megatron-Core is in an environment of its own (`make megatron`), which is tried apart.
 
 ## Running it
 

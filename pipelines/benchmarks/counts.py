@@ -42,6 +42,7 @@ WORDS_OF_A_TEXT = 12
 STEPS = 3
 HEAVY = (
     *("tensorflow", "torch", "keras", "tf_keras", "bigdl", "horovod", "elephas", "deepspeed"),
+    "megatron",
     *("tensorflowonspark", "transformers", "sentence_transformers", "mlflow", "tensorboardX"),
     *("openvino", "onnxruntime", "sklearn"),
 )

@@ -20,7 +20,7 @@ KEY = "spark.python.daemon.module"
 # Standard modules that nothing else imports; the second one prints as it is imported.
 PRELOADED = ("colorsys", "this")
 # Not in every installation that runs the tests.
-OPTIONAL = ("horovod",)
+OPTIONAL = ("horovod", "megatron")
 
 COMPUTES_NOTHING = """
 import importlib, os, sys, threading

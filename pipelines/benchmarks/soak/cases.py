@@ -17,6 +17,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "local-tensorflow": {"engine": "local", "framework": "tensorflow"},
     "torch": {"engine": "torch", "framework": "torch"},
     "deepspeed": {"engine": "deepspeed", "framework": "torch", "sharding": "gradients"},
+    "megatron": {"engine": "megatron", "framework": "torch"},
     "horovod-torch": {"engine": "horovod", "framework": "torch"},
     "horovod-tensorflow": {"engine": "horovod", "framework": "tensorflow"},
     "tensorflowonspark": {"engine": "tensorflowonspark"},
