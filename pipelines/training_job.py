@@ -237,7 +237,7 @@ def _write_start(folder: Location, prepared: PreparedFolder) -> None:
     start_folder = RunFolder(folder).start
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):
-            start_state = load_checkpoint(folder, 0)
+            start_state = load_checkpoint(folder, 0, lazily=True)
             write_encoder(
                 start_folder,
                 start_state.spec,

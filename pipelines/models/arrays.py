@@ -95,7 +95,8 @@ def stored_arrays(path: Path) -> LazyArrays:
         place = places[name]
         if 0 in place.shape:
             return np.empty(place.shape, place.type_)
-        mapped = np.memmap(path, place.type_, "r", place.offset, place.shape)
+        # Whoever writes to one has a copy of what he writes, and the file stays as it is.
+        mapped = np.memmap(path, place.type_, "c", place.offset, place.shape)
         return mapped.view(np.ndarray)
 
     return LazyArrays({name: place.shape for name, place in places.items()}, read)

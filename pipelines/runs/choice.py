@@ -112,7 +112,7 @@ def _trained(run_folder: Location, training: TrainingSettings, last_step: int) -
         state = load_best(run_folder)
         reasons = {"best_by": best.metric, "value": best.value, **_ema(state, training)}
         return Choice(checkpoint=state, reasons=reasons)
-    newest = load_checkpoint(run_folder, last_step)
+    newest = load_checkpoint(run_folder, last_step, lazily=True)
     there = set(checkpoint_steps(run_folder))
     earlier = [step for step in training.averaged_steps(last_step)[:-1] if step in there]
     mean, steps = _mean(run_folder, newest, earlier) if earlier else (newest, [])

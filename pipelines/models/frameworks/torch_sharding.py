@@ -204,5 +204,4 @@ def copy_weights(weights: Mapping[str, torch.Tensor], arrays: Mapping[str, np.nd
         arrays: Have all of them.
     """
     for name, parameter in weights.items():
-        # Read-only arrays are copied, so no tensor writes to them.
-        parameter.detach().copy_(torch.tensor(arrays[name]))
+        parameter.detach().copy_(torch.from_numpy(arrays[name]))

@@ -113,7 +113,7 @@ class FsdpStepper(ShardedStepper):
         """Gives this worker's rows their numbers; no others are read of an array."""
         workers = self._collectives.workers
         begin = self._collectives.rank * -(-len(array) // workers)
-        local.copy_(torch.tensor(array[begin : begin + len(local)]))
+        local.copy_(torch.from_numpy(array[begin : begin + len(local)]))
 
     def _take(self, checkpoint: Checkpoint) -> None:
         """Gives the optimisers this worker's part of the moments."""
