@@ -87,7 +87,7 @@ class Architecture:
             sharded training, which else takes the encoder as one unit; `torch_tokens` and
             `torch_decoder` are for objectives that act on tokens, see
             :mod:`pipelines.models.frameworks.torch`; `bigdl_memory`, which goes with `bigdl`, says
-            what heap a step needs.
+            what heap a step needs; `mesh` is for the engine of that name.
         division: How it is divided between the workers that hold it together, if it can be.
         leaves_ends_out: Whether it takes the first and the last token of every text for special
             ones, and leaves them out; else a tokenizer may add any number, or none.

@@ -18,5 +18,6 @@ STEPPERS: Registry[Any] = Registry(
         "torch": "pipelines.training.steppers.torch:TorchStepper",
         "torch-fsdp": "pipelines.training.steppers.fsdp:FsdpStepper",
         "deepspeed": "pipelines.training.steppers.deepspeed:DeepSpeedStepper",
+        "mesh": "pipelines.training.steppers.mesh:MeshStepper",
     },
 )
