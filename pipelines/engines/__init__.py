@@ -24,6 +24,7 @@ ENGINES: Registry[type[Engine]] = Registry(
         "deepspeed": "pipelines.engines.deepspeed:DeepSpeedEngine",
         "elephas": "pipelines.engines.elephas.engine:ElephasEngine",
         "horovod": "pipelines.engines.horovod.engine:HorovodEngine",
+        "mesh": "pipelines.engines.mesh.engine:MeshEngine",
         "tensorflowonspark": "pipelines.engines.tensorflowonspark.engine:TensorFlowOnSparkEngine",
         "torch": "pipelines.engines.torch:TorchEngine",
     },

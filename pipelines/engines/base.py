@@ -119,6 +119,13 @@ class Engine(ABC):
         for library in self.libraries:
             check_installed(library, self.name)
 
+    def check_config(self, config: Config) -> None:  # noqa: B027 - most know all that fits
+        """Refuses settings that it does not know, though others do; called before Spark starts.
+
+        Raises:
+            InputError: Naming the key, and what would fit.
+        """
+
     def check_session(  # noqa: B027 - not all engines train in a session
         self, session: SparkSession, config: Config
     ) -> None:
@@ -210,6 +217,7 @@ def check_fit(engine: Engine, config: Config) -> None:
                 f"engine {engine.name} does not know it",
                 f"leave it {str(default).lower()}",
             )
+    engine.check_config(config)
 
 
 def monitor_for(

@@ -39,9 +39,7 @@ class _Dimensions:
 
     def __init__(self, spec: BertSpec) -> None:
         self.hidden = mtf.Dimension(HIDDEN, spec.hidden)
-        self.words = (
-            mtf.Dimension("word_width", spec.word_width) if spec.projects else self.hidden
-        )
+        self.words = mtf.Dimension("word_width", spec.word_width) if spec.projects else self.hidden
         self.heads = mtf.Dimension(HEADS, spec.heads)
         self.head = mtf.Dimension("head", spec.hidden // spec.heads)
         self.wide = mtf.Dimension(WIDE, spec.intermediate)
@@ -148,7 +146,8 @@ class _Pass:
         by_head = [own.heads, own.head]
         query = self._dense(f"{prefix}attention.self.query", hidden_states, by_head)
         key, value = (
-            self._dense(f"{prefix}attention.self.{name}", seen, by_head) for name in ("key", "value")
+            self._dense(f"{prefix}attention.self.{name}", seen, by_head)
+            for name in ("key", "value")
         )
         shape = [*self._texts, own.heads, self._tokens, self._memory]
         scores = mtf.einsum([query * (1 / math.sqrt(own.head.size)), key], output_shape=shape)

@@ -109,9 +109,7 @@ class GranuleGraph:
         graph = mtf.Graph()
         self._library_mesh = mtf.Mesh(graph, "mesh")
         weights = state.weights.imported(self._library_mesh)
-        embeddings = [
-            forward(spec, weights, self._side(number)) for number in range(len(widths))
-        ]
+        embeddings = [forward(spec, weights, self._side(number)) for number in range(len(widths))]
         targets = [
             tf.nest.pack_sequence_as(target_specs(objective), one.targets) for one in self._inputs
         ]
@@ -164,9 +162,7 @@ class GranuleGraph:
                 for width in self._widths
             ]
             specs = tf.nest.flatten(target_specs(objective))
-            return GranuleInputs(
-                sides, [tf1.placeholder(spec.dtype, spec.shape) for spec in specs]
-            )
+            return GranuleInputs(sides, [tf1.placeholder(spec.dtype, spec.shape) for spec in specs])
 
     def _side(self, number: int) -> Side:
         """A side of all replicas' granules."""

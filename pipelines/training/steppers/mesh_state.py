@@ -5,7 +5,9 @@ Not the library's own variables: of each of these one device keeps a whole copy 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 class Sliced:
     """Arrays of which each device of a mesh has its part.
 
+    They travel to a device, or from one, in one message, which may have 2 GB.
+
     Args:
         mesh: The mesh.
         shapes: The dimensions of each, by name.
@@ -32,55 +36,87 @@ class Sliced:
         self._shapes = {name: mtf.Shape(list(shape)) for name, shape in shapes.items()}
         self._members = range(placement.members)
         self._parts: dict[str, Any] = {}
-        self._starts: dict[str, Any] = {}
-        for name, shape in self._shapes.items():
-            self._starts[name] = tf1.placeholder(tf1.float32, mesh.slice_shape(shape))
-            self._parts[name] = on_devices(mesh, lambda _, name=name: self._variable(name))
+        self._values: dict[str, Any] = {}
+        self._starts: list[dict[str, Any]] = [{} for _ in range(mesh.size)]
+        for name in shapes:
+            self._parts[name] = on_devices(mesh, partial(self._variable, name))
+            self._values[name] = on_devices(mesh, lambda n, name=name: self.part(name, n).value())
+        self._fill, self._clear = (
+            [tf1.group(*self._assigned(number, zero)) for number in range(mesh.size)]
+            for zero in (False, True)
+        )
 
-    def _variable(self, name: str) -> Any:
-        start = self._starts[name]
+    def _variable(self, name: str, device: int) -> Any:
+        start = tf1.placeholder(tf1.float32, self._mesh.slice_shape(self._shapes[name]))
+        self._starts[device][name] = start
         return tf1.Variable(start, trainable=False, use_resource=True, collections=[])
+
+    def _assigned(self, number: int, zero: bool) -> Iterator[Any]:
+        with tf1.device(self._mesh.devices[number]):
+            for name, start in self._starts[number].items():
+                value = tf1.zeros(start.shape) if zero else start
+                yield self.part(name, number).assign(value, read_value=False)
 
     def part(self, name: str, device: int) -> Any:
         """The variable of a device."""
         return self._parts[name].tensor_list[device]
 
+    def value(self, name: str, device: int) -> Any:
+        """What that is at the beginning of a run of the session."""
+        return self._values[name].tensor_list[device]
+
     def imported(self, mesh: Any) -> dict[str, Any]:
         """All of them as tensors of a graph of the library's."""
         return {
-            name: mtf.import_laid_out_tensor(
-                mesh, on_devices(self._mesh, lambda n, name=name: self.part(name, n).value()), shape
-            )
+            name: mtf.import_laid_out_tensor(mesh, self._values[name], shape)
             for name, shape in self._shapes.items()
         }
 
-    def fill(self, session: Any, name: str, whole: np.ndarray) -> None:
-        """Gives each device its part of an array.
+    def clear(self, session: Any) -> None:
+        """Makes all of them zero."""
+        session.run(self._clear)
+
+    def fill(self, session: Any, arrays: Weights) -> None:
+        """Gives each device its parts of canonical arrays.
+
+        Where one has fewer rows than were shared out, the others are zero.
+        """
+        for number, starts in enumerate(self._starts):
+            fed = {
+                start: self._named(name, arrays[name])[self._bounds(name, number)]
+                for name, start in starts.items()
+            }
+            session.run(self._fill[number], fed)
+
+    def arrays(self, session: Any, canonical: Mapping[str, Sequence[int]]) -> Weights:
+        """The whole arrays, put together from the parts of the first replica.
 
         Args:
-            whole: The canonical array; where it has fewer rows than were shared out, the others
-                are zero.
+            canonical: The shape of each.
         """
+        named = {
+            name: np.empty(shape.to_integer_list, np.float32)
+            for name, shape in self._shapes.items()
+        }
+        for number in self._members:
+            values = session.run({name: self.value(name, number) for name in self._shapes})
+            for name, value in values.items():
+                named[name][self._bounds(name, number)] = value
+        return {
+            name: named[name].reshape(-1)[: math.prod(shape)].reshape(shape)
+            for name, shape in canonical.items()
+        }
+
+    def _named(self, name: str, whole: np.ndarray) -> np.ndarray:
         shape = self._shapes[name]
         padded = np.zeros(shape.size, np.float32)
         padded[: whole.size] = whole.reshape(-1)
-        named = padded.reshape(shape.to_integer_list)
-        for number in range(self._mesh.size):
-            part = {self._starts[name]: named[self._bounds(name, number)]}
-            session.run(self.part(name, number).initializer, part)
-
-    def whole(self, session: Any, name: str, shape: Sequence[int]) -> np.ndarray:
-        """An array of a canonical shape, put together from the parts of the first replica."""
-        named = np.empty(self._shapes[name].to_integer_list, np.float32)
-        parts = session.run([self.part(name, number).value() for number in self._members])
-        for number, part in zip(self._members, parts, strict=True):
-            named[self._bounds(name, number)] = part
-        return named.reshape(-1)[: int(np.prod(shape))].reshape(shape)
+        return padded.reshape(shape.to_integer_list)
 
     def is_divided(self, name: str) -> bool:
         """Whether members have different parts."""
         shape = self._shapes[name]
-        return bool(np.prod(self._mesh.slice_shape(shape)) < shape.size)
+        return math.prod(self._mesh.slice_shape(shape)) < int(shape.size)
 
     def _bounds(self, name: str, number: int) -> tuple[slice, ...]:
         first = self._mesh.slice_begin(self._shapes[name], number)
@@ -118,23 +154,22 @@ class MeshState:
 
     def load(self, session: Any, weights: Weights, moments: Weights) -> None:
         """Takes a state; without moments, that of a fresh optimiser."""
-        for name, value in weights.items():
-            zero = np.zeros_like(value)
-            self.weights.fill(session, name, value)
-            self.gradients.fill(session, name, zero)
-            for kind, of_kind in self._moments.items():
-                of_kind.fill(session, name, moments.get(f"{kind}/{name}", zero))
+        self.weights.fill(session, weights)
+        self.gradients.clear(session)
+        for kind, of_kind in self._moments.items():
+            if moments:
+                of_kind.fill(session, {name: moments[f"{kind}/{name}"] for name in weights})
+            else:
+                of_kind.clear(session)
 
     def arrays(self, session: Any) -> tuple[Weights, Weights]:
         """Weights and moments, whole."""
-        shapes = self._canonical.items()
-        weights = {name: self.weights.whole(session, name, shape) for name, shape in shapes}
         moments = {
-            f"{kind}/{name}": of_kind.whole(session, name, shape)
+            f"{kind}/{name}": value
             for kind, of_kind in self._moments.items()
-            for name, shape in shapes
+            for name, value in of_kind.arrays(session, self._canonical).items()
         }
-        return weights, moments
+        return self.weights.arrays(session, self._canonical), moments
 
     def update(self, session: Any, rate: float, number: int, granules: int) -> float:
         """Makes an update from the gradients that were added up, and begins anew.
@@ -165,9 +200,7 @@ class MeshState:
             peers = [squares[rank][0] for rank in self._placement.member_ranks(number)]
             with tf1.device(device):
                 norms.append(tf1.sqrt(tf1.add_n([*peers, squares[number][1]])) * self._share)
-                updates += [
-                    self._update_part(name, number, norms[-1]) for name in self._canonical
-                ]
+                updates += [self._update_part(name, number, norms[-1]) for name in self._canonical]
         return norms[0], tf1.group(*updates)
 
     def _squares(self, number: int) -> tuple[Any, Any]:
@@ -175,20 +208,22 @@ class MeshState:
         with tf1.device(self._mesh.devices[number]):
             sums: dict[bool, list[Any]] = {True: [tf1.zeros([])], False: [tf1.zeros([])]}
             for name in self._canonical:
-                square = tf1.reduce_sum(tf1.square(self.gradients.part(name, number).value()))
+                square = tf1.reduce_sum(tf1.square(self.gradients.value(name, number)))
                 sums[self.weights.is_divided(name)].append(square)
             return tf1.add_n(sums[True]), tf1.add_n(sums[False])
 
     def _update_part(self, name: str, number: int, norm: Any) -> Any:
         """AdamW on a device's part; see :class:`.tensorflow.TensorFlowStepper`."""
         weight, gradients = self.weights.part(name, number), self.gradients.part(name, number)
-        gradient = gradients.value() * self._share
+        gradient = self.gradients.value(name, number) * self._share
         if clip := self._training.clip_norm:
             gradient *= clip * tf1.minimum(1 / norm, 1 / clip)
         before = [gradient]
         if self._training.weight_decay and len(self._canonical[name]) > 1:
             decay = self._rate * self._training.weight_decay
-            before.append(weight.assign_sub(weight.value() * decay, read_value=False))
+            before.append(
+                weight.assign_sub(self.weights.value(name, number) * decay, read_value=False)
+            )
         with tf1.control_dependencies(before):
             applied = tf1.raw_ops.ResourceApplyAdam(
                 var=weight.handle,
