@@ -17,6 +17,7 @@ from pipelines.engines.horovod.rendezvous_client import RETRY_SECONDS, Rendezvou
 from pipelines.engines.processes import run_in_child
 from pipelines.errors import PipelineError
 from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.collectives.interfaces import own_address
 from pipelines.training.collectives.ring import BROKEN, Ring
 from pipelines.training.control.encryption import make_identity
@@ -108,7 +109,16 @@ def means_peer_lost(error: Exception) -> bool:
     return BROKEN in str(error) or type(error).__name__ in _LOST
 
 
-def join_mesh(task: WorkerTask, store: RendezvousClient, afterwards: ExitStack) -> RingCollectives:
+class Alone(SingleProcess):
+    """The same of a single worker, which needs no server."""
+
+    target = ""
+    devices = ("/device:CPU:0",)
+
+
+def join_mesh(
+    task: WorkerTask, store: RendezvousClient, afterwards: ExitStack
+) -> RingCollectives | Alone:
     """Starts this worker's server, and joins the ring of the workers.
 
     Args:
@@ -119,11 +129,13 @@ def join_mesh(task: WorkerTask, store: RendezvousClient, afterwards: ExitStack) 
         PipelineError: Some workers are missing.
         TimeoutError, OSError: The ring cannot be made.
     """
+    if task.workers == 1:
+        return Alone()
     training, host = task.run.config.training, own_address(task.monitor)
     identity = None if task.fingerprint is None else make_identity()
     with _reserved(host) as ring_port, _reserved("") as server_port:
         ports = ring_port.getsockname()[1], server_port.getsockname()[1]
-        own = _Place(host, *ports, identity and identity.fingerprint)
+        own = _Place(host, *ports, None if identity is None else identity.fingerprint)
         places = _meet(store, task, own, training.start_seconds)
         # Both take their port while it is still held, so that no other process can have it.
         following = places[(task.rank + 1) % task.workers].fingerprint

@@ -22,7 +22,7 @@ tf1 = tensorflow.compat.v1
 _ESTIMATOR = "tensorflow.compat.v1.estimator"
 
 
-def _estimators() -> ModuleType:
+def _estimators() -> Any:
     """Stands for `tf.estimator`, which TensorFlow 2.16 removed.
 
     The library derives two classes for checkpoints of its own from it while it is imported; nothing

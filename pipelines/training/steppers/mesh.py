@@ -20,7 +20,6 @@ from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.frameworks.mesh import mesh_of, named_shapes
 from pipelines.models.frameworks.mesh_library import tf1
 from pipelines.models.frameworks.tensorflow import configure_threads
-from pipelines.models.weights import WORDS
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings

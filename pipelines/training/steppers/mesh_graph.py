@@ -1,7 +1,7 @@
 """The graph of a training on a mesh: a granule of each replica at once. Runs in the chief.
 
-The library's dimensions have sizes that are known when a graph is made, so there is a graph for each
-combination of widths, to which the sides of granules are padded.
+The library's dimensions have sizes that are known when a graph is made, so there is a graph for
+each combination of widths, to which the sides of granules are padded.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Sliced:
         self._starts: list[dict[str, Any]] = [{} for _ in range(mesh.size)]
         for name in shapes:
             self._parts[name] = on_devices(mesh, partial(self._variable, name))
-            self._values[name] = on_devices(mesh, lambda n, name=name: self.part(name, n).value())
+            self._values[name] = on_devices(mesh, partial(self._read, name))
         self._fill, self._clear = (
             [tf1.group(*self._assigned(number, zero)) for number in range(mesh.size)]
             for zero in (False, True)
@@ -50,6 +50,9 @@ class Sliced:
         start = tf1.placeholder(tf1.float32, self._mesh.slice_shape(self._shapes[name]))
         self._starts[device][name] = start
         return tf1.Variable(start, trainable=False, use_resource=True, collections=[])
+
+    def _read(self, name: str, device: int) -> Any:
+        return self.part(name, device).value()
 
     def _assigned(self, number: int, zero: bool) -> Iterator[Any]:
         with tf1.device(self._mesh.devices[number]):
@@ -116,7 +119,7 @@ class Sliced:
     def is_divided(self, name: str) -> bool:
         """Whether members have different parts."""
         shape = self._shapes[name]
-        return math.prod(self._mesh.slice_shape(shape)) < int(shape.size)
+        return bool(math.prod(self._mesh.slice_shape(shape)) < shape.size)
 
     def _bounds(self, name: str, number: int) -> tuple[slice, ...]:
         first = self._mesh.slice_begin(self._shapes[name], number)
