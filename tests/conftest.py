@@ -60,6 +60,8 @@ INTERPRETED = {"sql.codegen.wholeStage": "false", "sql.codegen.factoryMode": "NO
 # Folders and files whose tests run tasks and no workers of an engine. They have one executor: each
 # further one loads Spark's classes, compiles its queries and imports what Python needs once more.
 EXECUTORS = 3
+MOST_EXECUTORS = 4
+"""Of those tests in the matrix whose workers hold the encoder together in two replicas."""
 OF_ONE_EXECUTOR = {
     *("corpus", "embedding", "evaluation", "lanes", "mining", "search", "tokens"),
     "test_preparation.py",
@@ -112,6 +114,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if "spark" not in getattr(item, "fixturenames", ()):
         return
     wanted = EXECUTORS if OF_ONE_EXECUTOR.isdisjoint(item.path.parts) else 1
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
+        wanted = MOST_EXECUTORS
     item.config.stash[WANTED] = wanted
     if (session := item.config.stash.get(CLUSTER, None)) is not None:
         have_executors(session, wanted)
@@ -128,9 +133,10 @@ def spark(pytestconfig) -> Iterator:
         }
     )
     with_bigdl = {"conf": class_paths} if find_spec("bigdl") else {}
-    session = spark_session(brief, "tests", executors=EXECUTORS, **with_bigdl)
+    most = MOST_EXECUTORS if pytestconfig.getoption("--matrix") else EXECUTORS
+    session = spark_session(brief, "tests", executors=most, **with_bigdl)
     # Those that come later would not be ended.
-    have_executors(session, EXECUTORS)
+    have_executors(session, most)
     have_executors(session, pytestconfig.stash[WANTED])
     pytestconfig.stash[CLUSTER] = session
     yield session

@@ -53,11 +53,14 @@ LEFTMOST = 0  # of the package itself, which holds the version and nothing else
 
 # Loading one takes seconds and hundreds of megabytes, and no installation has all of them. Only
 # modules that exist for one import it as soon as they are imported themselves.
-TORCH = ("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed", "*.orca.*", "*.devices")
+TORCH = (
+    *("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed*", "*.orca.*", "*.devices"),
+    *("*.model_parallel", "*.pipeline", "*.own_part"),
+)
 HEAVY = {
     "tensorflow": ("*tensorflow*", "*.elephas.model", "*.elephas.steps"),
     "torch": TORCH,
-    "deepspeed": ("*deepspeed",),
+    "deepspeed": ("*deepspeed", "*deepspeed_pipeline"),
     "bigdl": ("*.orca.*", "*.bigdl.*", "*dllib"),
     "horovod": ("*.horovod.*",),
     "elephas": ("*.elephas.*",),

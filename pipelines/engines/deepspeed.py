@@ -8,6 +8,8 @@ from typing_extensions import override
 
 from pipelines.engines.base import Mode
 from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
+from pipelines.errors import InputError
+from pipelines.losses.loss import spans_steps
 
 if TYPE_CHECKING:
     from pipelines.engines.distributor import MonitoredDistributor
@@ -23,15 +25,29 @@ class DeepSpeedEngine(DistributorEngine):
             guarantee="The loss curve of `local` with PyTorch, on any number of workers.",
             choose_when="The state of training does not fit into each worker: it is split, the "
             "optimiser's arrays (`training.sharding: optimizer`, ZeRO 1), the gradients too "
-            "(`gradients`, ZeRO 2), or the weights as well (`parameters`, ZeRO 3).",
+            "(`gradients`, ZeRO 2), or the weights as well (`parameters`, ZeRO 3). With "
+            "`pipeline_parallel` the layers are divided into stages instead, and `optimizer` "
+            "splits between the replicas.",
             needs=NEEDS,
         )
     }
     # The stepper reads the stage from `training.sharding`.
     steppers: ClassVar = dict.fromkeys(("optimizer", "gradients", "parameters"), "deepspeed")
+    divided_steppers: ClassVar = {"stages": "deepspeed-pipeline"}
     shardings = tuple(steppers)
+    options = ("pipeline_parallel",)
     libraries = ("deepspeed", "torch")
     rules = distributor_rules("deepspeed.spark.distributor.ignoreSsl")
+
+    @override
+    def check_settings(self, config: Config) -> None:
+        super().check_settings(config)
+        if config.training.pipeline_parallel > 1 and spans_steps(config.objective):
+            raise InputError(
+                "objective.negatives",
+                "DeepSpeed's pipelines see one granule at a time",
+                "set it to granule, or training.engine: torch",
+            )
 
     @override
     def stepper_preloads(self, config: Config) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
+from pipelines.errors import InputError
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 from pipelines.training.steppers import STEPPERS
@@ -50,6 +51,8 @@ class DistributorEngine(SparkJobEngine):
     Attributes:
         steppers: By ``training.sharding``, who computes: a name of
             ``pipelines.training.steppers.STEPPERS``.
+        divided_steppers: The same where workers hold the encoder together: `stages` where there is
+            more than one, and else `members`.
     """
 
     frameworks = ("torch",)
@@ -57,10 +60,22 @@ class DistributorEngine(SparkJobEngine):
         "gradients between the workers (Gloo or NCCL), and the addresses in torchrun's store"
     )
     steppers: ClassVar[Mapping[str, str]]
+    divided_steppers: ClassVar[Mapping[str, str]]
 
     @abstractmethod
     def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:
         """The library's distributor, which has not started yet."""
+
+    @override
+    def check_settings(self, config: Config) -> None:
+        super().check_settings(config)
+        sharding, least = config.training.sharding, self.shardings[0]
+        if config.training.placement.is_divided and sharding != least:
+            raise InputError(
+                "training.sharding",
+                f"workers that hold the encoder together do not share it out by `{sharding}` too",
+                f"set it to {least}",
+            )
 
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
@@ -77,6 +92,9 @@ class DistributorEngine(SparkJobEngine):
         return (STEPPERS.module(self._stepper(config)),)
 
     def _stepper(self, config: Config) -> str:
+        placement = config.training.placement
+        if placement.is_divided:
+            return self.divided_steppers["stages" if placement.stages > 1 else "members"]
         return self.steppers[config.training.sharding]
 
     @override

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TorchEngine(DistributorEngine):
-    """Data parallel, or fully sharded."""
+    """Data parallel, fully sharded, or with the encoder divided between workers."""
 
     name = "torch"
     modes: ClassVar = {
@@ -22,12 +22,16 @@ class TorchEngine(DistributorEngine):
             guarantee="The loss curve of `local` with PyTorch, on any number of workers, whether "
             "each holds the whole state or a part of it (`training.sharding`).",
             choose_when="PyTorch computes, and executors are alike. `sharding: none` is data "
-            "parallel and the fastest; `parameters` (FSDP) is for encoders that do not fit.",
+            "parallel and the fastest; `parameters` (FSDP) is for encoders that do not fit, "
+            "`model_parallel` and `pipeline_parallel` for those of which one layer, or a granule's "
+            "activations, would not.",
             needs=NEEDS,
         )
     }
     steppers: ClassVar = {"none": "torch", "parameters": "torch-fsdp"}
+    divided_steppers: ClassVar = {"members": "torch-tensor", "stages": "torch-pipeline"}
     shardings = tuple(steppers)
+    options = ("model_parallel", "pipeline_parallel")
     libraries = ("torch",)
     rules = distributor_rules("pytorch.spark.distributor.ignoreSsl")
 

@@ -49,9 +49,13 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
         data: Path = prepared,
         negatives: str = "granule",
         directions: tuple[str, ...] = ("query_to_doc",),
+        layers: int | None = None,
         **training,
     ) -> TrainingRun:
         config = small_config(data, **training)
+        layers = layers or config.training.pipeline_parallel
+        encoder = config.encoder.model_copy(update={"layers": layers})
+        config = config.model_copy(update={"encoder": encoder})
         compared = {"negatives": negatives, "directions": directions}
         objective = config.objective.model_copy(update=compared)
         config = config.model_copy(update={"objective": objective})

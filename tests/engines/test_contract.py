@@ -26,6 +26,7 @@ STEPS = 24
 ENDLESS = 100_000
 STALL_SECONDS = 1200
 PROMPT_SECONDS = 600
+PLACE = r"replica \d, stage \d, tensor rank \d"
 
 
 def started() -> set[int]:
@@ -78,7 +79,7 @@ def wait_until_gone(before: set[int], ports: set[int]) -> None:
 def losses_without_learning(spark, engine_case, make_run, reference):
     """The losses of the same steps with the weights as they were: steps are not equally hard."""
     if (framework := reference_framework(engine_case)) is not None:
-        return reference(STEPS, framework, learning_rate=1e-12)
+        return reference(STEPS, framework, learning_rate=1e-12, **encoder_of(engine_case))
     run = make_run(STEPS, "still", **(engine_case.training | {"learning_rate": 1e-12}))
     return engine_case.make().train(spark, run, lambda line: None).losses
 
@@ -87,6 +88,12 @@ def reference_framework(engine_case):
     """In which the reference makes the same losses; none if it knows no such framework."""
     framework = engine_case.training.get("framework", "tensorflow")
     return {"bigdl": "torch", "numpy": None}.get(framework, framework)
+
+
+def encoder_of(engine_case):
+    """Each stage of a pipeline has a layer."""
+    stages = engine_case.placement.stages
+    return {"layers": stages} if stages > 1 else {}
 
 
 @contextlib.contextmanager
@@ -122,7 +129,7 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
     untrained = losses_without_learning(spark, engine_case, make_run, reference)
     assert np.mean(outcome.losses[-10:]) < engine_case.falls_to * np.mean(untrained[-10:])
     if engine_case.equivalent:
-        expected = reference(STEPS, reference_framework(engine_case))
+        expected = reference(STEPS, reference_framework(engine_case), **encoder_of(engine_case))
         np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in lines] == list(outcome.losses)
@@ -165,6 +172,7 @@ def check_times(lines, engine_case):
         assert min(parts.values()) >= 0
         assert sum(parts.values()) == pytest.approx(worker["seconds"], abs=1e-3)
         is_whole = engine_case.training.get("sharding", "none") == "none"
+        is_whole &= engine_case.placement.stages == 1
         assert ("communication" in parts) == is_whole
 
 
@@ -198,7 +206,7 @@ def test_a_worker_that_fails_is_named(each_launch, make_run, spark, tmp_path):
         each_launch.make().train(spark, broken, lambda line: None)
     assert time.monotonic() - began < PROMPT_SECONDS
     rank, lane = place_of_the_last_lane(each_launch)
-    where = rf"rank {rank}, host {socket.gethostname()}, lane {lane}: "
+    where = rf"rank {rank}, ({PLACE}, )?host {socket.gethostname()}, lane {lane}: "
     assert re.search(where, str(caught.value))
     damaged = rf"lane-{run.manifest.lanes - 1:03d}/part-00000\.arrow: granule \d+ is damaged: "
     assert re.search(damaged, str(caught.value))
@@ -208,6 +216,8 @@ def test_a_worker_that_fails_is_named(each_launch, make_run, spark, tmp_path):
 
 def place_of_the_last_lane(engine_case):
     """Rank and first lane of the worker that reads the last lane, as patterns."""
+    if engine_case.placement.is_divided:
+        return r"\d", str(engine_case.placement.replicas - 1)
     if engine_case.name.partition("-")[0] in {"test", "local"}:
         return "0", "0"
     if engine_case.training.get("mode", "sync") != "sync":
@@ -269,7 +279,10 @@ def test_a_worker_that_is_killed_ends_the_run(killable, make_run, spark, monitor
     began = time.monotonic()
     with pytest.raises(EngineError) as caught:
         killable.make().train(spark, run, kill_once)
-    assert re.search(rf"rank {killed[0]}, host .*the worker's process died", str(caught.value))
+    placement = killable.placement
+    place = f"{placement.place(killed[0])}, " if placement.is_divided else ""
+    where = f"rank {killed[0]}, {place}host .*the worker's process died"
+    assert re.search(where, str(caught.value))
     wait_until_gone(before, ports)
     assert time.monotonic() - began < PROMPT_SECONDS
     assert spark.range(3).count() == 3, "the session lives on"

@@ -9,7 +9,7 @@ import torch
 from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.settings.objective import objective
-from pipelines.training.steppers.torch import on_device
+from pipelines.training.steppers.torch_losses import on_device
 
 FRAMEWORKS = ["tensorflow", "torch"]
 ALL = Picks(np.arange(6), np.empty((0, 2), np.int64))

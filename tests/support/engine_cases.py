@@ -17,6 +17,7 @@ from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
+from pipelines.settings.placement import Placement
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import lane_feed
 from pipelines.training.steppers import STEPPERS
@@ -58,6 +59,15 @@ class EngineCase:
     loop: str = "steps"
     watched: bool = True
     marks: tuple = ()
+
+    @property
+    def placement(self) -> Placement:
+        """How its workers are laid out."""
+        stages = self.training.get("pipeline_parallel", 1)
+        members = self.training.get("model_parallel", 1)
+        return Placement(
+            replicas=self.training["workers"] // (stages * members), stages=stages, members=members
+        )
 
     def __str__(self) -> str:
         return self.name
@@ -149,11 +159,21 @@ VARIANTS = {
     "torch": [
         distributor_case("torch-ddp"),
         distributor_case("torch-fsdp", sharding="parameters", trains=False, faults=False),
+        distributor_case("torch-tensor", model_parallel=2, faults=False),
+        distributor_case("torch-pipeline", pipeline_parallel=2),
+        distributor_case("torch-replicas", model_parallel=2, workers=4, trains=False, faults=False),
     ],
     "deepspeed": [
         distributor_case("deepspeed-zero1", sharding="optimizer", trains=False, faults=False),
         distributor_case("deepspeed-zero2", sharding="gradients", trains=False, faults=False),
         distributor_case("deepspeed-zero3", sharding="parameters", faults=False),
+        distributor_case(
+            "deepspeed-pipeline",
+            sharding="optimizer",
+            pipeline_parallel=2,
+            trains=False,
+            faults=False,
+        ),
     ],
     "horovod": [
         engine_case("horovod-tensorflow", marks=(WITH_HOROVOD,)),

@@ -1,6 +1,6 @@
-"""A worker of two: ``python pair.py RANK PORT SETTINGS``, started by :func:`train_pair`.
+"""A worker of some: ``python rank_pair.py RANK WORKERS PORT SETTINGS``, by :func:`train_ranks`.
 
-Trains half of every step, in one way after the other, and writes what comes of it.
+Trains its part of every step, in one way after the other, and writes what comes of it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ LORA = {"lora": {"rank": 2, "alpha": 8.0}, "freeze": {"embeddings": True}}
 TRAINING = {"weight_decay": 0.1, "clip_norm": 0.5, "workers": 2, "granules_per_step": GRANULES}
 
 
-def train_pair(folder: Path, ways: list) -> list[dict]:
-    """What two workers make, in each of several ways.
+def train_ranks(folder: Path, ways: list, count: int = 2) -> list[dict]:
+    """What several workers make, in each of several ways.
 
     Args:
         folder: Is filled.
         ways: Key of the stepper, settings of the objective and of training, of each; and "static"
-            for another encoder than a transformer, or "lora" for one with LoRA.
+            for another encoder than a transformer, "deep" for one of more layers, or "lora" for one
+            with LoRA.
+        count: How many workers there are.
 
     Returns:
         Losses and the last checkpoint, and the losses after the middle, resumed.
@@ -35,9 +37,11 @@ def train_pair(folder: Path, ways: list) -> list[dict]:
         port = str(free.getsockname()[1])
     settings = json.dumps([ways, str(folder)])
     command = [sys.executable, __file__]
-    workers = [subprocess.Popen([*command, str(rank), port, settings]) for rank in range(2)]
+    workers = [
+        subprocess.Popen([*command, str(rank), str(count), port, settings]) for rank in range(count)
+    ]
     try:
-        assert [worker.wait(240) for worker in workers] == [0, 0]
+        assert [worker.wait(240) for worker in workers] == [0] * count
     finally:
         for worker in workers:
             worker.kill()
@@ -66,8 +70,9 @@ def frozen_of(encoder, spec):
 
 def main() -> None:
     """One worker."""
-    rank, port, (ways, folder) = *sys.argv[1:3], json.loads(sys.argv[3])
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": rank}
+    rank, workers, port, (ways, folder) = *sys.argv[1:4], json.loads(sys.argv[4])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {"WORLD_SIZE": workers, "RANK": rank}
     os.environ["LOCAL_RANK"] = rank
     from pipelines.models.frameworks.torch import configure_threads
     from pipelines.settings.load import parse
@@ -89,15 +94,18 @@ def main() -> None:
 
 def train(rank, collectives, folder, key, objective, training, encoder="bert") -> dict:
     """Trains, and goes on once more from a checkpoint in between."""
-    from steppers import SPEC, STATIC, stepper
+    from steppers import DEEP, SPEC, STATIC, stepper
 
     from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint, save_frozen
+    from pipelines.settings.load import parse
 
-    half = GRANULES // 2
-    part = (half * rank, half * rank + half)
-    training = TRAINING | training
+    training = TRAINING | {"workers": collectives.workers} | training
+    placement = parse({"training": {"framework": "torch"} | training}).training.placement
+    share, replica = GRANULES // placement.replicas, placement.place(rank).replica
+    part = (share * replica, share * replica + share)
     make = {"objective": objective, "training": training, "collectives": collectives, "key": key}
-    make["spec"] = STATIC if encoder == "static" else SPEC
+    make["rank"] = rank
+    make["spec"] = {"static": STATIC, "deep": DEEP}.get(encoder, SPEC)
     make["encoder"] = LORA if encoder == "lora" else {}
     whole = stepper("torch", **make)
     losses = curve(whole, range(MIDDLE), *part)

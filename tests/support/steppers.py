@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,8 @@ from pipelines.training.feed import StepWork
 from pipelines.training.steppers import STEPPERS
 
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
+DEEP = replace(SPEC, layers=5, heads=4)
+"""Layers that no number of stages divides evenly."""
 STATIC = StaticSpec(vocabulary=50, hidden=16)
 
 VOCABULARY = 50
@@ -111,6 +114,7 @@ def stepper(
     spec=SPEC,
     key=None,
     encoder=None,
+    rank=0,
 ):
     objective = objective or {}
     training = {"framework": framework, "precision": "fp32"} | (training or {})
@@ -121,7 +125,10 @@ def stepper(
     config = parse({**sections, "teacher": teacher, "encoder": encoder or {}})
     own = LOSSES.load(config.objective.name).reconstruction
     sides = sides if own is None else sides[:1]
-    task = SimpleNamespace(run=SimpleNamespace(config=config, sides=sides, special_ids=IDS))
+    run = SimpleNamespace(config=config, sides=sides, special_ids=IDS)
+    placement = config.training.placement
+    place, workers = placement.place(rank), placement.workers
+    task = SimpleNamespace(run=run, rank=rank, workers=workers, placement=placement, place=place)
     if checkpoint is None:
         trained, frozen = split(config.encoder, random_weights(spec, 3), config.training.seed)
         trained |= {} if own is None else fresh_weights(own, spec, config.training.seed)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rank_pair import GRANULES, LORA, MIDDLE, STEPS, TRAINING, curve, train_pair
+from rank_pair import GRANULES, LORA, MIDDLE, STEPS, TRAINING, curve, train_ranks
 from steppers import SPEC, STATIC, stepper
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ KINDS = {"": (SPEC, {}), "static": (STATIC, {}), "lora": (SPEC, LORA)}
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What two workers make, in each way: both are started once."""
-    return train_pair(tmp_path_factory.mktemp("pair"), WAYS)
+    return train_ranks(tmp_path_factory.mktemp("pair"), WAYS)
 
 
 @pytest.mark.parametrize("number", range(len(WAYS)), ids=lambda number: str(WAYS[number]))

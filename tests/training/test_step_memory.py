@@ -56,7 +56,7 @@ def main() -> None:
         process_group_cleanup,
     )
     from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-    from pipelines.training.steppers.torch import gradients_of_loss
+    from pipelines.training.steppers.torch_losses import gradients_of_loss
 
     configure_threads(1)
     gradients_of = partial(gradients_of_loss, configured_loss(objective(), "torch"))

@@ -17,7 +17,7 @@ from pipelines.losses import LOSSES
 from pipelines.losses.loss import LABELS, Loss, configured_loss
 from pipelines.losses.targets import granule_targets
 from pipelines.settings.objective import objective
-from pipelines.training.steppers.torch import gradients_of_loss
+from pipelines.training.steppers.torch_losses import gradients_of_loss
 
 SEVERAL = (*PAIR, "negative_0", "negative_1")
 VARIANTS: Mapping[str, Mapping[str, Any]] = {

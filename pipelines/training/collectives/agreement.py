@@ -17,7 +17,7 @@ TOLERANCE = 1e-3
 gradients of different texts differ by about their norm."""
 
 
-def check_agreement(checkpoint: Checkpoint, collectives: Collectives) -> None:
+def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str = "ranks") -> None:
     """Compares weights and moments by two numbers of each; all workers call it. After a step.
 
     The first moments hold the gradients of the step, so they differ even where a small learning
@@ -26,6 +26,7 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives) -> None:
     Args:
         checkpoint: The worker's own state.
         collectives: Between the workers.
+        among: What their ranks number, if not all workers of the run.
 
     Raises:
         RuntimeError: They differ; it names the ranks and the first array that differs.
@@ -41,7 +42,7 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives) -> None:
     ranks = np.flatnonzero(~agree.all(axis=1)).tolist()
     name = list(arrays)[int(np.flatnonzero(~agree.all(axis=0))[0])]
     raise RuntimeError(
-        f"after step {checkpoint.step} the state of ranks {ranks} is not that of rank 0, first in"
+        f"after step {checkpoint.step} the state of {among} {ranks} is not that of the first, in"
         f" {name}: the workers did not exchange their gradients"
     )
 

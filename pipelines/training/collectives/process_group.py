@@ -41,7 +41,7 @@ _PEER_LOST = (
 
 
 class GroupCollectives:
-    """Collective operations of the default group; see :class:`.base.Collectives`.
+    """Collective operations of a group; see :class:`.base.Collectives`.
 
     Gradients are averaged in flat buckets, as DistributedDataParallel does, and not by it. It
     would begin while the last granule's gradients are still computed. For that it asks for a
@@ -51,19 +51,23 @@ class GroupCollectives:
 
     Args:
         device: Where the worker computes; the group, which it has joined, can send from there.
+        group: None for all workers.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, group: Any = None) -> None:
         self.device = device
-        self.rank = processes.get_rank()
-        self.workers = processes.get_world_size()
+        self._group = group
+        self.rank = processes.get_rank(group)
+        self.workers = processes.get_world_size(group)
 
     def all_reduce_mean(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The mean of each tensor over the workers; fp32 on the worker's device."""
         sent = []
         for bucket in _buckets(tensors):
             flat = _flatten_dense_tensors(bucket)
-            sent.append((bucket, flat, processes.all_reduce(flat, async_op=True)))
+            sent.append(
+                (bucket, flat, processes.all_reduce(flat, group=self._group, async_op=True))
+            )
         means: list[torch.Tensor] = []
         for bucket, flat, work in sent:
             work.wait()
@@ -74,13 +78,13 @@ class GroupCollectives:
         """The workers' tensors joined along the first axis, in the order of the ranks."""
         own = torch.as_tensor(tensor, device=self.device).contiguous()
         joined = own.new_empty(self.workers * own.shape[0], *own.shape[1:])
-        all_gather_single(joined, own)
+        all_gather_single(joined, own, group=self._group)
         return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See :meth:`.base.Collectives.reduce_scatter`."""
         own = tensor.new_empty(tensor.shape[0] // self.workers, *tensor.shape[1:])
-        reduce_scatter_single(own, tensor.contiguous())
+        reduce_scatter_single(own, tensor.contiguous(), group=self._group)
         return own
 
 

@@ -17,6 +17,11 @@ STEPPERS: Registry[Any] = Registry(
         "tensorflow": "pipelines.training.steppers.tensorflow:TensorFlowStepper",
         "torch": "pipelines.training.steppers.torch:TorchStepper",
         "torch-fsdp": "pipelines.training.steppers.fsdp:FsdpStepper",
+        "torch-tensor": "pipelines.training.steppers.model_parallel:ModelParallelStepper",
+        "torch-pipeline": "pipelines.training.steppers.pipeline:PipelineStepper",
+        "deepspeed-pipeline": (
+            "pipelines.training.steppers.deepspeed_pipeline:DeepSpeedPipelineStepper"
+        ),
         "deepspeed": "pipelines.training.steppers.deepspeed:DeepSpeedStepper",
         "mesh": "pipelines.training.steppers.mesh:MeshStepper",
     },

@@ -7,7 +7,7 @@ Parameter Models", SC 2020, arXiv:1910.02054.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.devices import worker_device
 from pipelines.training.steppers.base import Stepper, StepperFactory
-from pipelines.training.steppers.sharded import KINDS, ShardedStepper
+from pipelines.training.steppers.sharded import KINDS, ShardedStepper, optimiser_of
 from pipelines.training.steppers.torch_reconstruction import Part
 
 # Set before the import, which otherwise probes the machine for accelerators, and warns.
@@ -45,7 +45,7 @@ LARGEST_WHOLE = 4000
 each would cost a message."""
 
 
-class _Stage(NamedTuple):
+class Stage(NamedTuple):
     """How DeepSpeed keeps the state.
 
     Attributes:
@@ -77,9 +77,9 @@ def _set_part(part: Any, whole: torch.Tensor, key: str) -> None:
 
 
 STAGES = {
-    "optimizer": _Stage(1, _linked_parts, safe_set_full_optimizer_state),
-    "gradients": _Stage(2, _linked_parts, safe_set_full_optimizer_state),
-    "parameters": _Stage(3, _sole_parts, _set_part),
+    "optimizer": Stage(1, _linked_parts, safe_set_full_optimizer_state),
+    "gradients": Stage(2, _linked_parts, safe_set_full_optimizer_state),
+    "parameters": Stage(3, _sole_parts, _set_part),
 }
 
 
@@ -93,7 +93,7 @@ class DeepSpeedStepper(ShardedStepper):
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
         super().__init__(task, checkpoint, collectives)
         weights = self._encoder.weights
-        optimiser = self._optimiser_of(weights)
+        optimiser = optimiser_of(weights, self._training.weight_decay)
         self._stage = STAGES[self._training.sharding]
         # The library would compile its own all-reduce in shared memory; the process group has one.
         compatible_operations["deepspeed_shm_comm"] = False
@@ -113,7 +113,7 @@ class DeepSpeedStepper(ShardedStepper):
                 },
             },
         )
-        self._take(checkpoint)
+        take_moments(self._engine.optimizer, self._stage, weights, checkpoint)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """See :meth:`.sharded.ShardedStepper.checkpoint`."""
@@ -140,23 +140,30 @@ class DeepSpeedStepper(ShardedStepper):
         self._engine.step()
         self.gradient_norm = float(self._engine.get_global_grad_norm())
 
-    def _take(self, checkpoint: Checkpoint) -> None:
-        """Gives the optimiser its state.
 
-        The library itself creates it at the first update, and then of one parameter group only.
-        """
-        zero = self._engine.optimizer
-        for group, flat in self._stage.flat_parts(zero):
-            zero.optimizer.state[flat] = {
-                "step": torch.tensor(float(checkpoint.step), device=self._device),
-                **{key: torch.zeros_like(flat) for key in KINDS.values()},
-            }
-            lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
-        weights = self._encoder.weights
-        for name, array in checkpoint.moments.items():
-            kind, _, weight = name.partition("/")
-            whole = torch.tensor(array, device=self._device)
-            self._stage.set_moment(weights[weight], whole, KINDS[kind])
+def take_moments(
+    zero: Any, stage: Stage, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoint
+) -> None:
+    """Gives DeepSpeed's optimiser its state.
+
+    The library itself creates it at the first update, and then of one parameter group only.
+
+    Args:
+        zero: The optimiser.
+        stage: Of ZeRO.
+        weights: The module's parameters by name.
+        checkpoint: The state to begin with.
+    """
+    device = next(iter(weights.values())).device
+    for group, flat in stage.flat_parts(zero):
+        zero.optimizer.state[flat] = {
+            "step": torch.tensor(float(checkpoint.step), device=device),
+            **{key: torch.zeros_like(flat) for key in KINDS.values()},
+        }
+        lazy_init_hp_params_optimizer_state(group, flat, zero.optimizer.state)
+    for name, array in checkpoint.moments.items():
+        kind, _, weight = name.partition("/")
+        stage.set_moment(weights[weight], torch.tensor(array, device=device), KINDS[kind])
 
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.steppers.base import Stepper, StepperFactory
-from pipelines.training.steppers.sharded import KINDS, ShardedStepper
+from pipelines.training.steppers.sharded import KINDS, ShardedStepper, optimiser_of
 from pipelines.training.steppers.torch import total_norm
 from pipelines.training.steppers.torch_reconstruction import Part
 
@@ -37,7 +37,7 @@ class FsdpStepper(ShardedStepper):
             fully_shard(unit, mesh=mesh)
         fully_shard(self._encoder, mesh=mesh)
         weights = self._encoder.weights
-        self._optimiser = self._optimiser_of(weights)
+        self._optimiser = optimiser_of(weights, self._training.weight_decay)
         if checkpoint.moments:
             self._take(weights, checkpoint)
 

@@ -30,12 +30,8 @@ from pipelines.training.steppers.micro_batches import (
 )
 from pipelines.training.steppers.objectives import Objective
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.torch import (
-    TorchRun,
-    gradients_of_loss,
-    on_device,
-    to_numpy,
-)
+from pipelines.training.steppers.torch import TorchRun, to_numpy
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
 from pipelines.training.steppers.torch_reconstruction import Part, Rewriting, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
@@ -79,20 +75,6 @@ class ShardedStepper(TorchRun, ABC):
     @abstractmethod
     def checkpoint(self, step: int) -> Checkpoint:
         """The state before a step; its arrays are with rank 0. All workers call it at once."""
-
-    def _optimiser_of(self, weights: Mapping[str, torch.Tensor]) -> torch.optim.AdamW:
-        """AdamW, that does not decay biases and layer norms."""
-        matrices = [value for value in weights.values() if value.ndim > 1]
-        vectors = [value for value in weights.values() if value.ndim == 1]
-        return torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": self._training.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            betas=(BETA_1, BETA_2),
-            eps=EPSILON,
-            fused=True,
-        )
 
     def _whole(
         self, parts: Mapping[str, Any], gather: Callable[[Any], torch.Tensor]
@@ -224,3 +206,18 @@ class ShardedStepper(TorchRun, ABC):
             )
             for side in texts
         ]
+
+
+def optimiser_of(weights: Mapping[str, torch.Tensor], weight_decay: float) -> torch.optim.AdamW:
+    """AdamW, that does not decay biases and layer norms."""
+    matrices = [value for value in weights.values() if value.ndim > 1]
+    vectors = [value for value in weights.values() if value.ndim == 1]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        betas=(BETA_1, BETA_2),
+        eps=EPSILON,
+        fused=True,
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch.nn.functional import normalize
 from torch.optim.adamw import adamw
 
 from pipelines.lanes.files import Granule
-from pipelines.losses.candidates import Picks
 from pipelines.losses.targets import Targets
 from pipelines.models.adaptation import effective, of_objective
 from pipelines.models.frameworks.torch import (
@@ -24,7 +23,6 @@ from pipelines.models.frameworks.torch import (
     has_bf16,
     prepare,
 )
-from pipelines.models.frameworks.torch_batch import to_device
 from pipelines.models.weights import WORDS, Weights
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -44,6 +42,7 @@ from pipelines.training.steppers.micro_batches import (
 )
 from pipelines.training.steppers.objectives import Objective, objectives
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
 from pipelines.training.steppers.torch_reconstruction import Rewriting, rewriting
 from pipelines.training.steppers.torch_words import WordGradient
 
@@ -54,16 +53,23 @@ class TorchRun:
     Args:
         checkpoint: The state to begin with.
         collectives: Between the workers.
+        everyone: Between all workers, where the others are between some.
     """
 
-    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
         config = task.run.config
         self._spec = checkpoint.spec
         self._collectives = collectives
         self._objectives = objectives(task.run, "torch")
         self._device = worker_device()
         bf16 = has_bf16(self._device)
-        self._training = with_precision(config.training, collectives, has_bf16=bf16)
+        self._training = with_precision(config.training, everyone or collectives, has_bf16=bf16)
         self._rewriting = rewriting(task.run, self._spec, self._training)
         self.precision = self._training.precision
         self.gradient_norm: float | None = None
@@ -84,12 +90,19 @@ class TorchStepper(TorchRun):
     Args:
         checkpoint: The state to begin with.
         collectives: How gradients are averaged between workers.
+        everyone: See :class:`TorchRun`.
     """
 
     sharded = False
 
-    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
-        super().__init__(task, checkpoint, collectives)
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
+        super().__init__(task, checkpoint, collectives, everyone)
         self._timed = TimedCollectives(collectives)
         self._weights = {
             name: torch.tensor(value, device=self._device, requires_grad=True)
@@ -130,7 +143,7 @@ class TorchStepper(TorchRun):
         """Makes one update from this worker's granules; returns the loss over all workers."""
         loss, gradients = self._loss_and_gradients(work)
         means, mean_loss = self._means(gradients, loss)
-        norm = total_norm(means.values())
+        norm = self._norm(means)
         self._update(means, self._excess(norm), learning_rate, work.index + 1)
         self.gradient_norm = float(norm)
         return float(mean_loss)
@@ -298,6 +311,10 @@ class TorchStepper(TorchRun):
         weights = effective(self._weights, self._frozen, self._scale)
         return prepare(self._spec, weights, self._training.precision)
 
+    def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The norm of the whole encoder's gradient."""
+        return total_norm(gradients.values())
+
     def _excess(self, norm: torch.Tensor) -> torch.Tensor | None:
         """What gradients of a norm are divided by to be clipped; None if they never are."""
         clip = self._training.clip_norm
@@ -348,29 +365,6 @@ def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """The norm of all numbers of some gradients."""
     norm: torch.Tensor = torch.nn.utils.get_total_norm(list(gradients))
     return norm
-
-
-def on_device(targets: Targets, device: torch.device) -> Any:
-    """What a loss compares with, as tensors."""
-    if isinstance(targets, Picks):
-        guide = [to_device(vectors, device) for vectors in targets.guide]
-        return Picks(to_device(targets.own, device), to_device(targets.excluded, device), guide)
-    if isinstance(targets, list):
-        return [to_device(vectors, device) for vectors in targets]
-    # A copy: the array may be a part of a lane file, which a tensor could write to.
-    return to_device(np.array(targets), device)
-
-
-def gradients_of_loss(
-    loss_of: Callable[[Sequence[torch.Tensor], Any], torch.Tensor],
-    sides: Sequence[torch.Tensor],
-    targets: Targets,
-    share: float,
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """A loss times a share, and its gradients; see :data:`.step_negatives.GradientsOf`."""
-    leaves = [side.detach().requires_grad_() for side in sides]
-    loss = loss_of(leaves, on_device(targets, sides[0].device)) * share
-    return loss.detach(), torch.autograd.grad(loss, leaves)
 
 
 def _assign(tensors: Mapping[str, torch.Tensor], values: Weights) -> None:

@@ -1,0 +1,183 @@
+"""Encoders in PyTorch that several workers hold together. Runs on executors.
+
+Each member of a stage computes with its own part of the matrices, as plain tensors and with the
+kernels of the undivided encoder. What goes into divided matrices is the same on all members, and
+what comes out of the second of two is a sum over them: one exchange of activations on the way
+there, and one of their gradients on the way back.
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019, arXiv:1909.08053, whose f and g are :meth:`Members.enter` and
+:meth:`Members.add_up`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as processes
+from torch.nn import functional
+
+from pipelines.models.division import part_bounds
+from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
+
+
+class Members:
+    """The workers that hold a stage together.
+
+    Args:
+        group: Their process group; None for a worker that holds it alone.
+
+    Attributes:
+        group: The same.
+        size: How many they are.
+        member: Which of them this worker is.
+        seconds: In their exchanges so far, waiting for others included; a GPU only queues them.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = group
+        self.size = 1 if group is None else processes.get_world_size(group)
+        self.member = 0 if group is None else processes.get_rank(group)
+        self.seconds = 0.0
+
+    def enter(self, states: torch.Tensor) -> torch.Tensor:
+        """States as they are, whose gradient is the sum of the members'."""
+        return states if self.size == 1 else _Enter.apply(states, self)
+
+    def add_up(self, parts: torch.Tensor) -> torch.Tensor:
+        """The sum of the members' tensors in fp32, of which each has the whole gradient."""
+        return parts if self.size == 1 else _AddUp.apply(parts.float(), self)
+
+    def part(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        """This member's part of what each of them has."""
+        first, last = part_bounds(tensor.shape[axis], self.size, self.member)
+        return tensor.narrow(axis, first, last - first)
+
+    def add_up_in_place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replaces a tensor without a gradient by the sum of the members'."""
+        if self.size > 1:
+            began = time.perf_counter()
+            processes.all_reduce(tensor, group=self.group)
+            self.seconds += time.perf_counter() - began
+        return tensor
+
+    def look_up(
+        self, rows: torch.Tensor, ids: torch.Tensor, total: int, *, sparse: bool
+    ) -> torch.Tensor:
+        """Rows of a table that is divided by its rows.
+
+        Args:
+            rows: Those of this member.
+            ids: int64 [n], numbers of rows of the whole table.
+            total: Rows of the whole table.
+            sparse: Makes the gradient of the rows a sparse tensor.
+
+        Returns:
+            [n, width].
+        """
+        if self.size == 1:
+            return functional.embedding(ids, rows, sparse=sparse)
+        first, last = part_bounds(total, self.size, self.member)
+        own = torch.nonzero((ids >= first) & (ids < last)).flatten()
+        found = functional.embedding(ids.index_select(0, own) - first, rows, sparse=sparse)
+        empty = rows.new_zeros(len(ids), rows.shape[1])
+        return self.add_up(empty.index_copy(0, own, found))
+
+
+class _Enter(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, members: Members) -> torch.Tensor:
+        ctx.members = members
+        return states.view_as(states)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # In fp32 also where what the states go into is in bf16: a sum is rounded once.
+        whole = ctx.members.add_up_in_place(grad_output.float().contiguous().clone())
+        return whole.to(grad_output.dtype), None
+
+
+class _AddUp(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, members: Members) -> torch.Tensor:
+        return members.add_up_in_place(parts.contiguous().clone())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad_output, None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of an encoder a worker computes.
+
+    Attributes:
+        layers: Those of its stage.
+        members: That hold the stage together.
+    """
+
+    layers: range
+    members: Members
+
+
+class DividedEncode(Protocol):
+    """The forward pass of a stage, over weights that are ready for it.
+
+    A call, for an encoder of one stage, is what :class:`.torch.Encode` is.
+    """
+
+    def __call__(
+        self,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+        sparse_words: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [texts, hidden], before dense layers."""
+        ...
+
+    def first_states(
+        self, batch: Batch, masks: DropoutMasks | None, *, sparse_words: bool = False
+    ) -> torch.Tensor:
+        """fp32 [tokens, hidden], as the first layer takes them; of the first stage."""
+        ...
+
+    def run_layers(
+        self,
+        states: torch.Tensor,
+        batch: Batch,
+        masks: DropoutMasks | None,
+        *,
+        activation_checkpointing: bool = False,
+    ) -> torch.Tensor:
+        """fp32 [tokens, hidden] behind the layers of the stage."""
+        ...
+
+    def pooled(self, states: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """fp32 [texts, hidden]; of the last stage."""
+        ...
+
+
+class DividedForm(Protocol):
+    """What an architecture registers for `torch_division`."""
+
+    def __call__(
+        self, spec: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, part: Part
+    ) -> DividedEncode:
+        """Makes weights ready; see :class:`.torch.Form`.
+
+        Args:
+            spec: Of the whole encoder.
+            weights: fp32 on one device, this worker's parts of those of its stage.
+            dtype: Of the matrix products.
+            part: Which these are.
+        """
+        ...

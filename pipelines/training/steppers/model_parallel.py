@@ -1,0 +1,136 @@
+"""Training in which several workers hold each layer together (tensor parallel). Runs on executors.
+
+A worker's part of the encoder is plain tensors, so all that :class:`.torch.TorchStepper` does is
+done with it as it is: gradients are averaged over the workers that hold the same part, one of each
+replica. What differs is the forward pass, the norm of the gradient, and how a checkpoint is read
+and written: in whole arrays, so that it can be gone on from in any other layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as processes
+
+from pipelines.models.adaptation import effective
+from pipelines.models.architecture import form_of
+from pipelines.models.frameworks.torch import PRECISIONS, Encoder
+from pipelines.models.frameworks.torch_division import (
+    DividedEncode,
+    DividedForm,
+    Members,
+    Part,
+)
+from pipelines.runs.checkpoint import AVERAGE, Checkpoint
+from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.agreement import check_agreement
+from pipelines.training.collectives.base import Collectives
+from pipelines.training.collectives.process_group import GroupCollectives
+from pipelines.training.devices import worker_device
+from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import Stepper, StepperFactory
+from pipelines.training.steppers.own_part import OwnPart
+from pipelines.training.steppers.torch import TorchStepper, total_norm
+
+
+class ModelParallelStepper(TorchStepper):
+    """Makes updates of a part of the encoder; see :class:`.base.Stepper`.
+
+    Args:
+        checkpoint: The state to begin with, of the whole encoder.
+        collectives: Between all workers.
+    """
+
+    sharded = True
+
+    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
+        device, seconds = worker_device(), task.run.config.training.stall_seconds
+        self._placement, self._place = task.placement, task.place
+        self._own = OwnPart(task, checkpoint)
+        members, stages, copies = (
+            _group([ranks_of(rank) for rank in range(task.workers)], seconds)
+            for ranks_of in (
+                self._placement.member_ranks,
+                self._placement.stage_ranks,
+                self._placement.copy_ranks,
+            )
+        )
+        self._members, self._stages = Members(members), Members(stages)
+        between = GroupCollectives(device, copies)
+        super().__init__(task, self._own.of(checkpoint), between, collectives)
+        self._has_agreed = False
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """See :class:`.base.Stepper`; the members' exchanges within layers count too."""
+        seconds = super().exchange_seconds
+        return None if seconds is None else seconds + self._members.seconds
+
+    def step(self, work: StepWork, learning_rate: float) -> float:
+        """Makes one update from the granules of this worker's replica."""
+        loss = super().step(work, learning_rate)
+        if not self._has_agreed:
+            self._check_agreement(work.index + 1)
+            self._has_agreed = True
+        return loss
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The state before a step; its arrays are with rank 0. All workers call it at once."""
+        kinds = ("m", "v") if self._training.ema is None else ("m", "v", AVERAGE)
+        weights = self._own.gathered(self._weights)
+        return Checkpoint(step, self._spec, weights, self._own.gathered(self._moments, kinds))
+
+    def _encoder(self) -> Encoder:
+        weights = effective(self._weights, self._frozen, self._scale)
+        return Encoder(self._spec, weights, self._divided(weights))
+
+    def _divided(self, weights: Mapping[str, torch.Tensor]) -> DividedEncode:
+        """The forward pass of this worker's part."""
+        form: DividedForm = form_of(self._spec, "torch_division")
+        part = Part(self._own.layers, self._members)
+        return form(self._spec, weights, PRECISIONS[self._training.precision], part)
+
+    def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The norm over all parts; what each member has counts once."""
+        own = [
+            gradient
+            for name, gradient in gradients.items()
+            if name in self._own.axes or self._place.member == 0
+        ]
+        square = torch.zeros((), device=self._device)
+        if own:
+            square += total_norm(own) ** 2
+        self._members.add_up_in_place(square)
+        self._stages.add_up_in_place(square)
+        return square.sqrt()
+
+    def _check_agreement(self, step: int) -> None:
+        """Whether replicas hold the same part, and members what each of them has as a whole."""
+        own = TorchStepper.checkpoint(self, step)
+        if self._collectives.workers > 1:
+            check_agreement(own, self._collectives, "replicas")
+        weights = {k: value for k, value in own.weights.items() if k not in self._own.axes}
+        if self._members.size > 1 and weights:
+            group = GroupCollectives(self._device, self._members.group)
+            check_agreement(replace(own, weights=weights, moments={}), group, "tensor ranks")
+
+
+def _group(all_ranks: Sequence[Sequence[int]], seconds: float) -> Any:
+    """This worker's group of some that all workers are divided into.
+
+    Args:
+        all_ranks: Of each worker, its group.
+        seconds: The deadline of an exchange.
+    """
+    groups = list(dict.fromkeys(tuple(ranks) for ranks in all_ranks))
+    own, _ = processes.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=seconds))
+    return own
+
+
+if TYPE_CHECKING:
+    # mypy: the class has what the loops need.
+    _for_steps: StepperFactory[Stepper] = ModelParallelStepper

@@ -1,0 +1,120 @@
+"""Which part of the encoder a worker holds, and how the parts become a checkpoint.
+
+Runs on executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as processes
+
+from pipelines.models.adaptation import Frozen
+from pipelines.models.architecture import architecture_of
+from pipelines.models.division import Division, part_of, stage_of
+from pipelines.models.weights import Weights
+from pipelines.runs.checkpoint import Checkpoint
+from pipelines.runs.run import WorkerTask
+from pipelines.settings.placement import Place, layers_of_stage
+from pipelines.training.steppers.torch import to_numpy
+
+
+class OwnPart:
+    """A worker's part of an encoder.
+
+    Args:
+        task: Of the worker.
+        checkpoint: A state of the whole encoder, whose architecture can be divided.
+
+    Attributes:
+        axes: Along which members divide a weight, by name; of all stages.
+        layers: Those of this worker's stage.
+        trained: The shapes of all trained weights, by name, in canonical order.
+    """
+
+    def __init__(self, task: WorkerTask, checkpoint: Checkpoint) -> None:
+        self._spec = checkpoint.spec
+        division = architecture_of(self._spec).division
+        assert division is not None, "refused before the start"
+        self._division: Division = division
+        self._placement, self._place = task.placement, task.place
+        self.axes = division.axes(self._spec)
+        self.layers = layers_of_stage(
+            division.layers(self._spec), self._placement.stages, self._place.stage
+        )
+        self.trained = {name: value.shape for name, value in checkpoint.weights.items()}
+
+    def of(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The part of a state that the worker holds; views of its arrays."""
+        frozen = checkpoint.frozen
+        return replace(
+            checkpoint,
+            weights=self._parts(checkpoint.weights),
+            moments=self._parts(checkpoint.moments),
+            frozen=Frozen(weights=self._parts(frozen.weights), scale=frozen.scale),
+        )
+
+    def gathered(self, parts: Mapping[str, torch.Tensor], kinds: Sequence[str] = ()) -> Weights:
+        """Sends the first replica's parts to rank 0, one by one; all workers call it.
+
+        Args:
+            parts: Of this worker, on the device of the process group.
+            kinds: What stands before the names, with a slash; none for the weights themselves.
+
+        Returns:
+            With rank 0 whole arrays in canonical order; nothing with the others.
+        """
+        keys = [f"{kind}/{name}" for kind in kinds for name in self.trained] or list(self.trained)
+        rank = self._placement.rank(self._place)
+        arrays: Weights = {}
+        for key in keys:
+            name = _name(key)
+            holders = [self._placement.rank(place) for place in self._holders(name)]
+            if rank == 0:
+                # Where rank 0 holds a part itself, the others' are on the same device.
+                whole = [
+                    self._received(holder, name, parts) if holder else parts[key]
+                    for holder in holders
+                ]
+                axis = self.axes.get(name, 0)
+                arrays[key] = np.concatenate([to_numpy(part) for part in whole], axis)
+            elif rank in holders:
+                processes.send(parts[key].detach().contiguous(), dst=0)
+        return arrays
+
+    def _holders(self, name: str) -> Iterator[Place]:
+        """Where the parts of a weight are, in the first replica and in their order."""
+        stage = self._stage(name)
+        members = range(self._placement.members if name in self.axes else 1)
+        return (Place(0, stage, member) for member in members)
+
+    def _received(self, holder: int, name: str, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        whole = np.broadcast_to(np.float32(0), self.trained[name])
+        shape = self._part(whole, name, self._placement.place(holder)).shape
+        part = torch.empty(shape, device=next(iter(parts.values())).device)
+        processes.recv(part, src=holder)
+        return part
+
+    def _parts(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the worker's stage, by names that may stand behind a kind and a slash."""
+        return {
+            key: self._part(array, _name(key), self._place)
+            for key, array in arrays.items()
+            if self._stage(_name(key)) == self._place.stage
+        }
+
+    def _stage(self, name: str) -> int:
+        return stage_of(self._division, self._spec, name, self._placement)
+
+    def _part(self, array: np.ndarray, name: str, place: Place) -> np.ndarray:
+        axis = self.axes.get(name)
+        return array if axis is None else part_of(array, axis, self._placement, place)
+
+
+def _name(key: str) -> str:
+    """The name of a weight, which may stand behind a kind and a slash."""
+    return key.partition("/")[2] or key

@@ -1,0 +1,100 @@
+"""How encoders are divided between workers, and which are not."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from pipelines.errors import InputError
+from pipelines.models import ARCHITECTURES
+from pipelines.models.architecture import architecture_of
+from pipelines.models.bert.spec import BertSpec
+from pipelines.models.division import check_division, part_of, stage_of
+from pipelines.models.static.spec import StaticSpec
+from pipelines.models.weights import random_weights, weight_shapes
+from pipelines.settings.load import parse
+from pipelines.settings.placement import Place, Placement
+
+SPEC = BertSpec(vocabulary=53, layers=3, hidden=24, heads=6, intermediate=36, positions=16)
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 6])
+def test_the_parts_make_the_whole(members):
+    division = architecture_of(SPEC).division
+    placement = Placement(replicas=1, members=members)
+    weights = random_weights(SPEC, 1)
+    assert division.axes(SPEC).keys() <= weights.keys()
+    for name, axis in division.axes(SPEC).items():
+        parts = [
+            part_of(weights[name], axis, placement, Place(0, 0, member))
+            for member in range(members)
+        ]
+        np.testing.assert_array_equal(np.concatenate(parts, axis), weights[name])
+
+
+@pytest.mark.parametrize(("stages", "name"), [*product([1, 2, 3], weight_shapes(SPEC))])
+def test_each_weight_has_a_stage(stages, name):
+    division = architecture_of(SPEC).division
+    stage = stage_of(division, SPEC, name, Placement(replicas=1, stages=stages))
+    assert 0 <= stage < stages
+    if name.startswith("embeddings."):
+        assert stage == 0
+    if name.startswith("encoder.layer.2."):
+        assert stage == stages - 1
+
+
+def asked(objective=None, encoder=None, **training):
+    training = {"engine": "torch", "framework": "torch", "granules_per_step": 12} | training
+    sections = {"training": training, "objective": objective or {}, "encoder": encoder or {}}
+    corpus = {"corpus": {"pairs": "single"}} if objective else {}
+    return parse(sections | corpus)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "message"),
+    [
+        (SPEC, {"model_parallel": 4, "workers": 4}, "4 does not divide the 6 attention heads"),
+        (SPEC, {"pipeline_parallel": 4, "workers": 4}, "has 3 layers for 4 stages, at most 3"),
+        (
+            replace(SPEC, relative_buckets=8),
+            {"pipeline_parallel": 2},
+            "all layers share one table of relative positions",
+        ),
+        (
+            StaticSpec(vocabulary=50, hidden=16),
+            {"model_parallel": 2},
+            "architecture static cannot be divided, .*training.sharding: parameters",
+        ),
+        (
+            SPEC,
+            {"model_parallel": 2, "objective": {"name": "mlm"}},
+            "`mlm` has texts written out again",
+        ),
+        (
+            SPEC,
+            {"model_parallel": 2, "encoder": {"lora": {"rank": 2}}},
+            "LoRA's small matrices are not divided",
+        ),
+        (
+            SPEC,
+            {"pipeline_parallel": 2, "encoder": {"freeze": {"embeddings": True}}},
+            "a stage of frozen layers has no gradient",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(spec, settings, message):
+    division = architecture_of(spec).division
+    with pytest.raises(InputError, match=message):
+        check_division(division, spec, asked(**settings))
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_only_divided_encoders_are_looked_at(kind):
+    check_division(ARCHITECTURES.load(kind).division, SPEC, asked(workers=4))
+
+
+def test_a_division_has_a_form():
+    for kind in ARCHITECTURES:
+        architecture = ARCHITECTURES.load(kind)
+        assert (architecture.division is not None) == ("torch_division" in architecture.forms)

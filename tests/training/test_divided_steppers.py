@@ -1,0 +1,82 @@
+"""Workers that hold the encoder together, against one process that holds all of it."""
+
+import numpy as np
+import pytest
+from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_ranks
+from steppers import DEEP, stepper
+
+pytestmark = pytest.mark.slow
+
+TENSOR = ("torch-tensor", {"model_parallel": 2})
+PIPELINE = ("torch-pipeline", {"pipeline_parallel": 2})
+BOTH = ("torch-pipeline", {"model_parallel": 2, "pipeline_parallel": 2})
+DEEPSPEED = ("deepspeed-pipeline", {"pipeline_parallel": 2, "sharding": "optimizer"})
+NOISY = {"dropout": 0.1, "activation_checkpointing": True}
+STEP = {"negatives": "step"}
+
+WAYS = {
+    2: [
+        (TENSOR, {}, {}),
+        (TENSOR, STEP, NOISY | {"precision": "bf16"}),
+        (TENSOR, {}, NOISY | {"tokens_per_micro_batch": 16, "ema": 0.9}),
+        (PIPELINE, {}, {}),
+        (PIPELINE, STEP, NOISY | {"precision": "bf16"}),
+        (PIPELINE, STEP, {"ema": 0.9, "dropout": 0.1}),
+        (DEEPSPEED, {}, NOISY),
+    ],
+    4: [
+        (TENSOR, STEP, NOISY),
+        (("torch-tensor", {"model_parallel": 4}), {}, NOISY),
+        (PIPELINE, STEP, NOISY),
+        (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),
+        (BOTH, STEP, NOISY),
+        (DEEPSPEED, {}, {}),
+    ],
+}
+CASES = [(workers, number) for workers, ways in WAYS.items() for number in range(len(ways))]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What the workers make, in each way: those of a number are started once."""
+    return {
+        workers: train_ranks(
+            tmp_path_factory.mktemp("ranks"),
+            [(key, loss, layout | more, "deep") for (key, layout), loss, more in ways],
+            workers,
+        )
+        for workers, ways in WAYS.items()
+    }
+
+
+@pytest.mark.parametrize(("workers", "number"), CASES, ids=str)
+def test_parts_make_the_updates_of_the_whole(found, workers, number):
+    _, objective, training = WAYS[workers][number]
+    result = found[workers][number]
+    alone = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=DEEP)
+    expected = curve(alone, range(STEPS), 0, GRANULES)
+    exact = "precision" not in training
+    np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
+    assert result["norm"] == pytest.approx(alone.gradient_norm, rel=1e-4 if exact else 2e-2)
+    again = result["losses"][MIDDLE:]
+    np.testing.assert_allclose(result["again"], again, rtol=1e-6 if exact else 1e-3)
+    last = alone.checkpoint(STEPS)
+    assert list(result["last"].weights) == list(last.weights)
+    assert list(result["last"].moments) == list(last.moments)
+    for name, array in last.weights.items():
+        atol = 1e-5 if exact else 1e-2
+        np.testing.assert_allclose(result["last"].weights[name], array, atol=atol, err_msg=name)
+
+
+def test_one_process_goes_on_from_their_checkpoint(found):
+    _, objective, training = WAYS[4][4]
+    last = found[4][4]["last"]
+    whole = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=DEEP)
+    curve(whole, range(STEPS), 0, GRANULES)
+    resumed = stepper(
+        "torch", objective, TRAINING | {"workers": 1} | training, checkpoint=last, spec=DEEP
+    )
+    steps = range(STEPS, STEPS + 2)
+    np.testing.assert_allclose(
+        curve(resumed, steps, 0, GRANULES), curve(whole, steps, 0, GRANULES), rtol=1e-5
+    )
