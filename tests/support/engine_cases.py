@@ -25,6 +25,9 @@ from pipelines.training.steppers import STEPPERS
 WITH_HOROVOD = pytest.mark.skipif(
     find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
 )
+WITH_MESH = pytest.mark.skipif(
+    find_spec("mesh_tensorflow") is None, reason="Mesh TensorFlow is not installed: make mesh"
+)
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,17 @@ VARIANTS = {
         engine_case("horovod-tensorflow", marks=(WITH_HOROVOD,)),
         engine_case(
             "horovod-torch", framework="torch", trains=False, faults=False, marks=(WITH_HOROVOD,)
+        ),
+    ],
+    "mesh": [
+        engine_case("mesh", model_parallel=2, marks=(WITH_MESH,)),
+        engine_case(
+            "mesh-replicas",
+            model_parallel=2,
+            workers=4,
+            trains=False,
+            faults=False,
+            marks=(WITH_MESH,),
         ),
     ],
 }

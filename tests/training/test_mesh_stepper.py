@@ -15,6 +15,7 @@ from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
 from pipelines.settings.placement import Placement
+from pipelines.training.control.authenticated_server import TOKEN_BYTES
 
 pytestmark = pytest.mark.skipif(
     find_spec("mesh_tensorflow") is None, reason="Mesh TensorFlow is not installed: make mesh"
@@ -44,7 +45,7 @@ def train(made, first, last, replica=0, replicas=1):
 
 def work_as(rank, members, ports, answer):
     """A worker of a mesh; in a process of its own."""
-    from pipelines.engines.mesh.cluster import JOB, RingCollectives, _Place, _server
+    from pipelines.engines.mesh.cluster import RingCollectives, _Place, _server
     from pipelines.training.collectives.ring import Ring
     from pipelines.training.steppers.mesh import MeshStepper
 
@@ -53,10 +54,9 @@ def work_as(rank, members, ports, answer):
     run = SimpleNamespace(config=config, sides=PAIR, special_ids=IDS)
     place = placement.place(rank)
     task = SimpleNamespace(run=run, rank=rank, placement=placement, place=place)
-    assert JOB == "mesh"
     with ExitStack() as stack:
         addresses = [("127.0.0.1", ring) for ring, _ in ports]
-        ring = stack.enter_context(Ring(rank, addresses, "t" * 32))
+        ring = stack.enter_context(Ring(rank, addresses, "t" * TOKEN_BYTES))
         target = _server(task, [_Place("127.0.0.1", *both, None) for both in ports])
         ring.join(SECONDS, SECONDS)
         made = MeshStepper(task, start(), RingCollectives(ring, target))
@@ -72,9 +72,7 @@ def free_ports(count):
         return [one.getsockname()[1] for one in held]
 
 
-@pytest.mark.parametrize(
-    ("workers", "members"), [(2, 2), (4, 2)], ids=lambda number: str(number)
-)
+@pytest.mark.parametrize(("workers", "members"), [(2, 2), (4, 2)], ids=lambda number: str(number))
 def test_a_mesh_makes_the_steps_of_one_process(workers, members):
     ports = free_ports(2 * workers)
     ports = list(zip(ports[::2], ports[1::2], strict=True))
