@@ -20,6 +20,7 @@ TORCH := torch==2.13.0
 # pyproject.toml says to tools, behind the tables of the project, is no part of it.
 KEY := $(shell { cat $(LOCK); sed '/^\[tool\./,$$d' pyproject.toml; echo "$(TORCH) $(CURDIR)"; } | cksum | tr -d " ")
 STAMP := $(VENV)/.installed-$(KEY)
+MESH_STAMP := $(STAMP)-mesh-$(shell cksum < environment/mesh.lock | tr -d " ")
 HOROVOD_KEY := $(shell cat environment/build_horovod.py environment/horovod.lock environment/*.patch | cksum | tr -d " ")
 HOROVOD_STAMP := $(STAMP)-horovod-$(HOROVOD_KEY)
 ARCHIVE_STAMP := $(STAMP)-classes-$(shell cksum < environment/build_class_archive.py | tr -d " ")
@@ -53,7 +54,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
+.PHONY: run test lint environment horovod mesh airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -172,6 +173,14 @@ fuzz: environment
 # A part of the tests on other releases of Python and Spark; see docs/versions.md.
 matrix-versions: environment
 	$(IN_VENV) environment/versions.py $(if $(VERSIONS),"$(VERSIONS)")
+
+# Mesh TensorFlow, which the engine `mesh` trains with, and nothing else: its makers left it.
+mesh: $(MESH_STAMP)
+
+$(MESH_STAMP): $(STAMP)
+	@rm -f $(STAMP)-mesh-*
+	@$(INSTALL) $(VENV) --no-deps --require-hashes -r environment/mesh.lock
+	touch $@
 
 # Installs or builds it again, though nothing has changed since.
 horovod: $(STAMP)

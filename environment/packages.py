@@ -92,7 +92,12 @@ def closure(
 
 def remedy(name: str) -> str:
     """The command that installs a package."""
-    return "`make horovod`" if name == "horovod" else "`make environment`"
+    own = {
+        "horovod": "`make horovod`",
+        "mesh-tensorflow": "`make mesh`",
+        "gin-config": "`make mesh`",
+    }
+    return own.get(name, "`make environment`")
 
 
 def check_version(distribution: metadata.Distribution, locked: Mapping[str, str]) -> None:

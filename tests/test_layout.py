@@ -57,8 +57,10 @@ TORCH = (
     *("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed*", "*.orca.*", "*.devices"),
     *("*.model_parallel", "*.pipeline", "*.own_part", "*megatron*"),
 )
+MESH = ("*.frameworks.mesh*", "*.bert.mesh", "*.steppers.mesh*")
 HEAVY = {
-    "tensorflow": ("*tensorflow*", "*.elephas.model", "*.elephas.steps"),
+    "tensorflow": ("*tensorflow*", "*.elephas.model", "*.elephas.steps", *MESH),
+    "mesh_tensorflow": ("*.frameworks.mesh_library",),
     "torch": TORCH,
     "deepspeed": ("*deepspeed", "*deepspeed_pipeline"),
     "megatron": ("*.steppers.megatron*", "*.frameworks.megatron", "*.bert.megatron"),

@@ -25,6 +25,7 @@ ENGINES: Registry[type[Engine]] = Registry(
         "elephas": "pipelines.engines.elephas.engine:ElephasEngine",
         "horovod": "pipelines.engines.horovod.engine:HorovodEngine",
         "megatron": "pipelines.engines.megatron:MegatronEngine",
+        "mesh": "pipelines.engines.mesh.engine:MeshEngine",
         "tensorflowonspark": "pipelines.engines.tensorflowonspark.engine:TensorFlowOnSparkEngine",
         "torch": "pipelines.engines.torch:TorchEngine",
     },

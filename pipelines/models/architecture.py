@@ -31,7 +31,7 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 TRAINING_FRAMEWORKS = ("tensorflow", "torch", "bigdl")
 """What ``training.framework`` can be."""
-ENGINES_WITH_FORMS = ("megatron",)
+ENGINES_WITH_FORMS = ("megatron", "mesh")
 """Values of ``training.engine`` that are forms too."""
 
 
@@ -88,7 +88,8 @@ class Architecture:
             in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
             sharded training, which else takes the encoder as one unit; `torch_tokens` and
             `torch_decoder` are for objectives that act on tokens, see
-            :mod:`pipelines.models.frameworks.torch`; `megatron` is for the engine of that name;
+            :mod:`pipelines.models.frameworks.torch`; `megatron` and `mesh` are for the
+            engines of those names;
             `bigdl_memory`, which goes with `bigdl`, says what heap a step needs.
         division: How it is divided between the workers that hold it together, if it can be.
         leaves_ends_out: Whether it takes the first and the last token of every text for special

@@ -28,6 +28,9 @@ WITH_MEGATRON = pytest.mark.skipif(
 WITH_HOROVOD = pytest.mark.skipif(
     find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
 )
+WITH_MESH = pytest.mark.skipif(
+    find_spec("mesh_tensorflow") is None, reason="Mesh TensorFlow is not installed: make mesh"
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class EngineCase:
     def tells_exchange(self) -> bool:
         """Whether it tells time in its exchange apart: not where a library mixes it with layers."""
         is_whole = self.training.get("sharding", "none") == "none" and self.placement.stages == 1
-        return is_whole and not self.name.startswith("megatron")
+        return is_whole and not self.name.startswith(("megatron", "mesh"))
 
     def __str__(self) -> str:
         return self.name
@@ -206,6 +209,17 @@ VARIANTS = {
             trains=False,
             faults=False,
             marks=(WITH_MEGATRON,),
+        ),
+    ],
+    "mesh": [
+        engine_case("mesh", model_parallel=2, marks=(WITH_MESH,)),
+        engine_case(
+            "mesh-replicas",
+            model_parallel=2,
+            workers=4,
+            trains=False,
+            faults=False,
+            marks=(WITH_MESH,),
         ),
     ],
 }

@@ -14,6 +14,7 @@ from pipelines.settings import EncoderSettings
 
 FORMS = {
     "tensorflow": "pipelines.models.bert.tensorflow:encode",
+    "mesh": "pipelines.models.bert.mesh:FORM",
     "torch": "pipelines.models.bert.torch:BertEncoder",
     "torch_tokens": "pipelines.models.bert.torch:BertEncoder",
     "torch_decoder": "pipelines.models.bert.torch_decoder:BertDecoder",

@@ -55,5 +55,5 @@ MPNET = family_member(
     models="MPNet (all-mpnet-base-v2 and others)",
     check_settings=refuse_random,
     # The attention of the others knows no bias with a gradient.
-    without=("tensorflow", "bigdl", "bigdl_memory", "openvino"),
+    without=("tensorflow", "mesh", "bigdl", "bigdl_memory", "openvino"),
 )

@@ -24,5 +24,6 @@ STEPPERS: Registry[Any] = Registry(
         ),
         "deepspeed": "pipelines.training.steppers.deepspeed:DeepSpeedStepper",
         "megatron": "pipelines.training.steppers.megatron:MegatronStepper",
+        "mesh": "pipelines.training.steppers.mesh:MeshStepper",
     },
 )

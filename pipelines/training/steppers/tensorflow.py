@@ -30,6 +30,7 @@ from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON, newest_sh
 from pipelines.training.steppers.base import GradientStepper, LoadableStepper, StepperFactory
 from pipelines.training.steppers.objectives import LossOf, Objective, objectives
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
+from pipelines.training.steppers.tensorflow_targets import VECTORS, pick_specs, target_specs
 
 
 class _Texts(NamedTuple):
@@ -51,12 +52,6 @@ _TEXTS = _Texts(
     tf.TensorSpec([None], tf.int32),
     tf.TensorSpec([2], tf.int32),
 )
-_VECTORS = tf.TensorSpec([None, None], tf.float32)
-_SCORES = {
-    "scores": tf.TensorSpec([None], tf.float32),
-    "candidate_scores": tf.TensorSpec([None, None], tf.float32),
-}
-_OWN, _EXCLUDED = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)
 _SCALAR = tf.TensorSpec([], tf.float32)
 
 
@@ -132,26 +127,23 @@ class TensorFlowStepper:
         self._compiled = tuple(map(self._functions, objectives(task.run, "tensorflow")))
         self._embed = tf.function(self._forward, autograph=False, input_signature=[_TEXTS])
         self._pull = tf.function(
-            self._gradients_through, autograph=False, input_signature=[_TEXTS, _VECTORS]
+            self._gradients_through, autograph=False, input_signature=[_TEXTS, VECTORS]
         )
         self._update = tf.function(self._apply, autograph=False)
 
     def _functions(self, objective: Objective) -> _Functions:
         sides = len(objective.sides)
-        vectors = [_VECTORS] * sides
-        picks = Picks(_OWN, _EXCLUDED, vectors if objective.settings.uses_teacher else [])
-        compared = {**_SCORES, "teacher": vectors}
         return _Functions(
             objective,
             tf.function(
                 partial(self._gradients_of_granule, objective.loss),
                 autograph=False,
-                input_signature=[[_TEXTS] * sides, compared.get(objective.needs, picks)],
+                input_signature=[[_TEXTS] * sides, target_specs(objective)],
             ),
             tf.function(
                 partial(self._gradients_of_embeddings, objective.loss),
                 autograph=False,
-                input_signature=[vectors, picks, _SCALAR],
+                input_signature=[[VECTORS] * sides, pick_specs(objective), _SCALAR],
             ),
         )
 

@@ -1,0 +1,192 @@
+"""How the workers of a mesh find one another, and what they move numbers with. On executors."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipelines.engines.horovod.rendezvous_client import RETRY_SECONDS, RendezvousClient
+from pipelines.engines.processes import run_in_child
+from pipelines.errors import PipelineError
+from pipelines.runs.run import WorkerTask
+from pipelines.training.collectives.base import SingleProcess
+from pipelines.training.collectives.interfaces import own_address
+from pipelines.training.collectives.ring import BROKEN, Ring
+from pipelines.training.control.encryption import make_identity
+from pipelines.training.worker import run_worker
+
+JOB = "mesh"
+_LOST = ("UnavailableError", "AbortedError", "CancelledError")
+"""TensorFlow's errors for a server that is gone, or that knows of one."""
+
+
+class _Place(NamedTuple):
+    """Where a worker is.
+
+    Attributes:
+        host: The address by which it reaches the driver.
+        ring: Port of its place in the ring.
+        server: Port of its server of TensorFlow's.
+        fingerprint: Of its certificate in the ring; none where connections are not encrypted.
+    """
+
+    host: str
+    ring: int
+    server: int
+    fingerprint: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerMaker:
+    """What the workers are made from; travels to the executors.
+
+    Attributes:
+        task: Of rank 0.
+        rendezvous: Host and port of the driver's store.
+        token: Of the store.
+    """
+
+    task: WorkerTask
+    rendezvous: tuple[str, int]
+    token: str
+
+    def start(self, ranks: Iterable[int]) -> None:
+        """Runs a worker in a child process, and waits for its end. Runs in a Spark task.
+
+        A server of TensorFlow's lasts as long as its process.
+
+        Args:
+            ranks: One number.
+        """
+        (rank,) = ranks
+        run_in_child(replace(self.task, rank=rank), self._work)
+
+    def _work(self, task: WorkerTask) -> None:
+        with ExitStack() as afterwards:
+            store = RendezvousClient(self.rendezvous, self.token)
+            join = partial(join_mesh, task, store, afterwards)
+            run_worker(task, join, stepper=JOB, means_peer_lost=means_peer_lost)
+
+
+class RingCollectives:
+    """What the stepper of a mesh moves numbers with; see :class:`.steppers.mesh.MeshCollectives`.
+
+    What belongs to the graph is moved by TensorFlow's servers.
+
+    Args:
+        ring: Has been joined.
+        target: Of this worker's server.
+    """
+
+    def __init__(self, ring: Ring, target: str) -> None:
+        self._ring, self.target = ring, target
+        self.rank, self.workers = ring.rank, ring.workers
+        self.devices = [f"/job:{JOB}/task:{rank}/device:CPU:0" for rank in range(ring.workers)]
+
+    def all_reduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        """The mean of each array over the workers."""
+        return [self._ring.sum(np.asarray(one)) / self.workers for one in tensors]
+
+    def all_gather(self, tensor: Any) -> Any:
+        """The workers' arrays joined along the first axis, in the order of the ranks."""
+        return self._ring.gather(np.asarray(tensor))
+
+    def reduce_scatter(self, tensor: Any) -> Any:
+        """See :meth:`pipelines.training.collectives.base.Collectives.reduce_scatter`."""
+        return self._ring.reduce_scatter(np.asarray(tensor))
+
+
+def means_peer_lost(error: Exception) -> bool:
+    """Whether another worker is gone: an error of the ring, or of TensorFlow's servers."""
+    return BROKEN in str(error) or type(error).__name__ in _LOST
+
+
+class Alone(SingleProcess):
+    """The same of a single worker, which needs no server."""
+
+    target = ""
+    devices = ("/device:CPU:0",)
+
+
+def join_mesh(
+    task: WorkerTask, store: RendezvousClient, afterwards: ExitStack
+) -> RingCollectives | Alone:
+    """Starts this worker's server, and joins the ring of the workers.
+
+    Args:
+        store: In which workers leave where they are.
+        afterwards: Has the worker leave the ring.
+
+    Raises:
+        PipelineError: Some workers are missing.
+        TimeoutError, OSError: The ring cannot be made.
+    """
+    if task.workers == 1:
+        return Alone()
+    training, host = task.run.config.training, own_address(task.monitor)
+    identity = None if task.fingerprint is None else make_identity()
+    with _reserved(host) as ring_port, _reserved("") as server_port:
+        ports = ring_port.getsockname()[1], server_port.getsockname()[1]
+        own = _Place(host, *ports, None if identity is None else identity.fingerprint)
+        places = _meet(store, task, own, training.start_seconds)
+        # Both take their port while it is still held, so that no other process can have it.
+        following = places[(task.rank + 1) % task.workers].fingerprint
+        addresses = [(one.host, one.ring) for one in places]
+        ring = Ring(task.rank, addresses, task.token, identity, following)
+        afterwards.enter_context(ring)
+        target = _server(task, places)
+    # Until all are ready, the chief may still give the others their weights.
+    wait_seconds = max(training.start_seconds, training.stall_seconds)
+    ring.join(float(training.start_seconds), float(wait_seconds))
+    return RingCollectives(ring, target)
+
+
+def _reserved(host: str) -> socket.socket:
+    """Holds a free port, at which a server of this process can listen all the same."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    held = socket.socket(family)
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        held.setsockopt(socket.SOL_SOCKET, option, 1)
+    held.bind((host, 0))
+    return held
+
+
+def _server(task: WorkerTask, places: Sequence[_Place]) -> str:
+    """Starts TensorFlow's server of this worker; returns what a session connects to."""
+    from pipelines.models.frameworks.mesh_library import tf1
+    from pipelines.training.steppers.mesh import session_config
+
+    tasks = [f"[{one.host}]" if ":" in one.host else one.host for one in places]
+    addresses = [f"{host}:{one.server}" for host, one in zip(tasks, places, strict=True)]
+    server = tf1.train.Server(
+        {JOB: addresses},
+        job_name=JOB,
+        task_index=task.rank,
+        config=session_config(task.run.config.training.threads),
+    )
+    return str(server.target)
+
+
+def _meet(store: RendezvousClient, task: WorkerTask, own: _Place, seconds: float) -> list[_Place]:
+    """Waits until all workers are there; returns the place of each.
+
+    Raises:
+        PipelineError: Some are missing.
+    """
+    deadline = time.monotonic() + seconds
+    keys = [f"places/{rank}" for rank in range(task.workers)]
+    store.put(keys[task.rank], json.dumps(own))
+    while len(there := store.get_all("places/")) < task.workers:
+        if time.monotonic() > deadline:
+            late = [rank for rank, key in enumerate(keys) if key not in there]
+            raise PipelineError(f"ranks {late} have not come within {seconds:.0f} s")
+        time.sleep(RETRY_SECONDS)
+    return [_Place(*json.loads(there[key])) for key in keys]

@@ -1,0 +1,109 @@
+"""The engine: what it offers and refuses, and the job of its workers. On the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pipelines.engines.base import Mode
+from pipelines.engines.conf import NO_SPECULATION
+from pipelines.engines.horovod.rendezvous import Rendezvous
+from pipelines.engines.libraries import check_framework
+from pipelines.engines.mesh.cluster import WorkerMaker
+from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
+from pipelines.errors import EngineUnavailable, InputError
+from pipelines.losses.loss import spans_steps
+from pipelines.runs.run import WorkerTask
+from pipelines.settings import Config
+from pipelines.settings.sources import by_source
+
+
+class MeshEngine(SparkJobEngine):
+    """Tensor parallel and data parallel in one graph, on the servers of all workers."""
+
+    name = "mesh"
+    modes: ClassVar = {
+        "sync": Mode(
+            guarantee="The loss curve of `local` with TensorFlow in fp32, dropout included, on any "
+            "number of workers and with any `training.model_parallel` that divides them.",
+            choose_when="An encoder is to be laid out by Mesh TensorFlow. Its makers left that "
+            "library in 2022; prefer `torch` with `training.model_parallel`, which is maintained, "
+            "faster, and computes on GPUs and in bf16.",
+            needs="Mesh TensorFlow (`make mesh`). As many task slots at once as workers (cores of "
+            "the executors / `spark.task.cpus`), and `spark.speculation` false. TensorFlow's "
+            "server listens at every address of an executor, at a free port, serves anybody who "
+            "connects, and reads and writes files for them: a network that only the cluster can "
+            "reach.",
+        )
+    }
+    frameworks = ("tensorflow",)
+    options = ("model_parallel",)
+    libraries = ("mesh_tensorflow",)
+    clear_text = "all that the graph moves between workers: texts, weights, activations, gradients"
+    rules = (NO_SPECULATION,)
+
+    @override
+    def check_libraries(self, config: Config) -> None:
+        check_framework(config.training.framework)
+        try:
+            super().check_libraries(config)
+        except EngineUnavailable:
+            raise EngineUnavailable(
+                "training.engine",
+                "mesh_tensorflow is not installed",
+                "`make mesh` installs it, on driver and executors; or training.engine: torch",
+            ) from None
+
+    @override
+    def check_settings(self, config: Config) -> None:
+        training = config.training
+        refused: tuple[tuple[bool, str, str, str], ...] = (
+            (
+                training.precision == "bf16",
+                "training.precision",
+                "Mesh TensorFlow computes in fp32 here",
+                "set fp32, or training.engine: torch",
+            ),
+            (
+                training.ema is not None,
+                "training.ema",
+                "the mesh keeps no moving averages of the weights",
+                "leave it out, or training.engine: torch",
+            ),
+            (
+                bool(config.encoder.lora.rank),
+                "encoder.lora.rank",
+                "the mesh has no dimensions for LoRA's matrices",
+                "set it to 0, or training.engine: torch",
+            ),
+            (
+                config.encoder.freeze.is_on,
+                "encoder.freeze",
+                "the mesh trains all weights",
+                "leave it out, or training.engine: torch",
+            ),
+            (
+                any(spans_steps(one.objective) for one in by_source(config)),
+                "objective.negatives",
+                "the mesh compares the texts of one granule",
+                "set it to granule, or training.engine: torch",
+            ),
+        )
+        for is_asked, key, problem, remedy in refused:
+            if is_asked:
+                raise InputError(key, problem, remedy)
+
+    @override
+    def preloads(self, config: Config) -> tuple[str, ...]:
+        # The library imports more than computes nothing for certain.
+        return ("pipelines.training.worker", "pipelines.lean_tensorflow")
+
+    @override
+    def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:
+        rendezvous = driver.resources.enter_context(Rendezvous(driver.host, driver.bind))
+        maker = WorkerMaker(task=task, rendezvous=rendezvous.address, token=rendezvous.token)
+        ranks = driver.ranks(task.workers)
+        return partial(ranks.foreachPartition, maker.start)
