@@ -79,7 +79,7 @@ class Sliced:
         """Makes all of them zero."""
         session.run(self._clear)
 
-    def fill(self, session: Any, arrays: Weights) -> None:
+    def fill(self, session: Any, arrays: Mapping[str, np.ndarray]) -> None:
         """Gives each device its parts of canonical arrays.
 
         Where one has fewer rows than were shared out, the others are zero.
@@ -142,7 +142,7 @@ class MeshState:
         self,
         mesh: Any,
         shapes: Mapping[str, Shape],
-        weights: Weights,
+        weights: Mapping[str, np.ndarray],
         training: TrainingSettings,
         placement: Placement,
     ) -> None:
@@ -155,7 +155,12 @@ class MeshState:
         self._rate, self._beta_1_power, self._beta_2_power, self._share = scalars
         self._norm, self._update = self._updating()
 
-    def load(self, session: Any, weights: Weights, moments: Weights) -> None:
+    def load(
+        self,
+        session: Any,
+        weights: Mapping[str, np.ndarray],
+        moments: Mapping[str, np.ndarray],
+    ) -> None:
         """Takes a state; without moments, that of a fresh optimiser."""
         self.weights.fill(session, weights)
         self.gradients.clear(session)
