@@ -50,6 +50,7 @@ IMPORTS = {
     "deepspeed": ("deepspeed", "torch"),
     "elephas": ("elephas.spark_model", "tf_keras"),
     "horovod": ("horovod.tensorflow", "horovod.torch"),
+    "mesh": ("pipelines.models.frameworks.mesh_library",),
     "tensorflowonspark": ("tensorflow", "tensorflowonspark.TFCluster", "cryptography.x509"),
     "torch": ("torch.distributed",),
 }

@@ -72,7 +72,7 @@ def free_ports(count):
         return [one.getsockname()[1] for one in held]
 
 
-@pytest.mark.parametrize(("workers", "members"), [(2, 2), (4, 2)], ids=lambda number: str(number))
+@pytest.mark.parametrize(("workers", "members"), [(2, 2), (4, 2)], ids=str)
 def test_a_mesh_makes_the_steps_of_one_process(workers, members):
     ports = free_ports(2 * workers)
     ports = list(zip(ports[::2], ports[1::2], strict=True))

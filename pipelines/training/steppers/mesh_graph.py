@@ -70,7 +70,7 @@ def graph_width(width: int, positions: int) -> int:
         width: Of the side.
         positions: Of the encoder, which has no more.
     """
-    octave = max(2 ** (width.bit_length() - 1), _NARROWEST)
+    octave = max(1 << (width.bit_length() - 1), _NARROWEST)
     step = max(octave // _SIZES_PER_OCTAVE, _NARROWEST)
     return min(-(-width // step) * step, positions)
 
