@@ -78,7 +78,7 @@ class MeshEngine(SparkJobEngine):
             (
                 bool(config.encoder.lora.rank),
                 "encoder.lora.rank",
-                "the mesh has no dimensions for LoRA's matrices",
+                "the mesh has no dimensions for matrices of LoRA",
                 "set it to 0, or training.engine: torch",
             ),
             (
