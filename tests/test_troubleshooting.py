@@ -58,7 +58,7 @@ def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
     """What a call, or a line of a table of refusals, says to the user."""
     if isinstance(node, ast.Tuple) and len(node.elts) == 4:
         _, key, problem, remedy = (text_of(part, known) for part in node.elts)
-        return Said(key, f"{problem}, {remedy}") if re.fullmatch(r"\w+\.\w+", key) else None
+        return Said(key, f"{problem}, {remedy}") if re.fullmatch(r"\w+(\.\w+)+", key) else None
     if not isinstance(node, ast.Call):
         return None
     name = getattr(node.func, "id", getattr(node.func, "attr", ""))

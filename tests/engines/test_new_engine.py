@@ -62,7 +62,7 @@ def test_the_overview_and_the_page_have_it(capsys):
     table = capsys.readouterr().out
     assert "A test engine." in table
     page = engines_page()
-    assert "| `test` | sync | numpy | lanes, memory | none | no |" in page
+    assert "| `test` | sync | numpy | lanes, memory | none |  | no |" in page
     assert "| `test` sync | A curve. | Tested. | A test engine. |" in page
     assert "| `test` | `spark.speculation` | `false` |" in page
 

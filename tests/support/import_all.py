@@ -12,7 +12,7 @@ from pathlib import Path
 from module_graph import read_modules
 
 # Engines that a machine may have been set up without.
-OPTIONAL = ("horovod", "bigdl")
+OPTIONAL = ("horovod", "bigdl", "megatron", "mesh_tensorflow")
 SECONDS = 600
 
 
