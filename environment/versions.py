@@ -274,8 +274,8 @@ def notes() -> str:
     return """\
 `not installed`: the engine is not for that release. BigDL's jars are compiled for Scala 2.12, so
 the engine `bigdl` (dllib and Orca) runs on Spark 3.5 alone, and on Spark 4 it says so before it
-starts. Megatron-Core is in an environment of its own (`make megatron`), and Mesh TensorFlow comes by
-`make mesh`: both are tried apart.
+starts. Megatron-Core is in an environment of its own (`make megatron`), and `make mesh` installs
+Mesh TensorFlow: both are tried apart.
 
 ## Running it
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.engines.base import Engine, check_fit
-from pipelines.engines.loading import load_engine
 from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
 from pipelines.evaluation.early_end import choosing_metric, has_ended_early
 from pipelines.evaluation.sets import check_sets
@@ -108,7 +107,6 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         asked = _begun(config, folder) if goes_on else config
         spec, weights = start_encoder(asked, manifest.vocabulary)
         check_framework(architecture_of(spec), config)
-        load_engine(config.training.engine).check_encoder(spec)
         check_division(architecture_of(spec).division, spec, config)
         check_terms(config, spec)
         held = manifest.teacher if config.objective.uses_teacher else None

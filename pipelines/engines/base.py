@@ -20,7 +20,6 @@ from pipelines.engines.conf import ConfRule
 from pipelines.engines.libraries import check_installed
 from pipelines.engines.restarts import train_with_restarts
 from pipelines.errors import InputError
-from pipelines.models.spec import EncoderSpec
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
@@ -125,13 +124,6 @@ class Engine(ABC):
 
         Raises:
             InputError: Naming the key, and what would fit.
-        """
-
-    def check_encoder(self, spec: EncoderSpec) -> None:  # noqa: B027 - most take any
-        """Refuses an encoder that it cannot train, whatever the framework can.
-
-        Raises:
-            InputError: With the key ``training.engine``.
         """
 
     def check_session(  # noqa: B027 - not all engines train in a session

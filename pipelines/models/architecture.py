@@ -157,7 +157,11 @@ def check_framework(architecture: Architecture, config: Config) -> None:
     framework, engine = config.training.framework, config.training.engine
     architecture.check_form(framework, "training.framework", TRAINING_FRAMEWORKS)
     if not has_form_of_engine(architecture, engine):
-        architecture.check_form(engine, "training.engine", (framework,))
+        raise InputError(
+            "training.engine",
+            f"architecture {architecture.spec.kind} has no form in {engine}",
+            "set it to torch",
+        )
 
 
 def has_form_of_engine(architecture: Architecture, engine: str) -> bool:

@@ -39,5 +39,5 @@ def test_what_it_does_not_know_is_refused(key, sections):
 def test_an_encoder_that_its_layers_do_not_make_up_is_refused():
     bert = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32)
     check_framework(architecture_of(bert), config_with())
-    with pytest.raises(InputError, match="static has no form in megatron, one of torch"):
+    with pytest.raises(InputError, match="static has no form in megatron, set it to torch"):
         check_framework(architecture_of(StaticSpec(vocabulary=50, hidden=16)), config_with())

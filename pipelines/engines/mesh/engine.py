@@ -16,8 +16,6 @@ from pipelines.engines.mesh.cluster import WorkerMaker
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.losses.loss import spans_steps
-from pipelines.models.architecture import architecture_of
-from pipelines.models.spec import EncoderSpec
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 from pipelines.settings.sources import by_source
@@ -97,15 +95,6 @@ class MeshEngine(SparkJobEngine):
         for is_asked, key, problem, remedy in refused:
             if is_asked:
                 raise InputError(key, problem, remedy)
-
-    @override
-    def check_encoder(self, spec: EncoderSpec) -> None:
-        if self.name not in architecture_of(spec).forms:
-            raise InputError(
-                "training.engine",
-                f"architecture {spec.kind} has no form in Mesh TensorFlow",
-                "training.engine: torch",
-            )
 
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
