@@ -52,7 +52,12 @@ class CheckpointWriter:
             return
         self.wait()
         written = TemporaryDirectory(prefix="sentence-pipelines-")
-        write_files(written.name, checkpoint)
+        try:
+            write_files(written.name, checkpoint)
+        except BaseException:
+            # Numbers are looked at while they are written: much of it may be there.
+            written.cleanup()
+            raise
         self._last = self._copying.submit(self._copy, written, checkpoint.step, saved)
 
     def wait(self) -> None:

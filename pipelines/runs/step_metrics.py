@@ -260,18 +260,23 @@ class StepMetrics:
         ranks = sorted({record.rank for record in records if record.rank is not None})
         examples = self._run.manifest.granule
         return [
-            _worker_line(rank, [one for one in records if one.rank == rank], examples)
+            _worker_line(
+                rank, [one for one in records if one.rank == rank], examples, self._reports
+            )
             for rank in ranks
         ]
 
 
-def _worker_line(rank: int, records: Sequence[StepRecord], examples: int) -> dict[str, Any]:
+def _worker_line(
+    rank: int, records: Sequence[StepRecord], examples: int, sharing: int
+) -> dict[str, Any]:
     """Of one worker: what it did, and seconds, of which the parts add up to the whole.
 
     Args:
         rank: Its number.
         records: Its own, all with ``compute_seconds``.
         examples: Of a granule.
+        sharing: Workers that make a granule together; each is told an equal part.
     """
     seconds = math.fsum(record.step_seconds for record in records)
     data_seconds = math.fsum(record.data_seconds for record in records)
@@ -294,8 +299,8 @@ def _worker_line(rank: int, records: Sequence[StepRecord], examples: int) -> dic
     }
     return {
         "rank": rank,
-        "examples": examples * sum(record.granules for record in records),
-        "tokens": sum(record.tokens for record in records),
+        "examples": examples * sum(record.granules for record in records) // sharing,
+        "tokens": sum(record.tokens for record in records) // sharing,
         "seconds": round(seconds, 6),
         **{name: round(part, 6) for name, part in parts.items()},
     }

@@ -112,15 +112,21 @@ class DeepSpeedPipelineStepper(TorchRun):
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The state before a step; its arrays are with rank 0. All workers call it at once."""
-        parts = self._layer.weights
-        weights = {name: safe_get_full_fp32_param(part) for name, part in parts.items()}
-        moments = {
-            f"{kind}/{name}": safe_get_full_optimizer_state(part, key)
-            for kind, key in KINDS.items()
-            for name, part in parts.items()
-        }
-        whole = self._own.gathered(weights)
-        return Checkpoint(step, self._spec, whole, self._own.gathered(moments, list(KINDS)))
+        weights = self._own.gathered(self._weight, self._device)
+        moments = self._own.gathered(self._moment, self._device, list(KINDS))
+        return Checkpoint(step, self._spec, weights, moments)
+
+    def _weight(self, name: str) -> torch.Tensor:
+        """A weight of the stage, whole."""
+        weight: torch.Tensor = safe_get_full_fp32_param(self._layer.weights[name])
+        return weight
+
+    def _moment(self, key: str) -> torch.Tensor:
+        """One of the moments of the stage, whole; all replicas call it at once."""
+        kind, _, name = key.partition("/")
+        part = self._layer.weights[name]
+        moment: torch.Tensor = safe_get_full_optimizer_state(part, KINDS[kind])
+        return moment
 
     def _take(self, own: Checkpoint) -> None:
         """Gives the optimiser the stage's state, which the library would begin with zeros."""

@@ -103,8 +103,8 @@ class MegatronStepper(TorchRun):
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The state before a step; its arrays are with rank 0. All workers call it at once."""
-        weights = self._own.gathered(self._weights)
-        moments = self._own.gathered(self._moments.whole(), tuple(KINDS))
+        weights = self._own.gathered(self._weights.__getitem__, self._device)
+        moments = self._own.gathered(self._moments.whole, self._device, tuple(KINDS))
         return Checkpoint(step, self._spec, weights, moments)
 
     @staticmethod

@@ -66,23 +66,21 @@ class Moments:
                 state[key] = own
             self._optimiser.optimizer.state[piece.values] = state
 
-    def whole(self) -> dict[str, torch.Tensor]:
-        """The moments of the part, with the first replica; all workers call it at once.
+    def whole(self, key: str) -> torch.Tensor:
+        """One of the moments of the part, with the first replica; all replicas call it at once.
 
-        Each is the sum of the pieces, with zeros around them, which is exact.
+        It is the sum of the pieces, with zeros around them, which is exact.
+
+        Args:
+            key: Its kind, a slash, and the name of the weight.
         """
-        first = processes.get_global_rank(self._group, 0)
-        arrays = {}
-        for kind, key in KINDS.items():
-            for name, weight in self._weights.items():
-                whole = torch.zeros_like(weight)
-                if (piece := self._pieces.get(name)) is not None:
-                    own = self._optimiser.optimizer.state[piece.values][key]
-                    whole.view(-1)[piece.numbers] = own
-                processes.reduce(whole, dst=first, group=self._group)
-                if processes.get_rank() == first:
-                    arrays[f"{kind}/{name}"] = whole
-        return arrays
+        kind, _, name = key.partition("/")
+        whole = torch.zeros_like(self._weights[name])
+        if (piece := self._pieces.get(name)) is not None:
+            own = self._optimiser.optimizer.state[piece.values][KINDS[kind]]
+            whole.view(-1)[piece.numbers] = own
+        processes.reduce(whole, dst=processes.get_global_rank(self._group, 0), group=self._group)
+        return whole
 
     def _found(self) -> Iterator[tuple[torch.nn.Parameter, _Piece]]:
         """The pieces, by the library's own books."""

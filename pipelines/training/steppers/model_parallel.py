@@ -81,8 +81,9 @@ class ModelParallelStepper(TorchStepper):
     def checkpoint(self, step: int) -> Checkpoint:
         """The state before a step; its arrays are with rank 0. All workers call it at once."""
         kinds = ("m", "v") if self._training.ema is None else ("m", "v", AVERAGE)
-        weights = self._own.gathered(self._weights)
-        return Checkpoint(step, self._spec, weights, self._own.gathered(self._moments, kinds))
+        weights = self._own.gathered(self._weights.__getitem__, self._device)
+        moments = self._own.gathered(self._moments.__getitem__, self._device, kinds)
+        return Checkpoint(step, self._spec, weights, moments)
 
     def _encoder(self) -> Encoder:
         weights = effective(self._weights, self._frozen, self._scale)

@@ -5,7 +5,7 @@ Runs on executors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,9 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings.placement import Place, layers_of_stage
 from pipelines.training.steppers.torch import to_numpy
+
+PartOf = Callable[[str], torch.Tensor]
+"""Takes the name of a weight, behind a kind and a slash where it is one of the moments."""
 
 
 class OwnPart:
@@ -59,11 +62,15 @@ class OwnPart:
             frozen=Frozen(weights=self._parts(frozen.weights), scale=frozen.scale),
         )
 
-    def gathered(self, parts: Mapping[str, torch.Tensor], kinds: Sequence[str] = ()) -> LazyArrays:
+    def gathered(
+        self, part_of: PartOf, device: torch.device, kinds: Sequence[str] = ()
+    ) -> LazyArrays:
         """Whole arrays, each sent to rank 0 when it is read: all workers read them in one order.
 
         Args:
-            parts: Of this worker, on the device of the process group.
+            part_of: Gives this worker's part of an array of its stage; called by all replicas, so
+                that it may put the part together of what they share out.
+            device: Of the parts, from which the process group can send.
             kinds: What stands before the names, with a slash; none for the weights themselves.
 
         Returns:
@@ -71,19 +78,18 @@ class OwnPart:
         """
         kinds = [f"{kind}/" for kind in kinds] or [""]
         shapes = {f"{kind}{name}": self.trained[name] for kind in kinds for name in self.trained}
-        return LazyArrays(shapes, partial(self._sent, parts))
+        return LazyArrays(shapes, partial(self._sent, part_of, device))
 
-    def _sent(self, parts: Mapping[str, torch.Tensor], key: str) -> np.ndarray:
+    def _sent(self, part_of: PartOf, device: torch.device, key: str) -> np.ndarray:
         """Has rank 0 put together the parts of an array, which come from the first replica."""
         name, rank = _name(key), self._placement.rank(self._place)
+        own = part_of(key).detach() if self._stage(name) == self._place.stage else None
         holders = [self._placement.rank(place) for place in self._holders(name)]
         if rank == 0:
-            whole = [
-                self._received(holder, name, parts) if holder else parts[key] for holder in holders
-            ]
-            return np.concatenate([to_numpy(part) for part in whole], self.axes.get(name, 0))
-        if rank in holders:
-            processes.send(parts[key].detach().contiguous(), dst=0)
+            parts = [self._received(holder, name, device) if holder else own for holder in holders]
+            return np.concatenate([to_numpy(part) for part in parts], self.axes.get(name, 0))
+        if rank in holders and own is not None:
+            processes.send(own.contiguous(), dst=0)
         return np.empty(0, np.float32)
 
     def _holders(self, name: str) -> Iterator[Place]:
@@ -92,10 +98,10 @@ class OwnPart:
         members = range(self._placement.members if name in self.axes else 1)
         return (Place(0, stage, member) for member in members)
 
-    def _received(self, holder: int, name: str, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _received(self, holder: int, name: str, device: torch.device) -> torch.Tensor:
         whole = np.broadcast_to(np.float32(0), self.trained[name])
         shape = self._part(whole, name, self._placement.place(holder)).shape
-        part = torch.empty(shape, device=next(iter(parts.values())).device)
+        part = torch.empty(shape, device=device)
         processes.recv(part, src=holder)
         return part
 

@@ -3,7 +3,7 @@
 By PyTorch's own schedules. The micro-batches are the granules of a replica: while a stage computes
 one, the stages behind it compute those before. Where there are as many granules as stages, a stage
 holds the activations of as many granules as there are stages from it on, and of all of them
-otherwise.
+otherwise. The library makes the buffers for all granules of a step at once.
 
 Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021,
 arXiv:2006.09503 (one forward, one backward); Huang et al., "GPipe", NeurIPS 2019,
