@@ -29,9 +29,10 @@ from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.deepspeed import BUCKET_ELEMENTS, STAGES
 from pipelines.training.steppers.micro_batches import batches, granule_texts
 from pipelines.training.steppers.own_part import OwnPart
-from pipelines.training.steppers.pipeline import StageModule, device_inputs
+from pipelines.training.steppers.pipeline import StageModule
 from pipelines.training.steppers.sharded import KINDS, optimiser_of
 from pipelines.training.steppers.torch import TorchRun
+from pipelines.training.steppers.torch_inputs import device_inputs
 from pipelines.training.steppers.torch_losses import on_device
 
 # Behind the module above, which says what accelerator there is before the library looks for one.

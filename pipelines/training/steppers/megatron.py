@@ -24,9 +24,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from pipelines.models.architecture import architecture_of, form_of
 from pipelines.models.frameworks.megatron import MegatronForm, MegatronStage, layer_config
 from pipelines.models.frameworks.torch import PRECISIONS
-from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import dropout_masks
-from pipelines.models.frameworks.torch_sharding import Inputs
 from pipelines.models.weights import dense_shapes
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -46,7 +43,8 @@ from pipelines.training.steppers.own_part import OwnPart
 from pipelines.training.steppers.sharded import KINDS
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
 from pipelines.training.steppers.torch import TorchRun
-from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
+from pipelines.training.steppers.torch_inputs import device_inputs
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device, pulled_loss
 
 LossOf = Callable[[int, list[torch.Tensor]], torch.Tensor]
 """Takes the number of a micro-batch, and the embeddings of its sides."""
@@ -189,9 +187,7 @@ class MegatronStepper(TorchRun):
             of_batches = per_batch(some, [pull * len(some) for pull in pulls])
 
         def pulled(number: int, sides: list[torch.Tensor]) -> torch.Tensor:
-            # A number whose gradient on the embeddings is the pull.
-            products = zip(sides, of_batches[number], strict=True)
-            return torch.stack([(side * pull).sum() for side, pull in products]).sum()
+            return pulled_loss(sides, of_batches[number])
 
         self._run(some, pulled)
         return loss
@@ -211,7 +207,8 @@ class MegatronStepper(TorchRun):
             On the last stage the losses of all, or the embeddings of their sides without a loss;
             nothing on the others.
         """
-        inputs = [self._inputs(one) for one in some]
+        spec, training = self._spec, self._training
+        inputs = [device_inputs(one, spec, training, self._device) for one in some]
         rows = max(sum(len(side.batch.token_ids) for side in sides) for sides in inputs)
 
         def forward(data: Any, model: Any) -> tuple[Any, Callable[..., Any]]:
@@ -236,15 +233,6 @@ class MegatronStepper(TorchRun):
             collect_non_loss_data=loss_of is None,
         )
         return found
-
-    def _inputs(self, batch: Micro) -> list[Inputs]:
-        return [
-            Inputs(
-                Batch.of(side.token_ids, side.lengths, self._device),
-                dropout_masks(self._spec, self._training.dropout, side.seed, self._device),
-            )
-            for side in batch
-        ]
 
 
 def _lay_out(placement: Placement, seconds: float, device: torch.device) -> None:

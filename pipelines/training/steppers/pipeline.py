@@ -22,19 +22,16 @@ from torch.nn import functional
 
 from pipelines.models.adaptation import effective
 from pipelines.models.frameworks.torch import finished
-from pipelines.models.frameworks.torch_batch import Batch as DeviceBatch
 from pipelines.models.frameworks.torch_division import DividedEncode
-from pipelines.models.frameworks.torch_dropout import dropout_masks
 from pipelines.models.frameworks.torch_sharding import Inputs
-from pipelines.models.spec import EncoderSpec
-from pipelines.settings import TrainingSettings
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.micro_batches import Batch, by_side, per_batch
 from pipelines.training.steppers.model_parallel import ModelParallelStepper
 from pipelines.training.steppers.objectives import Objective
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
+from pipelines.training.steppers.torch_inputs import device_inputs
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device, pulled_loss
 
 LossOf = Callable[[list[torch.Tensor], int], torch.Tensor]
 """Takes the embeddings of the sides of a micro-batch, and its number."""
@@ -75,9 +72,7 @@ class PipelineStepper(ModelParallelStepper):
         of_batches = per_batch(some, pulls)
 
         def pulled(sides: list[torch.Tensor], number: int) -> torch.Tensor:
-            # A number whose gradient on the embeddings is the pull.
-            products = zip(sides, of_batches[number], strict=True)
-            return torch.stack([(side * pull).sum() for side, pull in products]).sum()
+            return pulled_loss(sides, of_batches[number])
 
         self._run(some, pulled)
         return self._told(loss)
@@ -207,19 +202,6 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
         ]
         self.embeddings.append([functional.normalize(one, dim=-1) for one in pooled])
         return torch.cat(self.embeddings[-1])
-
-
-def device_inputs(
-    batch: Batch, spec: EncoderSpec, training: TrainingSettings, device: torch.device
-) -> list[Inputs]:
-    """The sides of a micro-batch, and their dropout, on the device."""
-    return [
-        Inputs(
-            DeviceBatch.of(side.token_ids, side.lengths, device),
-            dropout_masks(spec, training.dropout, side.seed, device),
-        )
-        for side in batch
-    ]
 
 
 def _no_loss(sides: list[torch.Tensor], number: int) -> torch.Tensor:

@@ -13,8 +13,6 @@ from torch.nn.functional import normalize
 
 from pipelines.models.architecture import Shapes
 from pipelines.models.arrays import shapes_of
-from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import dropout_masks
 from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, encoder_module
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -23,7 +21,6 @@ from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 from pipelines.training.steppers.micro_batches import Batch as Micro
 from pipelines.training.steppers.micro_batches import (
-    Texts,
     batches,
     by_side,
     granule_texts,
@@ -34,7 +31,8 @@ from pipelines.training.steppers.objectives import Objective
 from pipelines.training.steppers.step_negatives import pulls_on_embeddings
 from pipelines.training.steppers.torch import TorchRun
 from pipelines.training.steppers.torch_disk import DiskTensors
-from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device
+from pipelines.training.steppers.torch_inputs import device_inputs
+from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device, pulled_loss
 from pipelines.training.steppers.torch_reconstruction import Part, Rewriting, RewritingModule
 
 KINDS = {"m": "exp_avg", "v": "exp_avg_sq"}
@@ -197,9 +195,9 @@ class ShardedStepper(TorchRun, ABC):
         """
         for number, (batch, own) in enumerate(zip(some, per_batch(some, pulls), strict=True), 1):
             embeddings = self._embed_batch(batch)
-            # A number whose gradient on the embeddings is the pull.
-            pulled = sum((side * pull).sum() for side, pull in zip(embeddings, own, strict=True))
-            self._backward(pulled, granules, last=last and number == len(some))
+            self._backward(
+                pulled_loss(embeddings, own), granules, last=last and number == len(some)
+            )
 
     def _batches(self, work: StepWork, objective: Objective) -> list[list[Micro]]:
         """The batches of each granule, as many on every worker, which embed in step.
@@ -215,16 +213,8 @@ class ShardedStepper(TorchRun, ABC):
         return [batches(sides, parts.max(axis=0).tolist()) for sides in granules]
 
     def _embed_batch(self, batch: Micro) -> list[torch.Tensor]:
-        return [normalize(side, dim=-1) for side in self._embed(self._inputs(batch))]
-
-    def _inputs(self, texts: Sequence[Texts]) -> list[Inputs]:
-        return [
-            Inputs(
-                Batch.of(side.token_ids, side.lengths, self._device),
-                dropout_masks(self._spec, self._training.dropout, side.seed, self._device),
-            )
-            for side in texts
-        ]
+        inputs = device_inputs(batch, self._spec, self._training, self._device)
+        return [normalize(side, dim=-1) for side in self._embed(inputs)]
 
 
 def optimiser_of(

@@ -34,3 +34,8 @@ def gradients_of_loss(
     leaves = [side.detach().requires_grad_() for side in sides]
     loss = loss_of(leaves, on_device(targets, sides[0].device)) * share
     return loss.detach(), torch.autograd.grad(loss, leaves)
+
+
+def pulled_loss(sides: Sequence[torch.Tensor], pulls: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number whose gradients on the embeddings of sides are given ones."""
+    return torch.stack([(side * pull).sum() for side, pull in zip(sides, pulls, strict=True)]).sum()
