@@ -18,6 +18,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "torch": {"engine": "torch", "framework": "torch"},
     "deepspeed": {"engine": "deepspeed", "framework": "torch", "sharding": "gradients"},
     "megatron": {"engine": "megatron", "framework": "torch"},
+    "mesh": {"engine": "mesh", "framework": "tensorflow"},
     "horovod-torch": {"engine": "horovod", "framework": "torch"},
     "horovod-tensorflow": {"engine": "horovod", "framework": "tensorflow"},
     "tensorflowonspark": {"engine": "tensorflowonspark"},

@@ -42,7 +42,7 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str
     ranks = np.flatnonzero(~agree.all(axis=1)).tolist()
     name = list(arrays)[int(np.flatnonzero(~agree.all(axis=0))[0])]
     raise RuntimeError(
-        f"after step {checkpoint.step} the state of {among} {ranks} is not that of the first, in"
+        f"after step {checkpoint.step} the state of {among} {ranks} is not that of 0, first in"
         f" {name}: the workers did not exchange their gradients"
     )
 
