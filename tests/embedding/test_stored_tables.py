@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import re
 
 import embedding_rounds
 import numpy as np
@@ -186,6 +187,14 @@ def test_a_copy_that_is_not_what_was_written_is_not_searched(place, write, store
         rows_at(open_table(place), [0], ["id", "text"])
 
 
+def assert_same_table(found: str, expected: str) -> None:
+    """What is found is the same, but for the last digit of a score: rows are batched otherwise."""
+    number = re.compile(r"\d\.\d{4}")
+    assert number.sub("", found) == number.sub("", expected)
+    scores, others = ([float(one) for one in number.findall(text)] for text in (found, expected))
+    np.testing.assert_allclose(scores, others, atol=2e-4)
+
+
 def test_embed_and_search_as_on_a_file_system(
     spark, place, stored, lines, s3_bucket, small_model, tmp_path, capsys, monkeypatch
 ) -> None:
@@ -217,7 +226,7 @@ def test_embed_and_search_as_on_a_file_system(
     queries = ["--query", lines[17], "--query", lines[40], "-k", "3"]
     found = told("search", place, *queries)
     assert lines[17][:20] in found
-    assert found == told("search", tmp_path / "vectors", *queries)
+    assert_same_table(found, told("search", tmp_path / "vectors", *queries))
     indexed = told("search", place, *queries, "--index")
     assert indexed.count(lines[17][:20]) == found.count(lines[17][:20])
     hybrid = told("search", place, *queries, "--hybrid")
