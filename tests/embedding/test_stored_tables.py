@@ -188,7 +188,7 @@ def test_a_copy_that_is_not_what_was_written_is_not_searched(place, write, store
 
 
 def assert_same_table(found: str, expected: str) -> None:
-    """What is found is the same, but for the last digit of a score, which is summed in another order."""
+    """What is found is the same, but for the last digit of scores, summed in another order."""
     number = re.compile(r"\d\.\d{4}")
     assert number.sub("", found) == number.sub("", expected)
     scores, others = ([float(one) for one in number.findall(text)] for text in (found, expected))
