@@ -23,6 +23,7 @@ from pipelines.errors import InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
+from pipelines.settings.placement import check_divided
 from pipelines.spark.releases import check_spark
 from pipelines.training.control.encryption import Identity
 from pipelines.training.control.monitor import Monitor
@@ -217,6 +218,7 @@ def check_fit(engine: Engine, config: Config) -> None:
                 f"engine {engine.name} does not know it",
                 f"leave it {str(default).lower()}",
             )
+    check_divided(config.training)
     if config.training.offload != "none" and config.training.sharding == "none":
         raise InputError(
             "training.offload",

@@ -110,15 +110,13 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> range:
     return range(first, first + each + (stage < more))
 
 
-def check_placement(training: TrainingSettings) -> None:
-    """Refuses workers that make no whole replicas, and steps that these cannot share.
+def check_sharing(training: TrainingSettings) -> None:
+    """Refuses steps that workers, or replicas, cannot share.
 
     Raises:
         InputError: Naming the key.
     """
     placement = training.placement
-    if placement.is_divided:
-        _check_divided(training, placement)
     replicas = placement.replicas
     if training.mode == "sync" and training.granules_per_step % replicas:
         raise InputError(
@@ -129,8 +127,15 @@ def check_placement(training: TrainingSettings) -> None:
         )
 
 
-def _check_divided(training: TrainingSettings, placement: Placement) -> None:
-    """Refuses what workers that hold the encoder together cannot do."""
+def check_divided(training: TrainingSettings) -> None:
+    """Refuses what workers that hold the encoder together cannot do, of an engine that has them.
+
+    Raises:
+        InputError: Naming the key.
+    """
+    placement = training.placement
+    if not placement.is_divided:
+        return
     key = "training.model_parallel" if placement.members > 1 else "training.pipeline_parallel"
     if training.mode != "sync":
         raise InputError(

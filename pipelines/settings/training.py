@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pipelines.engines import ENGINES
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.placement import Placement, check_placement
+from pipelines.settings.placement import Placement, check_sharing
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -316,7 +316,7 @@ class TrainingSettings(Settings):
                 "leave it out, or training.framework: torch",
             )
         self._check_choice(config)
-        check_placement(self)
+        check_sharing(self)
 
     def _check_choice(self, config: Config) -> None:
         """Refuses choices of the model that contradict one another, or that nobody can follow."""

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.engines.base import check_fit
+from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
-from pipelines.settings.placement import Place, Placement, layers_of_stage
+from pipelines.settings.placement import Place, Placement, check_divided, layers_of_stage
 
 COUNTS = st.integers(1, 5)
 PLACEMENTS = st.builds(Placement, replicas=COUNTS, stages=COUNTS, members=COUNTS)
@@ -87,4 +89,10 @@ def test_members_stand_beside_one_another():
 )
 def test_layouts_that_cannot_be_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
-        training(**settings)
+        check_divided(training(**settings))
+
+
+def test_an_engine_that_does_not_divide_says_so_first():
+    config = parse({"training": {"engine": "horovod", "workers": 3, "model_parallel": 2}})
+    with pytest.raises(InputError, match=r"model_parallel: engine horovod does not know it"):
+        check_fit(load_engine("horovod"), config)

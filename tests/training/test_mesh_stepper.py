@@ -82,14 +82,18 @@ def test_a_mesh_makes_the_steps_of_one_process(workers, members):
         context.Process(target=work_as, args=(rank, members, ports, answer), daemon=True)
         for rank in range(workers)
     ]
-    for process in processes:
-        process.start()
     alone = stepper("tensorflow", training=TRAINING, checkpoint=start())
-    expected, last = train(alone, 0, STEPS)
-    found = dict(answer.get(timeout=SECONDS) for _ in processes)
-    for process in processes:
-        process.join(SECONDS)
-        assert process.exitcode == 0
+    try:
+        for process in processes:
+            process.start()
+        expected, last = train(alone, 0, STEPS)
+        found = dict(answer.get(timeout=SECONDS) for _ in processes)
+        for process in processes:
+            process.join(SECONDS)
+            assert process.exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
     for steps, _ in found.values():
         np.testing.assert_allclose(steps, expected, rtol=1e-4)
     whole = found[0][1]

@@ -14,7 +14,7 @@ from free_addresses import free_addresses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.training.collectives.ring import BLOCK_ELEMENTS, Ring
+from pipelines.training.collectives.ring import ALWAYS_BYTES, BLOCK_ELEMENTS, Ring, gather_bytes
 from pipelines.training.control.authenticated_server import TOKEN_BYTES
 from pipelines.training.control.encryption import make_identity
 
@@ -103,6 +103,16 @@ def test_no_worker_makes_room_for_more_rows_than_a_step_can_have():
 
     is_told = threading.Event()
     assert in_ring(2, announce_or_gather) == ["told", True]
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_any_number_of_bytes_is_gathered_where_others_have_none(encrypted):
+    sizes = [0, 2 * ALWAYS_BYTES + 5, 0, 3]
+    sent = [np.full(size, rank, np.uint8) for rank, size in enumerate(sizes)]
+    found = in_ring(
+        len(sizes), lambda ring: gather_bytes(ring.gather, sent[ring.rank]), encrypted=encrypted
+    )
+    assert all(np.array_equal(one, np.concatenate(sent)) for one in found)
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

@@ -7,12 +7,15 @@ from pipelines.benchmarks.sharded.command import STEPPERS, measure
 pytestmark = pytest.mark.slow
 
 SMALL = {"hidden": 512, "vocabulary": 500, "steps": 1, "pairs": 1, "tokens": 8, "offload": "disk"}
-FEWER, MORE = 2, 10
-"""Layers: what more of them take is independent of libraries, and of what is gathered at once."""
-
-
-def most(found, *phases):
-    return max(worker[phase]["anonymous"] for worker in found["workers"] for phase in phases)
+LAYERS = {"fsdp": (2, 10), "deepspeed": (14, 22)}
+"""What more of them take does not depend on the libraries, nor on what is gathered at once; with so
+many, the buffers of DeepSpeed are full."""
+MOST = {
+    "fsdp": {"load": 0.7, "steps": 1.5, "save": 0.9},
+    "deepspeed": {"load": 1.8, "steps": 2.0, "save": 2.0},
+}
+"""Times the weights, by phase. By the formula a worker of two that trains holds 1 and 1.5 times the
+weights; it would be 2 and 3 if each held the whole. Seen: 0.5, 1.1 to 1.2, 0.6; 1.5, 1.6, 1.6."""
 
 
 @pytest.mark.parametrize("engine", STEPPERS)
@@ -23,16 +26,17 @@ def test_a_worker_never_holds_the_whole(tmp_path, monkeypatch, engine):
     monkeypatch.setenv("TMPDIR", str(disk))
     # What is let go is given back at once, and not kept for later by the allocator.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "262144")
-    few = measure(tmp_path, engine=engine, layers=FEWER, **SMALL)
-    more = measure(tmp_path, engine=engine, layers=MORE, **SMALL)
+    few, more = (
+        measure(tmp_path, engine=engine, layers=layers, **SMALL) for layers in LAYERS[engine]
+    )
     weights = 4 * (more["parameters"] - few["parameters"])
     assert weights > 90e6
-    # Half of the weights and of the gradients, and what the allocator keeps. One process that holds
-    # all has four times the weights while it trains.
-    held = most(more, "load", "steps", "save") - most(few, "load", "steps", "save")
-    assert held < 3.5 * weights
-    if engine == "fsdp":
-        assert most(more, "load") - most(few, "load") < 0.8 * weights
+    for phase, most in MOST[engine].items():
+        held, before = (
+            max(worker[phase]["anonymous"] for worker in found["workers"]) for found in (more, few)
+        )
+        assert held - before < most * weights, phase
     expected = sum(more["formula"].values()) - sum(few["formula"].values())
-    assert expected == pytest.approx(weights, rel=0.1)
+    copies = {"fsdp": 1, "deepspeed": 1.5}[engine]
+    assert expected == pytest.approx(copies * weights, rel=0.1)
     assert list(disk.iterdir()) == []

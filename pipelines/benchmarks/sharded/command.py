@@ -79,6 +79,7 @@ def measure(
     config = parse({"training": training})
     spec = encoder_spec(hidden, layers, vocabulary)
     formula = Training(
+        engine=engine,
         shapes=weight_shapes(spec),
         workers=workers,
         offload=offload,

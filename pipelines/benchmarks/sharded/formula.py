@@ -17,6 +17,11 @@ _OF_A_UNIT = 5
 it is used, and the gradients of one."""
 _OF_THE_REST = 4
 """What is in no layer: gathered all the time, its gradient, and what that is reduced by."""
+_COPIES: Mapping[str, int] = {"fsdp": 1, "deepspeed": 2}
+"""Of a worker's part of the weights, by engine: ZeRO-3 updates one, and computes with another."""
+_BUFFERS: Mapping[str, float] = {"fsdp": 0.0, "deepspeed": 3 * BYTES * 2.0**24}
+"""Bytes: ZeRO-3 fills three of ``BUCKET_ELEMENTS`` of :mod:`pipelines.training.steppers.deepspeed`,
+of what is gathered, of what is gathered ahead, and of gradients."""
 _KEPT, _AT_WORK = 4, 64
 """Bytes for each token and number of its width: of the input of a layer, and within one; see the
 section on memory of the page."""
@@ -27,6 +32,7 @@ class Training:
     """What is trained, and how.
 
     Attributes:
+        engine: One of ``pipelines.benchmarks.sharded.command.STEPPERS``.
         shapes: Of the weights.
         workers: Processes that share them.
         offload: As ``training.offload``.
@@ -36,6 +42,7 @@ class Training:
         checkpointed: Whether activations are, see ``training.activation_checkpointing``.
     """
 
+    engine: str
     shapes: Shapes
     workers: int
     offload: str
@@ -72,10 +79,11 @@ class Training:
         parts = dict(self._parts)
         rest = parts.pop(None)
         return {
-            "weights": share,
+            "weights": _COPIES[self.engine] * share,
             "gradients": share,
             "moments": 0.0 if self.offload == "disk" else 2 * share,
             "gathered": float(BYTES * (_OF_A_UNIT * max(parts.values()) + _OF_THE_REST * rest)),
+            "buffers": _BUFFERS[self.engine],
             "activations": float(self.activations),
             "libraries": LIBRARIES,
         }

@@ -6,7 +6,7 @@ import json
 import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pipelines.errors import PipelineError
 from pipelines.runs.run import WorkerTask
@@ -83,7 +83,11 @@ class RendezvousClient:
             connection.close()
 
 
-def meet(client: RendezvousClient, task: WorkerTask, own: Place, seconds: float) -> list[Place]:
+Where = TypeVar("Where", bound=tuple[Any, ...])
+"""A named tuple, of what JSON has."""
+
+
+def meet(client: RendezvousClient, task: WorkerTask, own: Where, seconds: float) -> list[Where]:
     """Waits until all ranks are there.
 
     Args:
@@ -106,4 +110,4 @@ def meet(client: RendezvousClient, task: WorkerTask, own: Place, seconds: float)
             late = [rank for rank, key in enumerate(keys) if key not in there]
             raise PipelineError(f"ranks {late} have not come within {seconds:.0f} s")
         time.sleep(RETRY_SECONDS)
-    return [Place(*json.loads(there[key])) for key in keys]
+    return [type(own)(*json.loads(there[key])) for key in keys]

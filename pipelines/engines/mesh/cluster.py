@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.engines.horovod.rendezvous_client import RETRY_SECONDS, RendezvousClient
+from pipelines.engines.horovod.rendezvous_client import RendezvousClient, meet
 from pipelines.engines.processes import run_in_child
-from pipelines.errors import PipelineError
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.collectives.interfaces import own_address
@@ -136,7 +133,7 @@ def join_mesh(
     with _reserved(host) as ring_port, _reserved("") as server_port:
         ports = ring_port.getsockname()[1], server_port.getsockname()[1]
         own = _Place(host, *ports, None if identity is None else identity.fingerprint)
-        places = _meet(store, task, own, training.start_seconds)
+        places = meet(store, task, own, training.start_seconds)
         # Both take their port while it is still held, so that no other process can have it.
         following = places[(task.rank + 1) % task.workers].fingerprint
         addresses = [(one.host, one.ring) for one in places]
@@ -173,20 +170,3 @@ def _server(task: WorkerTask, places: Sequence[_Place]) -> str:
         config=session_config(task.run.config.training.threads),
     )
     return str(server.target)
-
-
-def _meet(store: RendezvousClient, task: WorkerTask, own: _Place, seconds: float) -> list[_Place]:
-    """Waits until all workers are there; returns the place of each.
-
-    Raises:
-        PipelineError: Some are missing.
-    """
-    deadline = time.monotonic() + seconds
-    keys = [f"places/{rank}" for rank in range(task.workers)]
-    store.put(keys[task.rank], json.dumps(own))
-    while len(there := store.get_all("places/")) < task.workers:
-        if time.monotonic() > deadline:
-            late = [rank for rank, key in enumerate(keys) if key not in there]
-            raise PipelineError(f"ranks {late} have not come within {seconds:.0f} s")
-        time.sleep(RETRY_SECONDS)
-    return [_Place(*json.loads(there[key])) for key in keys]

@@ -9,6 +9,7 @@ split them first: :func:`allocate` gives memory to what is left to hold.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -69,7 +70,7 @@ class FinishingUnit(Unit):
         return [finished(self._spec, weights, side) for side in pooled]
 
 
-class EncoderModule(torch.nn.Module):  # type: ignore[misc] # torch is not followed
+class EncoderModule(torch.nn.Module, ABC):  # type: ignore[misc] # torch is not followed
     """An encoder; computes what :func:`pipelines.models.frameworks.torch.embed` does.
 
     Args:
@@ -89,18 +90,18 @@ class EncoderModule(torch.nn.Module):  # type: ignore[misc] # torch is not follo
         if self.finish.weights:
             yield self.finish
 
+    @abstractmethod
     def own_units(self) -> Iterator[torch.nn.Module]:
         """The architecture's part of :meth:`units`."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def own_weights(self) -> dict[str, torch.Tensor]:
         """The architecture's part of :attr:`weights`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, sides: Sequence[Inputs]) -> list[torch.Tensor]:
         """fp32 [texts, hidden] of each side, before dense layers."""
-        raise NotImplementedError
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

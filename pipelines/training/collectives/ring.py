@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -247,6 +247,25 @@ class Ring:
             self._arrived.set_result(connection)
             # The server closes the connection when this returns.
             self._left.wait()
+
+
+def gather_bytes(gather: Callable[[Array], Array], own: Array) -> Array:
+    """The workers' bytes, in the order of the ranks; of some none, and of others any number.
+
+    Several at a time, as :meth:`Ring.gather` takes no more from a worker where one sends nothing.
+
+    Args:
+        gather: Joins the workers' arrays; all call this at once.
+        own: uint8 [n].
+    """
+    sizes = np.asarray(gather(np.array([len(own)], np.int64)))
+    parts: list[list[Array]] = [[] for _ in sizes]
+    for start in range(0, int(sizes.max()), ALWAYS_BYTES):
+        block = np.asarray(gather(own[start : start + ALWAYS_BYTES]))
+        ends = np.cumsum(np.clip(sizes - start, 0, ALWAYS_BYTES))
+        for part, piece in zip(parts, np.split(block, ends[:-1]), strict=True):
+            part.append(piece)
+    return np.concatenate([own[:0], *(piece for part in parts for piece in part)])
 
 
 @contextmanager

@@ -170,6 +170,9 @@ class DeepSpeedStepper(ShardedStepper):
             filled |= own.keys()
             if splits and own:
                 deepspeed.zero.Init(module=unit, config_dict_or_path=config)
+        # The library moves those of no module whose parameters are split already.
+        for buffer in self._encoder.buffers():
+            buffer.data = buffer.data.to(self._device)
 
     def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
         embeddings: list[torch.Tensor] = self._engine(sides)

@@ -72,7 +72,8 @@ class DeepSpeedPipelineStepper(TorchRun):
         copy_weights(weights, own.weights)
         # The library would compile its own all-reduce in shared memory; the group has one.
         compatible_operations["deepspeed_shm_comm"] = False
-        # Takes the process group that there is.
+        # Takes the process group that there is. Its further groups wait as long as PyTorch has it:
+        # the driver ends a run before.
         deepspeed.init_distributed(dist_init_required=False)
         stages = range(self._placement.stages)
         model = PipelineModule(

@@ -24,6 +24,7 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
 from pipelines.training.collectives.base import Collectives
+from pipelines.training.collectives.ring import gather_bytes
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.mesh_graph import (
@@ -86,11 +87,13 @@ class MeshStepper:
         objective = self._objectives[work.source]
         is_first = self._task.place.member == 0
         own = [self._inputs(one, objective, work.noise_epoch) for one in work.granules]
-        gathered = self._collectives.all_gather(_packed(own) if is_first else _NOTHING)
+        gathered = gather_bytes(
+            self._collectives.all_gather, _packed(own) if is_first else _NOTHING
+        )
         # A row from the chief, and none from the others.
         result = np.empty([0, 2], np.float64)
         if self._chief is not None:
-            replicas = _unpacked(np.asarray(gathered), len(objective.sides))
+            replicas = _unpacked(gathered, len(objective.sides))
             result = np.array([self._chief.step(work, list(replicas), learning_rate)])
         ((loss, norm),) = np.asarray(self._collectives.all_gather(result)).tolist()
         self.gradient_norm = norm
@@ -139,6 +142,8 @@ class _Chief:
                 self._placement,
             )
         config = session_config(self._training.threads)
+        # As long as the driver waits for a step.
+        config.operation_timeout_in_ms = 1000 * self._training.stall_seconds
         self._session = tf1.Session(collectives.target, self._graph, config)
         self._state.load(self._session, checkpoint.weights, checkpoint.moments)
 
