@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ def run_torchrun(
         listener: Where the store of all agents is to listen, on the host of the first worker.
         task: Of the worker.
     """
+    # The library looks for GPUs while it is configured: by CUDA, unless it is told otherwise, and
+    # after that no process that is forked from this one can use one.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     config, *_ = config_from_args(parse_args([*arguments, "no script"]))
     config.start_method = "fork"
     meet_at(listener, config)

@@ -118,16 +118,34 @@ def test_bf16_is_close_and_not_the_same():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_both_forms_of_attention_are_the_same(monkeypatch, lengths, precision):
     found = []
-    for longest in (0, 16):
+    called = []
+    for name in ("explicit_attention", "fused_attention"):
+        monkeypatch.setattr(attention, name, noting(name, called))
+    for longest, name in ((0, "fused_attention"), (16, "explicit_attention")):
         monkeypatch.setattr(attention, "LONGEST_EXPLICIT", longest)
-        form = attention.attention_form(16, CPU, noisy=False)
-        assert form == (attention._explicit_attention if longest else attention._fused_attention)
+        called.clear()
         found.append(slopes(tokens(lengths=lengths), lengths, precision=precision))
+        assert set(called) == {name}
     assert_close(*found, share=1e-5 if precision == "fp32" else 0.05)
 
 
-def test_noise_is_never_left_to_the_fused_attention():
-    assert attention.attention_form(512, CPU, noisy=True) == attention._explicit_attention
+def noting(name, called):
+    """A form of attention that notes its name."""
+    form = getattr(attention, name)
+
+    def noted(*given):
+        called.append(name)
+        return form(*given)
+
+    return noted
+
+
+def test_noise_is_never_left_to_the_fused_attention_of_a_cpu(monkeypatch):
+    called = []
+    monkeypatch.setattr(attention, "LONGEST_EXPLICIT", 0)
+    monkeypatch.setattr(attention, "explicit_attention", noting("explicit_attention", called))
+    run(tokens(), dropout=0.1, seed=(1, 2))
+    assert called
 
 
 def test_a_sparse_gradient_of_the_words_is_the_dense_one():
@@ -205,7 +223,7 @@ class TestDropout:
             return batch.tokens((probs @ value).transpose(1, 2))
 
         found = slopes(tokens(), LENGTHS, dropout=0.2, seed=(1, 2))
-        monkeypatch.setattr(attention, "_explicit_attention", plain)
+        monkeypatch.setattr(attention, "explicit_attention", plain)
         assert_close(found, slopes(tokens(), LENGTHS, dropout=0.2, seed=(1, 2)), share=1e-5)
 
     def test_checkpointed_layers_have_the_same_gradients(self):

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.benchmarks.gpu.rank_ways import ALONE, TWO
 from pipelines.models import ARCHITECTURES
 
 Status = Literal["ok", "failed", "skipped"]
@@ -101,7 +102,6 @@ STEPS = (
     "tsdae",
     "retromae",
 )
-RANKS = ("torch", "torch, negatives of the step", "torch-fsdp")
 SHAPES = ("MiniLM", "BERT-base")
 
 CHECKS: tuple[Check, ...] = (
@@ -127,9 +127,8 @@ CHECKS: tuple[Check, ...] = (
     Check(name="steps under dropout", function="torch_steps:under_dropout", short=True),
     Check(name="engine local", function="runs:local_engine", short=True),
     Check(name="checkpoint and resume", function="runs:resumed"),
-    Check(name="torchrun's agent, one rank", function="ranks:under_torchrun"),
-    Check(name="torchrun's agent, one rank, FSDP", function="ranks:sharded_under_torchrun"),
-    *_by_argument("two ranks on one device", "ranks:two_ranks", RANKS),
+    *_by_argument("torchrun's agent, one rank", "ranks:under_torchrun", tuple(ALONE)),
+    *_by_argument("two ranks on one device", "ranks:two_ranks", tuple(TWO)),
     Check(name="embedding", function="inference:embedding", short=True),
     Check(name="evaluation", function="inference:evaluation", short=True),
     Check(name="TensorFlow's memory", function="tensorflow_memory:memory"),

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from importlib import import_module
 
 import numpy as np
 
-from pipelines.benchmarks.gpu.checks import Finding, Place
+from pipelines.benchmarks.gpu.checks import Finding, Place, needing
+from pipelines.benchmarks.gpu.rank_ways import ALONE, TWO, Way
 from pipelines.benchmarks.gpu.runs import CURVE, close, random_run
 from pipelines.engines.base import monitor_for
 from pipelines.errors import WorkerLostError
@@ -21,40 +22,30 @@ from pipelines.runs.step_metrics import StepMetrics
 
 MODULE = "pipelines.benchmarks.gpu.torch_ranks"
 END_SECONDS = 20.0
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "torch": ("torch", {}),
-    "torch, negatives of the step": ("torch", {"negatives": "step"}),
-    "torch-fsdp": ("torch-fsdp", {}),
-}
-"""A stepper, and settings of the objective."""
 
 
-def under_torchrun(place: Place) -> Finding:
+def under_torchrun(place: Place, name: str) -> Finding:
     """A worker that is forked under torchrun's agent, and joins a group: NCCL's on a GPU."""
-    return _trained(place, "agent", "torch", {}, workers=1)
+    return _trained(place, "agent", ALONE[name], workers=1)
 
 
-def sharded_under_torchrun(place: Place) -> Finding:
-    """The same with FSDP, of one part."""
-    return _trained(place, "agent", "torch-fsdp", {}, workers=1)
+def two_ranks(place: Place, name: str) -> Finding:
+    """Two workers on one device, in a group of NCCL's on a GPU."""
+    return _trained(place, "group", TWO[name], workers=2)
 
 
-def two_ranks(place: Place, way: str) -> Finding:
-    """Two workers on one device, which NCCL refuses: their group is Gloo's."""
-    stepper, objective = WAYS[way]
-    return _trained(place, "gloo", stepper, objective, workers=2)
-
-
-def _trained(
-    place: Place, group: str, stepper: str, objective: dict[str, Any], *, workers: int
-) -> Finding:
+def _trained(place: Place, group: str, way: Way, *, workers: int) -> Finding:
     from pipelines.benchmarks.gpu.torch_curves import losses_here
 
-    folder = place.folder / f"{group}-{stepper}-{len(objective)}-{workers}"
-    run = random_run(folder, workers=workers, objective=objective)
-    expected = losses_here(run, "cpu")
-    found = _losses(run, group, stepper, workers)
-    apart = close(f"{workers} ranks, {stepper}", found, expected, CURVE)
+    if way.library is not None:
+        with needing(way.library):
+            import_module(way.library)
+    folder = place.folder / f"{group}-{len(list(place.folder.iterdir()))}"
+    run = random_run(folder, workers=workers, **way.settings)
+    alone = random_run(folder / "alone", objective=way.settings.get("objective", {}))
+    expected = losses_here(alone, "cpu")
+    found = _losses(run, group, way.stepper, workers)
+    apart = close(f"{workers} ranks, {way.stepper}", found, expected, CURVE)
     return Finding(f"{len(found)} steps of {workers} ranks, losses at most {apart:.1e} apart")
 
 

@@ -23,7 +23,7 @@ from pipelines.settings.load import parse
 
 LANES, ROWS, GRANULE, LONGEST, VOCABULARY = 4, 4, 8, 8, 300
 STEPS, MIDDLE = 8, 4
-SPEC = BertSpec(vocabulary=VOCABULARY, layers=1, hidden=32, heads=2, intermediate=64, positions=16)
+SPEC = BertSpec(vocabulary=VOCABULARY, layers=2, hidden=32, heads=2, intermediate=64, positions=16)
 CURVE, RESUMED = 1e-3, 1e-4
 """Relative, of losses: what engines are held to, see `tests/engines/test_contract.py`."""
 

@@ -54,7 +54,11 @@ def _under_agent(task: WorkerTask, stepper: str, folder: Path) -> bool:
     return True
 
 
-def _by_gloo(task: WorkerTask, stepper: str, folder: Path) -> bool:
+def _in_group(task: WorkerTask, stepper: str, folder: Path) -> bool:
+    """In a group whose members share a device."""
+    # NCCL refuses two ranks on one GPU of one host. With hosts' names of their own they are taken
+    # for ranks of two hosts, and exchange by sockets.
+    os.environ |= {"NCCL_HOSTID": f"host-{task.rank}", "NCCL_SOCKET_IFNAME": "lo"}
     with process_group_cleanup():
         return run_worker(
             task, partial(_join, task, folder), stepper=stepper, means_peer_lost=means_peer_lost
@@ -62,15 +66,14 @@ def _by_gloo(task: WorkerTask, stepper: str, folder: Path) -> bool:
 
 
 def _join(task: WorkerTask, folder: Path) -> GroupCollectives:
-    """Joins a group whose members may share a GPU."""
     device = worker_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     prefer_interface_to(task.monitor)
     # What a library asks of a rank's place on its host.
-    os.environ |= {"LOCAL_RANK": "0"}
+    os.environ |= {"RANK": str(task.rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(task.workers)}
     processes.init_process_group(
-        "gloo",
+        "nccl" if device.type == "cuda" else "gloo",
         init_method=f"file://{folder.absolute() / 'store'}",
         rank=task.rank,
         world_size=task.workers,
@@ -81,7 +84,7 @@ def _join(task: WorkerTask, folder: Path) -> GroupCollectives:
 
 _WAYS: dict[str, Callable[[WorkerTask, str, Path], bool]] = {
     "agent": _under_agent,
-    "gloo": _by_gloo,
+    "group": _in_group,
 }
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pipelines.models.bert.torch import (
     norm_weights,
     relative_bias,
 )
-from pipelines.models.bert.torch_attention import attention_form
+from pipelines.models.bert.torch_attention import Heads, attend
 from pipelines.models.bert.weights import RELATIVE_BIAS, layer_prefix
 from pipelines.models.division import part_bounds
 from pipelines.models.frameworks.megatron import (
@@ -172,14 +172,9 @@ class _Layer(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         entered = shared_input(states, self._dtype)
         query = self.query.product(entered) / math.sqrt(self._spec.hidden // heads)
         qkv = torch.cat([query, self.key.product(entered), self.value.product(entered)], 1)
-        mask = None
-        if masks is not None:
-            # Of all heads, so that each has the mask that it has in the undivided encoder.
-            shape = (batch.texts, heads, batch.width, batch.width)
-            first, last = part_bounds(heads, self._members, self.query.tp_group.rank())
-            mask = masks.mask(self._site, shape, attention=True)[:, first:last].contiguous()
-        attend = attention_form(batch.width, states.device, noisy=masks is not None)
-        return attend(qkv, batch, heads // self._members, mask, bias)
+        first, last = part_bounds(heads, self._members, self.query.tp_group.rank())
+        own = Heads.between(heads, first, last)
+        return attend(qkv, batch, own, masks, self._site, bias)
 
     def _norm(self, block: str, values: torch.Tensor) -> torch.Tensor:
         return layer_norm(self._spec, values, norm_weights(self.weights, f"{self._prefix}{block}"))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipelines.models.bert.relative_positions import relative_buckets
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.torch_attention import attention_form
+from pipelines.models.bert.torch_attention import Heads, attend
 from pipelines.models.bert.weights import (
     POSITIONS,
     PROJECTION,
@@ -250,10 +250,7 @@ def run_attention(
     dtype = layer.qkv.weight.dtype
     qkv = linear(hidden_states.to(dtype), *layer.qkv)
     # BERT drops probabilities and not scores: a text then misses a token, as with a word left out.
-    shape = (batch.texts, spec.heads, batch.width, batch.width)
-    probs_mask = None if masks is None else masks.mask(site, shape, attention=True)
-    attend = attention_form(batch.width, hidden_states.device, noisy=masks is not None)
-    context = attend(qkv, batch, spec.heads, probs_mask, bias)
+    context = attend(qkv, batch, Heads.all_of(spec.heads), masks, site, bias)
     attention_output = linear(context, *layer.attention_output)
     attention_output = dropped(masks, site + 1, attention_output)
     # Post-norm: the norm comes behind the sum. Pre-norm weights would not fit here.

@@ -2,52 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.frameworks.torch_dropout import DropoutMasks
 
 LONGEST_EXPLICIT = 128
-"""Texts of more tokens are attended by torch's fused operation; see :func:`attention_form`."""
+"""Texts of more tokens are attended by torch's fused operation; see :func:`attend`."""
 
-Attention = Callable[
-    [torch.Tensor, Batch, int, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor
-]
-"""Mixes the values; see :meth:`_ExplicitAttention.forward`."""
+FLASH_CAPABILITY = (8, 0)
+"""Of NVIDIA's GPUs, from which on PyTorch has FlashAttention for them; Ampere."""
+FLASH_WIDTH, FLASH_STEP = 256, 8
+"""The widest head that it takes, and what a width must be a multiple of."""
 
 
-def attention_form(width: int, device: torch.device, *, noisy: bool) -> Attention:
-    """The fastest form of attention that may be used.
+@dataclass(frozen=True)
+class Heads:
+    """The attention heads that a worker computes.
+
+    Attributes:
+        total: Of the encoder.
+        first: Number of the worker's first.
+        count: Of the worker.
+    """
+
+    total: int
+    first: int
+    count: int
+
+    @classmethod
+    def all_of(cls, total: int) -> Heads:
+        """Of an encoder that is not divided."""
+        return cls(total, 0, total)
+
+    @classmethod
+    def between(cls, total: int, first: int, last: int) -> Heads:
+        """Those from one to before another."""
+        return cls(total, first, last - first)
+
+
+def attend(
+    qkv: torch.Tensor,
+    batch: Batch,
+    heads: Heads,
+    masks: DropoutMasks | None,
+    site: int,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Mixes the values, in the fastest form that gives what it must.
 
     On a CPU thread short texts are attended fastest by batched matrix products. Milliseconds
     forward and back, of 1,536 tokens and 12 heads of 32, explicit and fused: 9 and 13 at 24
     tokens a text, 15 and 17 at 64, 26 and 27 at 128, 45 and 42 at 256, in fp32; 9 and 25, 15 and
     48, 26 and 92 at 24, 64 and 128 in bf16, on a CPU without bf16 units. On one with them the
     fused operation was the slow choice for 24 tokens too. It never holds the scores of all heads,
-    which is what counts for long texts, and it is the fast one on a GPU. It draws the noise of
-    dropout from the process's generator, so it cannot be used with dropout.
+    which is what counts for long texts.
+
+    On a GPU the fused operation is the fast one, and FlashAttention over texts without padding
+    faster still, where there is it; `docs/gpu.md` has the figures. The fused operation draws the
+    noise of dropout by itself. On a CPU it does so from the process's generator in an order that
+    depends on its threads, and where heads are divided between workers it cannot draw that of some
+    heads as if it were of all: masks are drawn before it then.
 
     Args:
-        width: Tokens of the longest text.
-        device: Where it is computed.
-        noisy: Whether probabilities are dropped.
+        qkv: [tokens, 3 x hidden]: queries, scaled already, then keys, then values; of the heads
+            that are computed here.
+        batch: Where the texts are.
+        heads: Which those are.
+        masks: Of dropout; None without.
+        site: Number of the place of dropout.
+        bias: fp32 [heads, width, width] that is added to the scores of every text.
+
+    Returns:
+        [tokens, hidden], of the type of ``qkv``.
     """
-    explicit = noisy or (device.type == "cpu" and width <= LONGEST_EXPLICIT)
-    return _explicit_attention if explicit else _fused_attention
+    is_cpu = qkv.device.type == "cpu"
+    if masks is not None:
+        if is_cpu or heads.count < heads.total:
+            mask = _mask(masks, site, batch, heads)
+            return explicit_attention(qkv, batch, heads.count, mask, bias)
+        with masks.seeded(site):
+            return fused_attention(qkv, batch, heads.count, bias, masks.rates.attention)
+    if is_cpu and batch.width <= LONGEST_EXPLICIT:
+        return explicit_attention(qkv, batch, heads.count, None, bias)
+    if bias is None and _has_flash(qkv, heads.count):
+        return unpadded_attention(qkv, batch, heads.count)
+    return fused_attention(qkv, batch, heads.count, bias)
 
 
-def _fused_attention(
+def _mask(masks: DropoutMasks, site: int, batch: Batch, heads: Heads) -> torch.Tensor:
+    """fp32 [texts, heads, width, width]; of all heads each has the mask that it has undivided."""
+    shape = (batch.texts, heads.total, batch.width, batch.width)
+    whole = masks.mask(site, shape, attention=True)
+    return whole.narrow(1, heads.first, heads.count).contiguous()
+
+
+def _has_flash(qkv: torch.Tensor, heads: int) -> bool:
+    """Whether there is FlashAttention for these numbers on their device."""
+    width = qkv.shape[1] // (3 * heads)
+    fits = width <= FLASH_WIDTH and width % FLASH_STEP == 0
+    if qkv.device.type != "cuda" or qkv.dtype != torch.bfloat16 or not fits:
+        return False
+    capability: tuple[int, int] = torch.cuda.get_device_capability(qkv.device)
+    return torch.version.hip is None and capability >= FLASH_CAPABILITY
+
+
+def unpadded_attention(qkv: torch.Tensor, batch: Batch, heads: int) -> torch.Tensor:
+    """By FlashAttention over texts that stand one behind the other.
+
+    Source: Dao, "FlashAttention-2", ICLR 2024, arXiv:2307.08691.
+    """
+    # Not where there is no GPU: the module registers its operations while it is imported.
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+    # Scale 1: the query's weights are scaled already.
+    context: torch.Tensor = varlen_attn(
+        query, key, value, batch.bounds, batch.bounds, batch.width, batch.width, scale=1.0
+    )
+    return context.reshape(len(qkv), -1)
+
+
+def fused_attention(
     qkv: torch.Tensor,
     batch: Batch,
     heads: int,
-    mask: torch.Tensor | None,
     bias: torch.Tensor | None,
+    dropout: float = 0.0,
 ) -> torch.Tensor:
-    """See :class:`_ExplicitAttention`; ``mask`` is None."""
-    assert mask is None, "the fused operation draws masks of its own"
+    """By PyTorch's fused operation; see :func:`attend`."""
     split = batch.rectangle(qkv).view(batch.texts, batch.width, 3, heads, -1)
     query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
     padding = None if batch.padding is None else batch.padding.attention_bias
@@ -55,18 +142,23 @@ def _fused_attention(
     attention_bias = None if added is None else added.to(qkv.dtype)
     # Scale 1: the query's weights are scaled already.
     context = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_bias, scale=1.0
+        query, key, value, attn_mask=attention_bias, scale=1.0, dropout_p=dropout
     )
     return batch.tokens(context.transpose(1, 2))
 
 
-def _explicit_attention(
+def explicit_attention(
     qkv: torch.Tensor,
     batch: Batch,
     heads: int,
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
+    """By matrix products; see :func:`attend`.
+
+    Args:
+        mask: fp32 [texts, heads, width, width] that probabilities are multiplied by.
+    """
     context: torch.Tensor = _ExplicitAttention.apply(qkv, batch, heads, mask, bias)
     return context
 

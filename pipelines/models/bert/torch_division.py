@@ -20,7 +20,8 @@ from pipelines.models.bert.torch import (
     layer_weights,
     relative_bias,
 )
-from pipelines.models.bert.torch_attention import attention_form
+from pipelines.models.bert.torch_attention import Heads, attend
+from pipelines.models.division import part_bounds
 from pipelines.models.frameworks.torch_batch import Batch, pool
 from pipelines.models.frameworks.torch_division import Members, Part
 from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
@@ -148,10 +149,5 @@ def _attend(
 ) -> torch.Tensor:
     """The context [tokens, part of hidden] of this member's heads."""
     qkv = linear(members.enter(states).to(layer.qkv.weight.dtype), *layer.qkv)
-    mask = None
-    if masks is not None:
-        # Of all heads, so that each has the mask that it has in the undivided encoder.
-        shape = (batch.texts, spec.heads, batch.width, batch.width)
-        mask = members.part(masks.mask(site, shape, attention=True), 1).contiguous()
-    attend = attention_form(batch.width, states.device, noisy=masks is not None)
-    return attend(qkv, batch, spec.heads // members.size, mask, bias)
+    first, last = part_bounds(spec.heads, members.size, members.member)
+    return attend(qkv, batch, Heads.between(spec.heads, first, last), masks, site, bias)

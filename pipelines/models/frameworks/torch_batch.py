@@ -58,6 +58,7 @@ class Batch:
         positions: int64 [tokens], of each token in its text.
         lengths: fp32 [texts], tokens of each.
         firsts: int64 [texts], where each text begins.
+        bounds: int32 [texts + 1], the same and where the last one ends.
         padding: None if all texts are equally long.
     """
 
@@ -67,6 +68,7 @@ class Batch:
     positions: torch.Tensor
     lengths: torch.Tensor
     firsts: torch.Tensor
+    bounds: torch.Tensor
     padding: Padding | None
 
     @classmethod
@@ -80,13 +82,15 @@ class Batch:
         """
         texts, width = len(lengths), int(lengths.max())
         is_token = np.arange(width) < lengths[:, None]
+        bounds = np.cumsum([0, *lengths], dtype=np.int64)
         return cls(
             texts=texts,
             width=width,
             token_ids=to_device(token_ids[:, :width][is_token].astype(np.int64), device),
             positions=to_device(np.nonzero(is_token)[1], device),
             lengths=to_device(lengths.astype(np.float32), device),
-            firsts=to_device(np.cumsum(lengths, dtype=np.int64) - lengths, device),
+            firsts=to_device(bounds[:-1], device),
+            bounds=to_device(bounds.astype(np.int32), device),
             padding=None if is_token.all() else Padding.of(is_token, device),
         )
 

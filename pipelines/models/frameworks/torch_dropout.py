@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from pipelines.models.spec import DropoutRates, EncoderSpec
 
@@ -14,9 +17,9 @@ from pipelines.models.spec import DropoutRates, EncoderSpec
 class DropoutMasks:
     """Masks of dropout, which follow from the seed and the number of the place alone.
 
-    The process's own generators have no part in it, so a granule has the same masks on whatever
-    worker it is computed, and when its layers are computed once more. The masks of a CPU and of a
-    GPU differ.
+    What the process's own generators have drawn has no part in it, so a granule has the same masks
+    on whatever worker it is computed, and when its layers are computed once more. The masks of a
+    CPU and of a GPU differ.
 
     Attributes:
         rates: Shares of the values that are dropped.
@@ -36,6 +39,27 @@ class DropoutMasks:
         """A seed for the generator of one place."""
         (state,) = np.random.SeedSequence([*self._seed, site]).generate_state(1, np.uint64)
         return int(state)
+
+    def drop(self, site: int, values: torch.Tensor) -> torch.Tensor:
+        """Values under the mask of a place.
+
+        On a GPU PyTorch's own kernel draws the mask, multiplies, and keeps a byte for each value.
+        """
+        if self._device.type == "cpu":
+            return values * self.mask(site, values.shape)
+        with self.seeded(site):
+            return functional.dropout(values, self.rates.hidden)
+
+    @contextmanager
+    def seeded(self, site: int) -> Iterator[None]:
+        """Has the device's own generator draw what a place is to have, and puts it back."""
+        generator = _own_generator(self._device)
+        kept = generator.get_state()
+        generator.manual_seed(self.state(site))
+        try:
+            yield
+        finally:
+            generator.set_state(kept)
 
     def mask(self, site: int, shape: Sequence[int], *, attention: bool = False) -> torch.Tensor:
         """fp32: what values are multiplied by, 0 or the reciprocal of the share that is kept.
@@ -80,4 +104,12 @@ def dropout_masks(
 
 def dropped(masks: DropoutMasks | None, site: int, values: torch.Tensor) -> torch.Tensor:
     """Values under the mask of a place of dropout; as they are without dropout."""
-    return values if masks is None else values * masks.mask(site, values.shape)
+    return values if masks is None else masks.drop(site, values)
+
+
+def _own_generator(device: torch.device) -> Any:
+    """The one that PyTorch's operations draw from."""
+    if device.type == "cpu":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -70,7 +70,7 @@ class HfEncoder:
         model.words.sparse = sparse_words
         ids, attention_mask = rectangle(batch, self._spec.pad_token_id)
         with (
-            seeded(masks, device),
+            nullcontext() if masks is None else masks.seeded(0),
             model.holding(self._weights),
             torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32),
         ):
@@ -81,18 +81,6 @@ class HfEncoder:
     def pooled(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor:
         """fp32 [texts, hidden]."""
         return pool(self._spec.pooling, hidden_states, batch)
-
-
-@contextmanager
-def seeded(masks: DropoutMasks | None, device: torch.device) -> Iterator[None]:
-    """Has PyTorch's generator draw what follows from the seed alone, and puts it back."""
-    if masks is None:
-        yield
-        return
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(masks.state(0))
-        yield
 
 
 class _Linear(torch.nn.Linear):  # type: ignore[misc]

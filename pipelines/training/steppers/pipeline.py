@@ -108,6 +108,9 @@ class PipelineStepper(ModelParallelStepper):
         tokens = torch.empty(
             module.tokens, self._spec.hidden, device="meta", requires_grad=loss_of is not None
         )
+        outputs = tokens
+        if self._is_last:
+            outputs = torch.empty(module.texts, self._spec.embedding_width, device="meta")
         numbers = torch.arange(len(some))
         first = self._place.stage == 0
         stage = PipelineStage(
@@ -116,7 +119,7 @@ class PipelineStepper(ModelParallelStepper):
             self._placement.stages,
             self._device,
             input_args=numbers[:1] if first else tokens,
-            output_args=tokens,
+            output_args=outputs,
             group=self._stages.group,
         )
         schedule = Schedule1F1B if len(some) >= self._placement.stages else ScheduleGPipe
@@ -148,6 +151,7 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
 
     Attributes:
         tokens: Rows of the matrix.
+        texts: Of all sides of a micro-batch, as many in each.
         embeddings: Of each micro-batch so far, those of its sides, of length 1; on the last stage.
     """
 
@@ -166,6 +170,7 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
         self._checkpointed = checkpointed
         self._counts = [[len(side.batch.token_ids) for side in sides] for sides in inputs]
         self.tokens = max(sum(counts) for counts in self._counts)
+        self.texts = sum(side.batch.texts for side in inputs[0])
         self.embeddings: list[list[torch.Tensor]] = []
 
     def loss_by(self, loss_of: LossOf) -> Callable[..., torch.Tensor]:
