@@ -25,7 +25,7 @@ for name in ("pyspark", "py4j"):
 sys.argv[0] = "gpu"
 runpy.run_module("pipelines.benchmarks.gpu", run_name="__main__")
 """
-SECONDS = 300
+SECONDS = 600
 
 
 def run_command(out, *arguments):

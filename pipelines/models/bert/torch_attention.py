@@ -14,6 +14,9 @@ from pipelines.models.frameworks.torch_dropout import DropoutMasks
 LONGEST_EXPLICIT = 128
 """Texts of more tokens are attended by torch's fused operation; see :func:`attend`."""
 
+FLASH_TOKENS = 16_384
+"""Of a batch, from which on texts are attended without padding on a GPU: below, a step waits for
+the host, which takes longer to start that form."""
 FLASH_CAPABILITY = (8, 0)
 """Of NVIDIA's GPUs, from which on PyTorch has FlashAttention for them; Ampere."""
 FLASH_WIDTH, FLASH_STEP = 256, 8
@@ -63,9 +66,10 @@ def attend(
     which is what counts for long texts.
 
     On a GPU the fused operation is the fast one, and FlashAttention over texts without padding
-    faster still, where there is it; `docs/gpu.md` has the figures. The fused operation draws the
-    noise of dropout by itself. On a CPU it does so from the process's generator in an order that
-    depends on its threads, and where heads are divided between workers it cannot draw that of some
+    faster still for large batches, where there is it; `docs/gpu.md` has the figures.
+
+    The fused operation draws the noise of dropout by itself. On a CPU it does so in an order that
+    depends on the threads, and where heads are divided between workers it cannot draw that of some
     heads as if it were of all: masks are drawn before it then.
 
     Args:
@@ -102,9 +106,9 @@ def _mask(masks: DropoutMasks, site: int, batch: Batch, heads: Heads) -> torch.T
 
 
 def _has_flash(qkv: torch.Tensor, heads: int) -> bool:
-    """Whether there is FlashAttention for these numbers on their device."""
+    """Whether FlashAttention is there and worthwhile for these numbers on their device."""
     width = qkv.shape[1] // (3 * heads)
-    fits = width <= FLASH_WIDTH and width % FLASH_STEP == 0
+    fits = len(qkv) >= FLASH_TOKENS and width <= FLASH_WIDTH and width % FLASH_STEP == 0
     if qkv.device.type != "cuda" or qkv.dtype != torch.bfloat16 or not fits:
         return False
     capability: tuple[int, int] = torch.cuda.get_device_capability(qkv.device)

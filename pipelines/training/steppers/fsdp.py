@@ -49,9 +49,16 @@ class FsdpStepper(ShardedStepper):
         self._parts: dict[str, DTensor] = self._encoder.weights
         for name, part in self._parts.items():
             self._fill(_local(part), checkpoint.weights[name])
+        # The optimisers see this worker's part alone. The library's tensors in parts would have
+        # their moments on the GPU, also where the part is in the memory of the host.
+        self._locals = {
+            name: torch.nn.Parameter(_local(part)) for name, part in self._parts.items()
+        }
         decay = self._training.weight_decay
         self._optimisers = [
-            optimiser_of(own, self._shapes, decay) for own in self._by_unit(units) if own
+            optimiser_of({name: self._locals[name] for name in own}, self._shapes, decay)
+            for own in self._by_unit(units)
+            if own
         ]
         self._state: dict[str, dict[str, Any]] = {}
         self._take(checkpoint)
@@ -67,7 +74,10 @@ class FsdpStepper(ShardedStepper):
             step,
             self._spec,
             LazyArrays(self._shapes, lambda name: self._whole(self._parts[name])),
-            LazyArrays(self._moment_shapes(), lambda name: self._whole(moments[name])),
+            LazyArrays(
+                self._moment_shapes(),
+                lambda name: self._whole(self._parts[name.partition("/")[2]], moments[name]),
+            ),
         )
 
     def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
@@ -87,6 +97,10 @@ class FsdpStepper(ShardedStepper):
                 local = _local(one.grad)
                 local.div_(excess.to(local.device))
         self.gradient_norm = float(norm)
+        for name, part in self._parts.items():
+            # The library may have given the part another place in memory before the first pass.
+            self._locals[name].data, self._locals[name].grad = _local(part), _local(part.grad)
+            part.grad = None
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate
@@ -99,15 +113,15 @@ class FsdpStepper(ShardedStepper):
         (mean,) = self._collectives.all_reduce_mean([own.square()])
         return (mean * self._collectives.workers).sqrt()
 
-    def _by_unit(self, units: Sequence[torch.nn.Module]) -> Iterator[dict[str, DTensor]]:
-        """The parts of each unit, and what is in none of them."""
-        rest = dict(self._parts)
+    def _by_unit(self, units: Sequence[torch.nn.Module]) -> Iterator[Sequence[str]]:
+        """The names of what is in each unit, and in none of them."""
+        rest = dict.fromkeys(self._parts)
         for unit in units:
-            own = self._weights_of(unit)
+            own = list(self._weights_of(unit))
             yield own
             for name in own:
                 del rest[name]
-        yield rest
+        yield list(rest)
 
     def _fill(self, local: torch.Tensor, array: np.ndarray) -> None:
         """Gives this worker's rows their numbers; no others are read of an array."""
@@ -117,26 +131,39 @@ class FsdpStepper(ShardedStepper):
 
     def _take(self, checkpoint: Checkpoint) -> None:
         """Gives the optimisers this worker's part of the moments."""
-        self._begin_moments(_local(part) for part in self._parts.values())
-        names = {id(part): name for name, part in self._parts.items()}
+        self._begin_moments(self._locals.values())
+        names = {id(local): name for name, local in self._locals.items()}
         for optimiser in self._optimisers:
-            for part in chain.from_iterable(group["params"] for group in optimiser.param_groups):
-                local, name = _local(part), names[id(part)]
+            for local in chain.from_iterable(group["params"] for group in optimiser.param_groups):
+                name = names[id(local)]
                 state = {"step": torch.tensor(float(checkpoint.step), device=local.device)}
                 for kind, key in KINDS.items():
-                    moment = self._moment(local)
+                    moment = self._moment(local.detach())
                     if checkpoint.moments:
                         self._fill(moment, checkpoint.moments[f"{kind}/{name}"])
-                    state[key] = _in_place_of(part, moment)
-                optimiser.state[part] = self._state[name] = state
+                    state[key] = moment
+                optimiser.state[local] = self._state[name] = state
             self._let_go_after(optimiser)
         if self._disk is not None:
             self._disk.let_go()
 
-    def _whole(self, part: DTensor) -> np.ndarray:
-        """An array of the state, of all workers together."""
+    def _whole(self, part: DTensor, local: torch.Tensor | None = None) -> np.ndarray:
+        """An array of the state, of all workers together.
+
+        Args:
+            part: This worker's part of the parameter.
+            local: Of an array of the same shape; the parameter itself without.
+        """
+        own = _local(part) if local is None else local
         # A GPU's library of messages sends nothing that is in the host's memory.
-        here = _in_place_of(part, _local(part).to(self._device))
+        here = DTensor.from_local(
+            own.to(self._device),
+            part.device_mesh,
+            part.placements,
+            run_check=False,
+            shape=part.shape,
+            stride=part.stride(),
+        )
         return to_numpy(here.full_tensor())
 
 
@@ -144,23 +171,6 @@ def _local(part: DTensor) -> torch.Tensor:
     """This worker's part, to be written to."""
     local: torch.Tensor = part.detach().to_local()
     return local
-
-
-def _in_place_of(part: DTensor, local: torch.Tensor) -> DTensor:
-    """Another tensor of the same shape in parts.
-
-    Args:
-        part: A parameter, or the like.
-        local: This worker's part of the other.
-    """
-    return DTensor.from_local(
-        local,
-        part.device_mesh,
-        part.placements,
-        run_check=False,
-        shape=part.shape,
-        stride=part.stride(),
-    )
 
 
 if TYPE_CHECKING:
