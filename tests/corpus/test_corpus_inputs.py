@@ -98,3 +98,12 @@ def test_a_packed_parquet_file_is_none(tmp_path):
 def test_no_inputs_at_all():
     with pytest.raises(InputError, match="empty"):
         find_files([], "text")
+
+
+def test_a_path_that_goes_up_is_the_one_that_spark_tells_of(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("text")
+    (tmp_path / "job").mkdir()
+    monkeypatch.chdir(tmp_path / "job")
+    for given in ("../data/a.txt", "../data", "../data/*.txt", f"file://{tmp_path}/job/../data"):
+        assert find_files([given], "text") == [tmp_path / "data" / "a.txt"]

@@ -240,7 +240,8 @@ def test_parquet_files_are_kept_one_by_one(spark, tmp_path, monkeypatch):
 
     (tmp_path / "in puts").mkdir()
     corpus = {
-        "inputs": [str(tmp_path / "in puts")],
+        # Spark tells of the files by the path without the step up.
+        "inputs": [str(tmp_path / "in puts" / ".." / "in puts")],
         "format": "parquet",
         "pairs": "columns",
         "pair_columns": ["one", "two"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -89,9 +90,11 @@ def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location
         InputError: It is none.
     """
     try:
-        return location(paths.stored_path(given), stores).absolute()
+        place = location(paths.stored_path(given), stores)
     except paths.NotLocalError as error:
         raise InputError(key, error.problem, error.remedy) from None
+    # Spark takes `..` out of a path before it reads a file, and tells of the file by that name.
+    return Path(os.path.abspath(place)) if isinstance(place, Path) else place.absolute()
 
 
 def local_path(given: str, key: str = INPUTS) -> str:
