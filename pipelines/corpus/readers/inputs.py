@@ -94,7 +94,8 @@ def place_of(given: str, stores: StorageSettings, key: str = INPUTS) -> Location
     except paths.NotLocalError as error:
         raise InputError(key, error.problem, error.remedy) from None
     # Spark takes `..` out of a path before it reads a file, and tells of the file by that name.
-    return Path(os.path.abspath(place)) if isinstance(place, Path) else place.absolute()
+    whole = place.absolute()
+    return Path(os.path.normpath(whole)) if isinstance(whole, Path) else whole
 
 
 def local_path(given: str, key: str = INPUTS) -> str:
