@@ -119,6 +119,7 @@ CHECKS: tuple[Check, ...] = (
         short=("mean",),
     ),
     Check(name="texts without padding", function="torch_encoders:packed", short=True),
+    Check(name="attention without padding", function="torch_encoders:unpadded"),
     Check(name="dropout", function="torch_encoders:dropout", short=True),
     Check(name="forms of attention", function="torch_attention:agree", short=True),
     Check(name="losses", function="torch_losses:losses", short=True),

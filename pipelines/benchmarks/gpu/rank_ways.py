@@ -53,3 +53,4 @@ TWO: Mapping[str, Way] = {
     "Megatron's tensor parallel": _training("megatron", "megatron.core", model_parallel=2),
     "Megatron's pipeline": _training("megatron", "megatron.core", pipeline_parallel=2),
 }
+"""Of two workers."""

@@ -17,6 +17,7 @@ from pipelines.models.bert.torch_attention import (
     attend,
     explicit_attention,
     fused_attention,
+    has_flash,
     unpadded_attention,
 )
 from pipelines.models.frameworks.torch_batch import Batch
@@ -52,7 +53,7 @@ def agree(place: Place) -> Finding:
         apart.append(same("its gradient", on_host(right_pull), on_host(left_pull), EXACT))
     told = [f"explicit and fused {max(apart):.1e} apart"]
     expected, expected_pull = _with_gradient(_explicit, batch)
-    if place.on_gpu:
+    if has_flash(device):
         found, pull = _with_gradient(unpadded_attention, batch, torch.bfloat16)
         least = min(
             cosine(on_host(found), on_host(expected)), cosine(on_host(pull), on_host(expected_pull))
@@ -83,7 +84,7 @@ def times(place: Place, shape: str) -> Finding:
         "explicit in fp32 with dropout's masks": partial(_explicit, mask=mask),
         "fused with a bias for padding": partial(fused_attention, bias=None),
         "fused with dropout": _dropped(1),
-        **({"without padding": unpadded_attention} if place.on_gpu else {}),
+        **({"without padding": unpadded_attention} if has_flash(device) else {}),
     }
     figures: dict[str, Any] = {}
     for name, form in forms.items():

@@ -22,6 +22,7 @@ from pipelines.benchmarks.gpu.torch_samples import (
     texts,
     tiny,
 )
+from pipelines.models.bert import torch_attention
 from pipelines.models.frameworks.torch import embed, forward, has_bf16, prepare
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.inference.backends import choose_precision
@@ -119,6 +120,18 @@ def packed(place: Place) -> Finding:
     return Finding(f"texts alone and in a batch at most {max(apart):.1e} apart")
 
 
+def unpadded(place: Place) -> Finding:
+    """An encoder in bf16 whose texts are attended without padding, as in large batches."""
+    if not torch_attention.has_flash(torch.device(place.device)):
+        raise SkippedError(f"there is no FlashAttention for {place.device}")
+    most = torch_attention.FLASH_TOKENS
+    torch_attention.FLASH_TOKENS = 0
+    try:
+        return _compared(place, *tiny("bert"))
+    finally:
+        torch_attention.FLASH_TOKENS = most
+
+
 def dropout(place: Place) -> Finding:
     """Masks follow from the seed, drop as many as they should, and are the same once more."""
     masks = partial(DropoutMasks, DropoutRates(DROPPED, DROPPED), device=torch.device(place.device))
@@ -131,6 +144,12 @@ def dropout(place: Place) -> Finding:
     share = float((first == 0).mean())
     if abs(share - DROPPED) > 0.01:
         raise AssertionError(f"{share:.3f} is dropped instead of {DROPPED}")
+    given = torch.ones(shape, device=place.device)
+    whole, half = (
+        on_host(masks((1, 2)).drop(3, given.to(one))) for one in (torch.float32, torch.bfloat16)
+    )
+    if not np.array_equal(whole, half):
+        raise AssertionError("values of another type are dropped otherwise")
     spec, weights = tiny("mpnet")
     once, checkpointed = (
         gradients_of(

@@ -19,8 +19,8 @@ FLASH_TOKENS = 16_384
 the host, which takes longer to start that form."""
 FLASH_CAPABILITY = (8, 0)
 """Of NVIDIA's GPUs, from which on PyTorch has FlashAttention for them; Ampere."""
-FLASH_WIDTH, FLASH_STEP = 256, 8
-"""The widest head that it takes, and what a width must be a multiple of."""
+FLASH_WIDTH, FLASH_STEP = 192, 8
+"""The widest head whose gradient it has on all of these, and what a width must be a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def attend(
     which is what counts for long texts.
 
     On a GPU the fused operation is the fast one, and FlashAttention over texts without padding
-    faster still for large batches, where there is it; `docs/gpu.md` has the figures.
+    faster still for large batches, where it is there; `docs/gpu.md` has the figures.
 
     The fused operation draws the noise of dropout by itself. On a CPU it does so in an order that
     depends on the threads, and where heads are divided between workers it cannot draw that of some
@@ -85,7 +85,7 @@ def attend(
         [tokens, hidden], of the type of ``qkv``.
     """
     is_cpu = qkv.device.type == "cpu"
-    if masks is not None:
+    if masks is not None and masks.rates.attention:
         if is_cpu or heads.count < heads.total:
             mask = _mask(masks, site, batch, heads)
             return explicit_attention(qkv, batch, heads.count, mask, bias)
@@ -93,7 +93,7 @@ def attend(
             return fused_attention(qkv, batch, heads.count, bias, masks.rates.attention)
     if is_cpu and batch.width <= LONGEST_EXPLICIT:
         return explicit_attention(qkv, batch, heads.count, None, bias)
-    if bias is None and _has_flash(qkv, heads.count):
+    if bias is None and _suits_flash(qkv, heads.count):
         return unpadded_attention(qkv, batch, heads.count)
     return fused_attention(qkv, batch, heads.count, bias)
 
@@ -105,14 +105,19 @@ def _mask(masks: DropoutMasks, site: int, batch: Batch, heads: Heads) -> torch.T
     return whole.narrow(1, heads.first, heads.count).contiguous()
 
 
-def _has_flash(qkv: torch.Tensor, heads: int) -> bool:
+def _suits_flash(qkv: torch.Tensor, heads: int) -> bool:
     """Whether FlashAttention is there and worthwhile for these numbers on their device."""
     width = qkv.shape[1] // (3 * heads)
     fits = len(qkv) >= FLASH_TOKENS and width <= FLASH_WIDTH and width % FLASH_STEP == 0
-    if qkv.device.type != "cuda" or qkv.dtype != torch.bfloat16 or not fits:
+    return qkv.dtype == torch.bfloat16 and fits and has_flash(qkv.device)
+
+
+def has_flash(device: torch.device) -> bool:
+    """Whether PyTorch has FlashAttention for a device."""
+    if device.type != "cuda" or torch.version.hip is not None:
         return False
-    capability: tuple[int, int] = torch.cuda.get_device_capability(qkv.device)
-    return torch.version.hip is None and capability >= FLASH_CAPABILITY
+    capability: tuple[int, int] = torch.cuda.get_device_capability(device)
+    return capability >= FLASH_CAPABILITY
 
 
 def unpadded_attention(qkv: torch.Tensor, batch: Batch, heads: int) -> torch.Tensor:

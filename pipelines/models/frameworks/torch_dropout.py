@@ -19,13 +19,13 @@ class DropoutMasks:
 
     What the process's own generators have drawn has no part in it, so a granule has the same masks
     on whatever worker it is computed, and when its layers are computed once more. The masks of a
-    CPU and of a GPU differ.
+    CPU and of a GPU differ, and those of GPUs of different kinds may.
 
     Attributes:
         rates: Shares of the values that are dropped.
 
     Args:
-        rates: The same, in steps of 1/65536.
+        rates: The same; in steps of 1/65536 where masks are drawn before they are used.
         seed: Two numbers.
         device: Where the masks are wanted.
     """
@@ -44,22 +44,32 @@ class DropoutMasks:
         """Values under the mask of a place.
 
         On a GPU PyTorch's own kernel draws the mask, multiplies, and keeps a byte for each value.
+        Which value gets which number depends on their type there, so all are made fp32 before.
         """
         if self._device.type == "cpu":
             return values * self.mask(site, values.shape)
         with self.seeded(site):
-            return functional.dropout(values, self.rates.hidden)
+            return functional.dropout(values.float(), self.rates.hidden)
 
     @contextmanager
-    def seeded(self, site: int) -> Iterator[None]:
-        """Has the device's own generator draw what a place is to have, and puts it back."""
-        generator = _own_generator(self._device)
-        kept = generator.get_state()
-        generator.manual_seed(self.state(site))
+    def seeded(self, site: int, *, host: bool = False) -> Iterator[None]:
+        """Has the device's own generator draw what a place is to have, and puts it back.
+
+        Args:
+            site: Number of the place in the encoder.
+            host: Does the same with the generator of the CPU, which has a part in it.
+        """
+        generators = [_own_generator(self._device)]
+        if host and self._device.type != "cpu":
+            generators.append(torch.default_generator)
+        kept = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(self.state(site))
         try:
             yield
         finally:
-            generator.set_state(kept)
+            for generator, state in zip(generators, kept, strict=True):
+                generator.set_state(state)
 
     def mask(self, site: int, shape: Sequence[int], *, attention: bool = False) -> torch.Tensor:
         """fp32: what values are multiplied by, 0 or the reciprocal of the share that is kept.

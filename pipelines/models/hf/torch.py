@@ -70,7 +70,8 @@ class HfEncoder:
         model.words.sparse = sparse_words
         ids, attention_mask = rectangle(batch, self._spec.pad_token_id)
         with (
-            nullcontext() if masks is None else masks.seeded(0),
+            # Which layers are left out (LayerDrop) is drawn on the CPU.
+            nullcontext() if masks is None else masks.seeded(0, host=True),
             model.holding(self._weights),
             torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32),
         ):

@@ -93,9 +93,9 @@ class FsdpStepper(ShardedStepper):
         clip = self._training.clip_norm
         if clip:
             excess = (norm / clip).clamp(min=1.0)
+            excess = excess.to(_local(parameters[0]).device)
             for one in parameters:
-                local = _local(one.grad)
-                local.div_(excess.to(local.device))
+                _local(one.grad).div_(excess)
         self.gradient_norm = float(norm)
         for name, part in self._parts.items():
             # The library may have given the part another place in memory before the first pass.
