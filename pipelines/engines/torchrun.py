@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from pipelines.training.collectives.process_group import (
 from pipelines.training.control.reporter import ABORTED, report_lost
 from pipelines.training.devices import CUDA_DEVICES
 from pipelines.training.worker import run_worker
+from pipelines.variables import variable_set
 
 
 def run_torchrun(
@@ -42,7 +43,11 @@ def run_torchrun(
         listener: Where the store of all agents is to listen, on the host of the first worker.
         task: Of the worker.
     """
-    with _without_gpus():
+    # The library looks for GPUs while it is configured. It asks CUDA, unless it is told to ask
+    # NVIDIA's management library, which then finds that none is visible. After CUDA was asked no
+    # process that is forked from this one could use a GPU.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    with variable_set(CUDA_DEVICES, ""):
         config, *_ = config_from_args(parse_args([*arguments, "no script"]))
     config.start_method = "fork"
     meet_at(listener, config)
@@ -60,25 +65,6 @@ def run_torchrun(
         with suppress(OSError):
             report_lost(task, spark_cause(error))
         raise
-
-
-@contextmanager
-def _without_gpus() -> Iterator[None]:
-    """While the library is configured, which looks for GPUs.
-
-    It asks CUDA, unless it is told to ask NVIDIA's management library, which then finds that none
-    is visible. After CUDA was asked no process that is forked from this one could use a GPU.
-    """
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    visible = os.environ.get(CUDA_DEVICES)
-    os.environ[CUDA_DEVICES] = ""
-    try:
-        yield
-    finally:
-        if visible is None:
-            del os.environ[CUDA_DEVICES]
-        else:
-            os.environ[CUDA_DEVICES] = visible
 
 
 def _cause(failure: ProcessFailure) -> str:

@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipelines.spark.class_archive import spark_home
+from pipelines.variables import variable_set
 
 _HOME = "SPARK_HOME"
 _WORK = "work"
@@ -42,9 +43,9 @@ def own_work_folder() -> Iterator[None]:
 
     theirs = os.environ.get(_HOME)
     home = _linked(Path(theirs or spark_home()))
-    os.environ[_HOME] = str(home)
     try:
-        yield
+        with variable_set(_HOME, str(home)):
+            yield
         jvm = SparkContext._jvm
         assert jvm is not None, "the block starts it"
         # In the JVM, which has ended its executors by then, and outlives a driver that is killed.
@@ -53,11 +54,6 @@ def own_work_folder() -> Iterator[None]:
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
-    finally:
-        if theirs is None:
-            del os.environ[_HOME]
-        else:
-            os.environ[_HOME] = theirs
 
 
 def _linked(home: Path) -> Path:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,18 +39,27 @@ def two_ranks(place: Place, name: str) -> Finding:
 
 
 def _trained(place: Place, group: str, way: Way, *, workers: int) -> Finding:
-    from pipelines.benchmarks.gpu.torch_curves import losses_here
-
     if way.library is not None:
         with needing(way.library):
             import_module(way.library)
-    folder = place.folder / f"{group}-{len(list(place.folder.iterdir()))}"
-    run = random_run(folder, workers=workers, **way.settings)
-    alone = random_run(folder / "alone", objective=way.settings.get("objective", {}))
-    expected = losses_here(alone, "cpu")
+    objective = way.settings.get("objective", {})
+    run = random_run(_new_folder(place.folder), workers=workers, **way.settings)
+    expected = _losses_of_one(place.folder, tuple(sorted(objective.items())))
     found = _losses(run, group, way.stepper, workers)
     apart = close(f"{workers} ranks, {way.stepper}", found, expected, CURVE)
     return Finding(f"{len(found)} steps of {workers} ranks, losses at most {apart:.1e} apart")
+
+
+@cache
+def _losses_of_one(parent: Path, objective: tuple[tuple[str, Any], ...]) -> np.ndarray:
+    """The losses of one process on the CPU, which are the same for all ways with an objective."""
+    from pipelines.benchmarks.gpu.torch_curves import losses_here
+
+    return losses_here(random_run(_new_folder(parent), objective=dict(objective)), "cpu")
+
+
+def _new_folder(parent: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix="ranks-", dir=parent))
 
 
 def _losses(run: TrainingRun, group: str, stepper: str, workers: int) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 from pipelines.models.frameworks.torch import configure_threads
 from pipelines.models.inference.processor import CPU_INFORMATION
 from pipelines.training.devices import CUDA_DEVICES
+from pipelines.variables import variable_set
 
 _NVIDIA_SECONDS = 30
 
@@ -47,12 +48,8 @@ def workers_on(device: str) -> Iterator[None]:
 
     PyTorch has looked at the variable before, so all that changes is what the worker takes.
     """
-    before = os.environ[CUDA_DEVICES]
-    os.environ[CUDA_DEVICES] = "" if device == "cpu" else before
-    try:
+    with variable_set(CUDA_DEVICES, "" if device == "cpu" else os.environ[CUDA_DEVICES]):
         yield
-    finally:
-        os.environ[CUDA_DEVICES] = before
 
 
 def wait_for(device: str) -> None:

@@ -82,7 +82,8 @@ class Batch:
         """
         texts, width = len(lengths), int(lengths.max())
         is_token = np.arange(width) < lengths[:, None]
-        bounds = np.cumsum([0, *lengths], dtype=np.int64)
+        bounds = np.zeros(texts + 1, np.int64)
+        np.cumsum(lengths, out=bounds[1:])
         return cls(
             texts=texts,
             width=width,

@@ -1,0 +1,21 @@
+"""Variables of this process's environment that have another value for a while."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """While a variable has a value; after that it has the one that it had, or is not there."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
