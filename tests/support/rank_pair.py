@@ -78,6 +78,7 @@ def main() -> None:
     from pipelines.settings.load import parse
     from pipelines.training.collectives.process_group import (
         ProcessGroupCollectives,
+        exit_without_finalization,
         process_group_cleanup,
     )
 
@@ -90,6 +91,7 @@ def main() -> None:
         ]
     if rank == "0":
         (Path(folder) / "result").write_bytes(pickle.dumps(results))
+    exit_without_finalization()
 
 
 def train(rank, collectives, folder, key, objective, training, encoder="bert") -> dict:

@@ -53,6 +53,7 @@ def main() -> None:
     from pipelines.settings.objective import objective
     from pipelines.training.collectives.process_group import (
         ProcessGroupCollectives,
+        exit_without_finalization,
         process_group_cleanup,
     )
     from pipelines.training.steppers.step_negatives import pulls_on_embeddings
@@ -73,6 +74,7 @@ def main() -> None:
         before = resident("VmRSS")
         step(CANDIDATES)
         print(json.dumps(resident("VmHWM") - before))
+    exit_without_finalization()
 
 
 def resident(name: str) -> int:

@@ -20,6 +20,7 @@ from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.interfaces import prefer_interface_to
 from pipelines.training.collectives.process_group import (
     GroupCollectives,
+    exit_without_finalization,
     means_peer_lost,
     process_group_cleanup,
 )
@@ -33,7 +34,7 @@ def main() -> None:
     """Trains, and ends with what became of it."""
     group, stepper, folder = sys.argv[1:]
     task: WorkerTask = pickle.load(sys.stdin.buffer)
-    sys.exit(0 if _WAYS[group](task, stepper, Path(folder)) else 1)
+    exit_without_finalization(0 if _WAYS[group](task, stepper, Path(folder)) else 1)
 
 
 def _under_agent(task: WorkerTask, stepper: str, folder: Path) -> bool:

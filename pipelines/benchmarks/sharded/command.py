@@ -107,7 +107,9 @@ def _workers(
     """What each worker tells of itself."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    # A worker that a library aborts tells where.
+    environment["PYTHONFAULTHANDLER"] = "1"
     outs = [Path(str(run.run_folder), f"rank-{rank}.json") for rank in range(workers)]
     processes: list[subprocess.Popen[bytes]] = []
     try:

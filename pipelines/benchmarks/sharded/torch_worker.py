@@ -22,6 +22,7 @@ from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.process_group import (
     ProcessGroupCollectives,
+    exit_without_finalization,
     process_group_cleanup,
 )
 from pipelines.training.feed import StepWork
@@ -113,3 +114,4 @@ def _granule(number: int, run: Any, pairs: int, tokens: int) -> Granule:
 
 if __name__ == "__main__":
     main()
+    exit_without_finalization()

@@ -5,10 +5,12 @@ Runs on executors.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -131,6 +133,21 @@ def process_group_cleanup() -> Iterator[None]:
     finally:
         if processes.is_initialized():
             processes.destroy_process_group()
+
+
+def exit_without_finalization(code: int = 0) -> NoReturn:
+    """Ends a process that was started for one worker, as a forked one ends.
+
+    Gloo's threads outlive the process group wherever something refers to it, as device meshes do,
+    and let go of a tensor only after those who wait for it have gone on. An interpreter that is
+    finalized meanwhile is aborted: https://github.com/pytorch/pytorch/issues/190489.
+
+    Args:
+        code: Exit status.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
