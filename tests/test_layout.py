@@ -55,7 +55,7 @@ LEFTMOST = 0  # of the package itself, which holds the version and nothing else
 # modules that exist for one import it as soon as they are imported themselves.
 TORCH = (
     *("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed*", "*.orca.*", "*.devices"),
-    *("*.model_parallel", "*.pipeline", "*.own_part", "*megatron*"),
+    *("*.model_parallel", "*.pipeline", "*.own_part", "*.worker_groups", "*megatron*"),
 )
 MESH = ("*.frameworks.mesh*", "*.bert.mesh", "*.steppers.mesh*")
 HEAVY = {

@@ -34,7 +34,7 @@ class DeepSpeedEngine(DistributorEngine):
     }
     # The stepper reads the stage from `training.sharding`.
     steppers: ClassVar = dict.fromkeys(("optimizer", "gradients", "parameters"), "deepspeed")
-    divided_steppers: ClassVar = {"stages": "deepspeed-pipeline"}
+    divided_steppers: ClassVar = {("pipeline_parallel", "optimizer"): "deepspeed-pipeline"}
     shardings = tuple(steppers)
     options = ("offload", "pipeline_parallel")
     libraries = ("deepspeed", "torch")

@@ -51,8 +51,8 @@ class DistributorEngine(SparkJobEngine):
     Attributes:
         steppers: By ``training.sharding``, who computes: a name of
             ``pipelines.training.steppers.STEPPERS``.
-        divided_steppers: The same where workers hold the encoder together: `stages` where there is
-            more than one, and else `members`.
+        divided_steppers: The same where workers hold the encoder together, by the setting that
+            divides it (`pipeline_parallel` if both do) and the sharding.
     """
 
     frameworks = ("torch",)
@@ -60,7 +60,7 @@ class DistributorEngine(SparkJobEngine):
         "gradients between the workers (Gloo or NCCL), and the addresses in torchrun's store"
     )
     steppers: ClassVar[Mapping[str, str]]
-    divided_steppers: ClassVar[Mapping[str, str]]
+    divided_steppers: ClassVar[Mapping[tuple[str, str], str]]
 
     @abstractmethod
     def distributor(self, workers: int, use_gpu: bool) -> MonitoredDistributor:
@@ -69,18 +69,19 @@ class DistributorEngine(SparkJobEngine):
     @override
     def check_settings(self, config: Config) -> None:
         super().check_settings(config)
-        sharding, least = config.training.sharding, self.shardings[0]
-        if config.training.placement.is_divided and sharding != least:
+        if not config.training.placement.is_divided:
+            return
+        division, sharding = self._division(config), config.training.sharding
+        choices = [choice for setting, choice in self.divided_steppers if setting == division]
+        if sharding not in choices:
             raise InputError(
                 "training.sharding",
-                f"workers that hold the encoder together do not share it out by `{sharding}` too",
-                f"set it to {least}",
+                f"with training.{division} the encoder is not shared out by `{sharding}` too",
+                f"set it to {' or '.join(choices)}",
             )
-        if config.training.placement.is_divided and config.training.offload != "none":
+        if division == "pipeline_parallel" and config.training.offload != "none":
             raise InputError(
-                "training.offload",
-                "the moments of an encoder that workers hold together stay in memory",
-                "leave it none, or training.sharding: parameters with a whole encoder",
+                "training.offload", "the moments of stages stay in memory", "leave it none"
             )
 
     @override
@@ -98,10 +99,16 @@ class DistributorEngine(SparkJobEngine):
         return (STEPPERS.module(self._stepper(config)),)
 
     def _stepper(self, config: Config) -> str:
-        placement = config.training.placement
-        if placement.is_divided:
-            return self.divided_steppers["stages" if placement.stages > 1 else "members"]
-        return self.steppers[config.training.sharding]
+        sharding = config.training.sharding
+        if config.training.placement.is_divided:
+            return self.divided_steppers[self._division(config), sharding]
+        return self.steppers[sharding]
+
+    @staticmethod
+    def _division(config: Config) -> str:
+        """The setting that divides an encoder that workers hold together."""
+        stages = config.training.placement.stages
+        return "pipeline_parallel" if stages > 1 else "model_parallel"
 
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:

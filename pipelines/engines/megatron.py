@@ -34,7 +34,9 @@ class MegatronEngine(DistributorEngine):
         )
     }
     steppers: ClassVar = {"none": "megatron"}
-    divided_steppers: ClassVar = {"members": "megatron", "stages": "megatron"}
+    divided_steppers: ClassVar = dict.fromkeys(
+        (("model_parallel", "none"), ("pipeline_parallel", "none")), "megatron"
+    )
     shardings = tuple(steppers)
     options = ("model_parallel", "pipeline_parallel")
     libraries = ("megatron", "torch")

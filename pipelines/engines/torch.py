@@ -29,7 +29,11 @@ class TorchEngine(DistributorEngine):
         )
     }
     steppers: ClassVar = {"none": "torch", "parameters": "torch-fsdp"}
-    divided_steppers: ClassVar = {"members": "torch-tensor", "stages": "torch-pipeline"}
+    divided_steppers: ClassVar = {
+        ("model_parallel", "none"): "torch-tensor",
+        ("model_parallel", "parameters"): "torch-tensor-fsdp",
+        ("pipeline_parallel", "none"): "torch-pipeline",
+    }
     shardings = tuple(steppers)
     options = ("model_parallel", "offload", "pipeline_parallel")
     libraries = ("torch",)

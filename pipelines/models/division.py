@@ -57,6 +57,25 @@ def part_of(array: np.ndarray, axis: int, placement: Placement, place: Place) ->
     return array[(slice(None),) * axis + (slice(first, last),)]
 
 
+def part_shapes(
+    shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int], members: int, member: int
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a member's parts of weights, and of those that it has as a whole.
+
+    Args:
+        shapes: Of whole weights, by name.
+        axes: Along which they are divided; see :class:`Division`.
+        members: How many there are.
+        member: Which of them.
+    """
+    parts = dict(shapes)
+    for name in axes.keys() & parts.keys():
+        axis = axes[name]
+        first, last = part_bounds(parts[name][axis], members, member)
+        parts[name] = (*parts[name][:axis], last - first, *parts[name][axis + 1 :])
+    return parts
+
+
 def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placement) -> int:
     """The stage that holds a weight: the last one holds what comes behind the layers."""
     if name in dense_shapes(spec):

@@ -88,7 +88,8 @@ class TrainingSettings(Settings):
         default="none",
         description=(
             "`torch`, `deepspeed`: what is split between the workers instead of being held by "
-            "each; each value includes those before it."
+            "each; each value includes those before it. With `model_parallel`, `parameters` of "
+            "`torch` splits the part of each worker between the replicas."
         ),
     )
     offload: Literal["none", "cpu", "disk"] = Field(

@@ -174,6 +174,14 @@ VARIANTS = {
         distributor_case("torch-tensor", model_parallel=2, faults=False),
         distributor_case("torch-pipeline", pipeline_parallel=2),
         distributor_case("torch-replicas", model_parallel=2, workers=4, trains=False, faults=False),
+        distributor_case(
+            "torch-tensor-fsdp",
+            model_parallel=2,
+            sharding="parameters",
+            workers=4,
+            trains=False,
+            faults=False,
+        ),
     ],
     "deepspeed": [
         distributor_case("deepspeed-zero1", sharding="optimizer", trains=False, faults=False),

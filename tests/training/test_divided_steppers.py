@@ -10,6 +10,7 @@ from steppers import DEEP, stepper
 pytestmark = pytest.mark.slow
 
 TENSOR = ("torch-tensor", {"model_parallel": 2})
+TENSOR_FSDP = ("torch-tensor-fsdp", {"model_parallel": 2, "sharding": "parameters"})
 PIPELINE = ("torch-pipeline", {"pipeline_parallel": 2})
 BOTH = ("torch-pipeline", {"model_parallel": 2, "pipeline_parallel": 2})
 DEEPSPEED = ("deepspeed-pipeline", {"pipeline_parallel": 2, "sharding": "optimizer"})
@@ -21,6 +22,7 @@ WAYS = {
         (TENSOR, {}, {}),
         (TENSOR, STEP, NOISY | {"precision": "bf16"}),
         (TENSOR, {}, NOISY | {"tokens_per_micro_batch": 16, "ema": 0.9}),
+        (TENSOR_FSDP, {}, NOISY),
         (PIPELINE, {}, {}),
         (PIPELINE, STEP, NOISY | {"precision": "bf16"}),
         (PIPELINE, STEP, {"ema": 0.9, "dropout": 0.1}),
@@ -28,6 +30,8 @@ WAYS = {
     ],
     4: [
         (TENSOR, STEP, NOISY),
+        (TENSOR_FSDP, {}, {}),
+        (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_micro_batch": 16}),
         (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),
         (BOTH, STEP, NOISY),
         (DEEPSPEED, {}, {}),
@@ -72,7 +76,9 @@ def test_parts_make_the_updates_of_the_whole(found, workers, number):
         np.testing.assert_allclose(result["last"].weights[name], array, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize(("workers", "number"), [(2, 5), pytest.param(4, 2, marks=FOUR)])
+@pytest.mark.parametrize(
+    ("workers", "number"), [(2, 6), *(pytest.param(4, way, marks=FOUR) for way in (2, 4))]
+)
 def test_one_process_goes_on_from_their_checkpoint(found, workers, number):
     _, objective, training = WAYS[workers][number]
     last = found(workers)[number]["last"]

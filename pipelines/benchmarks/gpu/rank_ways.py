@@ -47,6 +47,9 @@ TWO: Mapping[str, Way] = {
         stepper="torch-tensor",
         settings={"training": {"model_parallel": 2}, "objective": {"negatives": "step"}},
     ),
+    "tensor parallel, FSDP": _training(
+        "torch-tensor-fsdp", model_parallel=2, sharding="parameters"
+    ),
     "pipeline": _training("torch-pipeline", pipeline_parallel=2),
     "DeepSpeed's pipeline": _training("deepspeed-pipeline", "deepspeed", pipeline_parallel=2),
     "ZeRO-3": _training("deepspeed", "deepspeed", sharding="parameters"),

@@ -1,27 +1,39 @@
-"""BERT in PyTorch as modules: the embeddings and each layer are gathered on their own."""
+"""BERT in PyTorch as modules: the embeddings and each layer are gathered on their own.
+
+What is gathered is the whole, or one member's part where several workers hold the encoder together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from pipelines.models.architecture import Shapes
+from pipelines.models.bert.division import DIVISION
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.torch import (
-    embedding_output,
+    embedded_inputs,
     first_dropout_site,
     layer_weights,
     relative_bias,
     run_layer,
 )
+from pipelines.models.bert.torch_division import run_layer as run_divided_layer
 from pipelines.models.bert.weights import layer_prefix, weight_shapes
+from pipelines.models.division import part_shapes
 from pipelines.models.frameworks.torch import PRECISIONS
 from pipelines.models.frameworks.torch_batch import pool
+from pipelines.models.frameworks.torch_division import Members
 from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, Unit
+from pipelines.models.weights import WORDS
 from pipelines.settings import TrainingSettings
+
+ALONE = Members()
+"""Of a worker that holds all of the encoder."""
 
 
 class EmbeddingUnit(Unit):
@@ -30,19 +42,27 @@ class EmbeddingUnit(Unit):
     Args:
         spec: The encoder's shape.
         shapes: Of the weights that belong to no layer.
+        members: That hold the encoder together.
     """
 
-    def __init__(self, spec: BertSpec, shapes: Shapes) -> None:
+    def __init__(self, spec: BertSpec, shapes: Shapes, members: Members) -> None:
         super().__init__(shapes)
         self._spec = spec
+        self._members = members
 
     def forward(
         self, sides: Sequence[Inputs]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         """fp32 [tokens, hidden] of each side, and what attention adds to its scores."""
         weights = self.weights
-        states = [embedding_output(self._spec, weights, side.batch, side.masks) for side in sides]
+        states = [self._embedded(weights, side) for side in sides]
         return states, [relative_bias(self._spec, weights, side.batch) for side in sides]
+
+    def _embedded(self, weights: Mapping[str, torch.Tensor], side: Inputs) -> torch.Tensor:
+        words = self._members.look_up(
+            weights[WORDS], side.batch.token_ids, self._spec.vocabulary, sparse=False
+        )
+        return embedded_inputs(self._spec, weights, words, side.batch, side.masks)
 
 
 class LayerUnit(Unit):
@@ -53,14 +73,21 @@ class LayerUnit(Unit):
         shapes: Of the layer's weights.
         number: Of the layer.
         training: Precision of the matrix products, and whether activations are checkpointed.
+        members: That hold the encoder together.
     """
 
     def __init__(
-        self, spec: BertSpec, shapes: Shapes, number: int, training: TrainingSettings
+        self,
+        spec: BertSpec,
+        shapes: Shapes,
+        number: int,
+        training: TrainingSettings,
+        members: Members,
     ) -> None:
         super().__init__(shapes)
         self._spec = spec
         self._number = number
+        self._members = members
         self._dtype = PRECISIONS[training.precision]
         self._checkpointed = training.activation_checkpointing
 
@@ -95,8 +122,11 @@ class LayerUnit(Unit):
     ) -> list[torch.Tensor]:
         layer = layer_weights(self._spec, self.weights, self._number, self._dtype)
         site = first_dropout_site(self._number)
+        run = partial(run_layer, self._spec, layer)
+        if self._members.size > 1:
+            run = partial(run_divided_layer, self._spec, layer, self._members)
         return [
-            run_layer(self._spec, layer, states, side.batch, side.masks, site, bias)
+            run(states, side.batch, side.masks, site, bias)
             for states, side, bias in zip(hidden_states, sides, biases, strict=True)
         ]
 
@@ -107,18 +137,21 @@ class BertModule(EncoderModule):
     Args:
         spec: The shape.
         training: Precision of the matrix products, and whether activations are checkpointed.
+        members: That hold the encoder together, of which this worker has its part.
     """
 
-    def __init__(self, spec: BertSpec, training: TrainingSettings) -> None:
+    def __init__(
+        self, spec: BertSpec, training: TrainingSettings, members: Members = ALONE
+    ) -> None:
         super().__init__(spec)
         self._pooling = spec.pooling
-        own = weight_shapes(spec)
+        own = part_shapes(weight_shapes(spec), DIVISION.axes(spec), members.size, members.member)
         layers = [_named(own, layer_prefix(number)) for number in range(spec.layers)]
         of_layers = {*chain(*layers)}
         shared = {name: shape for name, shape in own.items() if name not in of_layers}
-        self.embeddings = EmbeddingUnit(spec, shared)
+        self.embeddings = EmbeddingUnit(spec, shared, members)
         self.layers = torch.nn.ModuleList(
-            LayerUnit(spec, layer, number, training) for number, layer in enumerate(layers)
+            LayerUnit(spec, layer, number, training, members) for number, layer in enumerate(layers)
         )
 
     def own_units(self) -> Iterator[Unit]:

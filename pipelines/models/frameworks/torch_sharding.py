@@ -19,6 +19,7 @@ import torch
 from pipelines.models.architecture import Shapes, architecture_of, form_of
 from pipelines.models.frameworks.torch import PRECISIONS, Form, finished
 from pipelines.models.frameworks.torch_batch import Batch
+from pipelines.models.frameworks.torch_division import Members
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import dense_shapes
@@ -173,6 +174,14 @@ class ModuleForm(Protocol):
         ...
 
 
+class DividedModuleForm(Protocol):
+    """The same of an architecture that has a division."""
+
+    def __call__(self, spec: Any, training: TrainingSettings, members: Members) -> EncoderModule:
+        """A module of one member's part; see :mod:`.torch_division`."""
+        ...
+
+
 def encoder_module(spec: EncoderSpec, training: TrainingSettings) -> EncoderModule:
     """The module of a spec's architecture, whose parameters have no memory.
 
@@ -184,6 +193,20 @@ def encoder_module(spec: EncoderSpec, training: TrainingSettings) -> EncoderModu
     own = "torch_module" in architecture.forms
     form: ModuleForm = architecture.form("torch_module") if own else WholeModule
     return form(spec, training)
+
+
+def divided_module(
+    spec: EncoderSpec, training: TrainingSettings, members: Members
+) -> EncoderModule:
+    """The module of a member's part of an encoder whose architecture has a division.
+
+    Args:
+        spec: The shape of the whole.
+        training: Precision of the matrix products, and whether activations are checkpointed.
+        members: That hold it together.
+    """
+    form: DividedModuleForm = form_of(spec, "torch_module")
+    return form(spec, training, members)
 
 
 def allocate(module: torch.nn.Module, device: torch.device) -> None:

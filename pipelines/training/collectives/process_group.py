@@ -54,11 +54,14 @@ class GroupCollectives:
     Args:
         device: Where the worker computes; the group, which it has joined, can send from there.
         group: None for all workers.
+
+    Attributes:
+        group: The same.
     """
 
     def __init__(self, device: torch.device, group: Any = None) -> None:
         self.device = device
-        self._group = group
+        self.group = group
         self.rank = processes.get_rank(group)
         self.workers = processes.get_world_size(group)
 
@@ -67,9 +70,7 @@ class GroupCollectives:
         sent = []
         for bucket in _buckets(tensors):
             flat = _flatten_dense_tensors(bucket)
-            sent.append(
-                (bucket, flat, processes.all_reduce(flat, group=self._group, async_op=True))
-            )
+            sent.append((bucket, flat, processes.all_reduce(flat, group=self.group, async_op=True)))
         means: list[torch.Tensor] = []
         for bucket, flat, work in sent:
             work.wait()
@@ -80,13 +81,13 @@ class GroupCollectives:
         """The workers' tensors joined along the first axis, in the order of the ranks."""
         own = torch.as_tensor(tensor, device=self.device).contiguous()
         joined = own.new_empty(self.workers * own.shape[0], *own.shape[1:])
-        all_gather_single(joined, own, group=self._group)
+        all_gather_single(joined, own, group=self.group)
         return joined.cpu().numpy() if isinstance(tensor, np.ndarray) else joined
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See :meth:`.base.Collectives.reduce_scatter`."""
         own = tensor.new_empty(tensor.shape[0] // self.workers, *tensor.shape[1:])
-        reduce_scatter_single(own, tensor.contiguous(), group=self._group)
+        reduce_scatter_single(own, tensor.contiguous(), group=self.group)
         return own
 
 

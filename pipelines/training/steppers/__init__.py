@@ -18,6 +18,7 @@ STEPPERS: Registry[Any] = Registry(
         "torch": "pipelines.training.steppers.torch:TorchStepper",
         "torch-fsdp": "pipelines.training.steppers.fsdp:FsdpStepper",
         "torch-tensor": "pipelines.training.steppers.model_parallel:ModelParallelStepper",
+        "torch-tensor-fsdp": "pipelines.training.steppers.divided_fsdp:DividedFsdpStepper",
         "torch-pipeline": "pipelines.training.steppers.pipeline:PipelineStepper",
         "deepspeed-pipeline": (
             "pipelines.training.steppers.deepspeed_pipeline:DeepSpeedPipelineStepper"

@@ -6,13 +6,13 @@ arXiv:2304.11277; in the form that shards each parameter by its rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -35,9 +35,15 @@ class FsdpStepper(ShardedStepper):
     on the disk.
     """
 
-    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
-        super().__init__(task, checkpoint, collectives)
-        mesh = init_device_mesh(self._device.type, (collectives.workers,))
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
+        super().__init__(task, checkpoint, collectives, everyone)
+        mesh = self._mesh()
         # Where the workers compute on GPUs, what is not gathered is in the memory of the host.
         away = self._training.offload != "none" and self._device.type == "cuda"
         policy = CPUOffloadPolicy() if away else OffloadPolicy()
@@ -65,20 +71,16 @@ class FsdpStepper(ShardedStepper):
 
     def checkpoint(self, step: int) -> Checkpoint:
         """See :meth:`.sharded.ShardedStepper.checkpoint`."""
-        moments = {
-            f"{kind}/{name}": self._state[name][key]
-            for kind, key in KINDS.items()
-            for name in self._parts
-        }
         return Checkpoint(
             step,
             self._spec,
-            LazyArrays(self._shapes, lambda name: self._whole(self._parts[name])),
-            LazyArrays(
-                self._moment_shapes(),
-                lambda name: self._whole(self._parts[name.partition("/")[2]], moments[name]),
-            ),
+            LazyArrays(self._shapes, lambda name: to_numpy(self._weight(name))),
+            LazyArrays(self._moment_shapes(), lambda key: to_numpy(self._moment_of(key))),
         )
+
+    def _mesh(self) -> DeviceMesh:
+        """Of the workers that share the state out."""
+        return init_device_mesh(self._device.type, (self._collectives.workers,))
 
     def _embed(self, sides: Sequence[Inputs] | Sequence[Part]) -> list[torch.Tensor]:
         embeddings: list[torch.Tensor] = self._encoder(sides)
@@ -88,14 +90,13 @@ class FsdpStepper(ShardedStepper):
         (loss / granules).backward()
 
     def _update(self, learning_rate: float) -> None:
-        parameters = list(self._parts.values())
-        norm = self._norm(parameters)
+        norm = self._norm()
         clip = self._training.clip_norm
         if clip:
             excess = (norm / clip).clamp(min=1.0)
-            excess = excess.to(_local(parameters[0]).device)
-            for one in parameters:
-                _local(one.grad).div_(excess)
+            for one in self._parts.values():
+                gradient = _local(one.grad)
+                gradient.div_(excess.to(gradient.device))
         self.gradient_norm = float(norm)
         for name, part in self._parts.items():
             # The library may have given the part another place in memory before the first pass.
@@ -107,11 +108,15 @@ class FsdpStepper(ShardedStepper):
             optimiser.step()
             optimiser.zero_grad()
 
-    def _norm(self, parameters: Sequence[DTensor]) -> torch.Tensor:
+    def _norm(self) -> torch.Tensor:
         """The norm of the gradient over all workers, on the device that they exchange from."""
-        own = total_norm(_local(one.grad) for one in parameters).to(self._device)
+        return self._square(self._parts).sqrt()
+
+    def _square(self, names: Iterable[str]) -> torch.Tensor:
+        """The square of the norm of some weights' gradients, over those who share them out."""
+        own = total_norm(_local(self._parts[name].grad) for name in names).to(self._device)
         (mean,) = self._collectives.all_reduce_mean([own.square()])
-        return (mean * self._collectives.workers).sqrt()
+        return mean * self._collectives.workers
 
     def _by_unit(self, units: Sequence[torch.nn.Module]) -> Iterator[Sequence[str]]:
         """The names of what is in each unit, and in none of them."""
@@ -147,24 +152,28 @@ class FsdpStepper(ShardedStepper):
         if self._disk is not None:
             self._disk.let_go()
 
-    def _whole(self, part: DTensor, local: torch.Tensor | None = None) -> np.ndarray:
-        """An array of the state, of all workers together.
+    def _weight(self, name: str) -> torch.Tensor:
+        """A weight, put together by those who share it out; all of them call it."""
+        return self._whole(name, _local(self._parts[name]))
 
-        Args:
-            part: This worker's part of the parameter.
-            local: Of an array of the same shape; the parameter itself without.
-        """
-        own = _local(part) if local is None else local
+    def _moment_of(self, key: str) -> torch.Tensor:
+        """The same of a moment, by its kind and the name of its weight with a slash between."""
+        kind, _, name = key.partition("/")
+        return self._whole(name, self._state[name][KINDS[kind]])
+
+    def _whole(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        part = self._parts[name]
         # A GPU's library of messages sends nothing that is in the host's memory.
         here = DTensor.from_local(
-            own.to(self._device),
+            local.to(self._device),
             part.device_mesh,
             part.placements,
             run_check=False,
             shape=part.shape,
             stride=part.stride(),
         )
-        return to_numpy(here.full_tensor())
+        whole: torch.Tensor = here.full_tensor()
+        return whole
 
 
 def _local(part: DTensor) -> torch.Tensor:

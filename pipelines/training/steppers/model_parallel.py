@@ -8,13 +8,10 @@ and written: in whole arrays, so that it can be gone on from in any other layout
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as processes
 
 from pipelines.models.adaptation import effective
 from pipelines.models.architecture import form_of
@@ -22,19 +19,18 @@ from pipelines.models.frameworks.torch import PRECISIONS, Encoder
 from pipelines.models.frameworks.torch_division import (
     DividedEncode,
     DividedForm,
-    Members,
     Part,
 )
 from pipelines.runs.checkpoint import AVERAGE, Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.agreement import check_agreement
 from pipelines.training.collectives.base import Collectives
-from pipelines.training.collectives.process_group import GroupCollectives
 from pipelines.training.devices import worker_device
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.base import Stepper, StepperFactory
 from pipelines.training.steppers.own_part import OwnPart
 from pipelines.training.steppers.torch import TorchStepper, total_norm
+from pipelines.training.steppers.worker_groups import check_members, worker_groups
 
 
 class ModelParallelStepper(TorchStepper):
@@ -48,20 +44,11 @@ class ModelParallelStepper(TorchStepper):
     sharded = True
 
     def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
-        device, seconds = worker_device(), task.run.config.training.stall_seconds
         self._placement, self._place = task.placement, task.place
         self._own = OwnPart(task, checkpoint)
-        members, stages, copies = (
-            _group([ranks_of(rank) for rank in range(task.workers)], seconds)
-            for ranks_of in (
-                self._placement.member_ranks,
-                self._placement.stage_ranks,
-                self._placement.copy_ranks,
-            )
-        )
-        self._members, self._stages = Members(members), Members(stages)
-        between = GroupCollectives(device, copies)
-        super().__init__(task, self._own.of(checkpoint), between, collectives)
+        groups = worker_groups(task, worker_device())
+        self._members, self._stages = groups.members, groups.stages
+        super().__init__(task, self._own.of(checkpoint), groups.copies, collectives)
         self._has_agreed = False
 
     @property
@@ -114,22 +101,7 @@ class ModelParallelStepper(TorchStepper):
         own = TorchStepper.checkpoint(self, step)
         if self._collectives.workers > 1:
             check_agreement(own, self._collectives, "replicas")
-        weights = {k: value for k, value in own.weights.items() if k not in self._own.axes}
-        if self._members.size > 1 and weights:
-            group = GroupCollectives(self._device, self._members.group)
-            check_agreement(replace(own, weights=weights, moments={}), group, "tensor ranks")
-
-
-def _group(all_ranks: Sequence[Sequence[int]], seconds: float) -> Any:
-    """This worker's group of some that all workers are divided into.
-
-    Args:
-        all_ranks: Of each worker, its group.
-        seconds: The deadline of an exchange.
-    """
-    groups = list(dict.fromkeys(tuple(ranks) for ranks in all_ranks))
-    own, _ = processes.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=seconds))
-    return own
+        check_members(own, self._own.axes, self._members, self._device)
 
 
 if TYPE_CHECKING:

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as processes
 
 from pipelines.models.adaptation import Frozen
-from pipelines.models.architecture import architecture_of
+from pipelines.models.architecture import Shapes, architecture_of
 from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.division import Division, part_of, stage_of
+from pipelines.models.division import Division, part_of, part_shapes, stage_of
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings.placement import Place, layers_of_stage
@@ -53,7 +52,7 @@ class OwnPart:
         self.trained = shapes_of(checkpoint.weights)
 
     def of(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The part of a state that the worker holds; views of its arrays."""
+        """The part of a state that the worker holds; views of its arrays, made when read."""
         frozen = checkpoint.frozen
         return replace(
             checkpoint,
@@ -99,26 +98,34 @@ class OwnPart:
         return (Place(0, stage, member) for member in members)
 
     def _received(self, holder: int, name: str, device: torch.device) -> torch.Tensor:
-        whole = np.broadcast_to(np.float32(0), self.trained[name])
-        shape = self._part(whole, name, self._placement.place(holder)).shape
-        part = torch.empty(shape, device=device)
+        member = self._placement.place(holder).member
+        part = torch.empty(self._shapes({name: self.trained[name]}, member)[name], device=device)
         processes.recv(part, src=holder)
         return part
 
-    def _parts(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def _parts(self, arrays: Mapping[str, np.ndarray]) -> LazyArrays:
         """Those of the worker's stage, by names that may stand behind a kind and a slash."""
-        return {
-            key: self._part(arrays[key], _name(key), self._place)
-            for key in arrays
+        whole = {
+            key: shape
+            for key, shape in shapes_of(arrays).items()
             if self._stage(_name(key)) == self._place.stage
         }
+        return LazyArrays(
+            self._shapes(whole, self._place.member),
+            lambda key: self._part(arrays[key], _name(key)),
+        )
+
+    def _shapes(self, whole: Shapes, member: int) -> Shapes:
+        """The shapes of a member's parts, by names that may stand behind a kind and a slash."""
+        axes = {key: self.axes[_name(key)] for key in whole if _name(key) in self.axes}
+        return part_shapes(whole, axes, self._placement.members, member)
 
     def _stage(self, name: str) -> int:
         return stage_of(self._division, self._spec, name, self._placement)
 
-    def _part(self, array: np.ndarray, name: str, place: Place) -> np.ndarray:
+    def _part(self, array: np.ndarray, name: str) -> np.ndarray:
         axis = self.axes.get(name)
-        return array if axis is None else part_of(array, axis, self._placement, place)
+        return array if axis is None else part_of(array, axis, self._placement, self._place)
 
 
 def _name(key: str) -> str:

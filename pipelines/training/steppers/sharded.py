@@ -46,21 +46,28 @@ class ShardedStepper(TorchRun, ABC):
 
     Args:
         checkpoint: The state to begin with.
-        collectives: Between the workers.
+        collectives: Between the workers that split it.
+        everyone: Between all workers, where those are some.
     """
 
     sharded = True
     exchange_seconds: float | None = None
 
-    def __init__(self, task: WorkerTask, checkpoint: Checkpoint, collectives: Collectives) -> None:
-        super().__init__(task, checkpoint, collectives)
+    def __init__(
+        self,
+        task: WorkerTask,
+        checkpoint: Checkpoint,
+        collectives: Collectives,
+        everyone: Collectives | None = None,
+    ) -> None:
+        super().__init__(task, checkpoint, collectives, everyone)
         self._shapes = shapes_of(checkpoint.weights)
         # Without memory: nobody holds all of it at any time.
         self._encoder: EncoderModule | RewritingModule
         if self._rewriting is not None:
             self._encoder = RewritingModule(self._rewriting, self._shapes)
         else:
-            self._encoder = encoder_module(checkpoint.spec, self._training)
+            self._encoder = self._module()
         self._disk: DiskTensors | None = None
 
     def step(self, work: StepWork, learning_rate: float) -> float:
@@ -75,6 +82,10 @@ class ShardedStepper(TorchRun, ABC):
         self._update(learning_rate)
         (mean,) = self._collectives.all_reduce_mean([loss])
         return float(mean)
+
+    def _module(self) -> EncoderModule:
+        """The encoder, without memory."""
+        return encoder_module(self._spec, self._training)
 
     @abstractmethod
     def checkpoint(self, step: int) -> Checkpoint:

@@ -1,0 +1,72 @@
+"""Which stepper the engines of torchrun take for a layout, and which layouts they refuse."""
+
+import pytest
+
+from pipelines.engines.base import check_fit
+from pipelines.engines.loading import load_engine
+from pipelines.errors import InputError
+from pipelines.settings.load import parse
+from pipelines.training.steppers import STEPPERS
+
+MEMBERS, STAGES = {"model_parallel": 2}, {"pipeline_parallel": 2}
+
+
+def config_with(engine, *settings):
+    training = {"engine": engine, "framework": "torch", "workers": 4, "granules_per_step": 4}
+    for more in settings:
+        training |= more
+    return parse({"training": training})
+
+
+@pytest.mark.parametrize(
+    ("stepper", "settings"),
+    [
+        ("torch-fsdp", [{"sharding": "parameters"}]),
+        ("torch-tensor", [MEMBERS]),
+        ("torch-tensor-fsdp", [MEMBERS, {"sharding": "parameters", "offload": "disk"}]),
+        ("torch-pipeline", [STAGES]),
+        ("torch-pipeline", [MEMBERS, STAGES]),
+    ],
+)
+def test_a_layout_has_its_stepper(stepper, settings):
+    engine, config = load_engine("torch"), config_with("torch", *settings)
+    check_fit(engine, config)
+    assert STEPPERS.module(stepper) in engine.preloads(config)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message", "settings"),
+    [
+        (
+            "torch",
+            "training.sharding: with training.pipeline_parallel the encoder is not shared out by "
+            "`parameters` too, set it to none",
+            [STAGES, {"sharding": "parameters"}],
+        ),
+        (
+            "deepspeed",
+            "training.sharding: with training.pipeline_parallel the encoder is not shared out by "
+            "`gradients` too, set it to optimizer",
+            [STAGES, {"sharding": "gradients"}],
+        ),
+        (
+            "deepspeed",
+            "training.offload: the moments of stages stay in memory, leave it none",
+            [STAGES, {"sharding": "optimizer", "offload": "disk"}],
+        ),
+        (
+            "torch",
+            "training.offload: with training.sharding `none` each worker holds the whole state",
+            [MEMBERS, {"offload": "disk"}],
+        ),
+        (
+            "deepspeed",
+            "training.model_parallel: engine deepspeed does not know it, leave it 1",
+            [MEMBERS, {"sharding": "optimizer"}],
+        ),
+    ],
+)
+def test_a_layout_that_an_engine_does_not_have_is_refused(engine, message, settings):
+    with pytest.raises(InputError) as caught:
+        check_fit(load_engine(engine), config_with(engine, *settings))
+    assert str(caught.value).startswith(message)
