@@ -285,7 +285,7 @@ def test_bad_corpora_are_refused_in_one_line(
         (["training.offload=disk"], "training.offload: engine local does not know it"),
         (
             ["training.engine=torch", "training.offload=disk"],
-            "training.offload: with training.sharding `none` each worker holds",
+            "training.offload: with training.sharding `none` each worker keeps",
         ),
         (["prepared.folder=nowhere"], "prepared.folder: there are no lanes"),
         (["encoder.start=nowhere"], "encoder.start: there is no folder nowhere"),

@@ -219,13 +219,13 @@ def check_fit(engine: Engine, config: Config) -> None:
                 f"leave it {str(default).lower()}",
             )
     check_divided(config.training)
+    engine.check_settings(config)
     if config.training.offload != "none" and config.training.sharding == "none":
         raise InputError(
             "training.offload",
-            "with training.sharding `none` each worker holds the whole state in its memory",
+            "with training.sharding `none` each worker keeps its state in its memory",
             "leave it none, or training.sharding: parameters",
         )
-    engine.check_settings(config)
 
 
 def monitor_for(

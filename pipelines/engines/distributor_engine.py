@@ -76,8 +76,8 @@ class DistributorEngine(SparkJobEngine):
         if sharding not in choices:
             raise InputError(
                 "training.sharding",
-                f"with training.{division} the encoder is not shared out by `{sharding}` too",
-                f"set it to {' or '.join(choices)}",
+                f"with training.{division} engine {self.name} has no `{sharding}`",
+                f"one of {', '.join(choices)}",
             )
         if division == "pipeline_parallel" and config.training.offload != "none":
             raise InputError(

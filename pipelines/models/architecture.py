@@ -86,7 +86,8 @@ class Architecture:
         forms: `module:attribute` by framework, for those that can compute it. `torch`,
             `tensorflow`, `bigdl` and `openvino`: see the module of that name (`dllib` for `bigdl`)
             in :mod:`pipelines.models.frameworks` for what the attribute is. `torch_module` is for
-            sharded training, which else takes the encoder as one unit; `torch_tokens` and
+            sharded training, which else takes the encoder as one unit; `torch_division` goes with
+            `division`, and with both `torch_module` takes the members too; `torch_tokens` and
             `torch_decoder` are for objectives that act on tokens, see
             :mod:`pipelines.models.frameworks.torch`; `megatron` and `mesh` are for the
             engines of those names;
@@ -113,6 +114,9 @@ class Architecture:
     def __post_init__(self) -> None:
         if "bigdl" in self.forms and "bigdl_memory" not in self.forms:
             raise ValueError(f"architecture {self.spec.kind}: the form bigdl needs bigdl_memory")
+        missing = {"torch_division", "torch_module"} - self.forms.keys()
+        if self.division is not None and missing:
+            raise ValueError(f"architecture {self.spec.kind}: its division needs {sorted(missing)}")
 
     def form(self, name: str) -> Any:
         """The form of a framework; imports that framework."""

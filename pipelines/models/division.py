@@ -11,7 +11,7 @@ Parameter Language Models Using Model Parallelism", 2019, arXiv:1909.08053.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,23 +57,21 @@ def part_of(array: np.ndarray, axis: int, placement: Placement, place: Place) ->
     return array[(slice(None),) * axis + (slice(first, last),)]
 
 
-def part_shapes(
-    shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int], members: int, member: int
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of a member's parts of weights, and of those that it has as a whole.
+def part_shape(
+    shape: Sequence[int], axis: int | None, members: int, member: int
+) -> tuple[int, ...]:
+    """The shape of a member's part of a weight.
 
     Args:
-        shapes: Of whole weights, by name.
-        axes: Along which they are divided; see :class:`Division`.
+        shape: Of the whole.
+        axis: Along which it is divided; None if each member has the whole.
         members: How many there are.
         member: Which of them.
     """
-    parts = dict(shapes)
-    for name in axes.keys() & parts.keys():
-        axis = axes[name]
-        first, last = part_bounds(parts[name][axis], members, member)
-        parts[name] = (*parts[name][:axis], last - first, *parts[name][axis + 1 :])
-    return parts
+    if axis is None:
+        return tuple(shape)
+    first, last = part_bounds(shape[axis], members, member)
+    return (*shape[:axis], last - first, *shape[axis + 1 :])
 
 
 def stage_of(division: Division, spec: EncoderSpec, name: str, placement: Placement) -> int:

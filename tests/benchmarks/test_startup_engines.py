@@ -6,7 +6,8 @@ from corpus_factory import small_config
 from pipelines.benchmarks.startup_engines import measure_engines
 
 
-@pytest.mark.parametrize("name", ["local", pytest.param("torch", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["local", "torch"])
 def test_each_start_takes_time_of_a_processor(prepared, name):
     (figures,) = measure_engines(small_config(prepared, framework="torch"), [name])
     assert figures["engine"] == name

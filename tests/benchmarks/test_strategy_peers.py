@@ -133,7 +133,13 @@ def test_peers_have_the_loss_of_this_package(prepared):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "sentence-transformers" else pytest.mark.matrix)
+        for name in PEERS
+    ],
+)
 def test_a_peer_trains_with_two_workers(prepared, start, tmp_path, monkeypatch, name):
     strategy = all_strategies()[name]
     tree = small_config(prepared, max_steps=STEPS, epochs=99).model_dump(mode="json")

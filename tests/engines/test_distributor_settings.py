@@ -39,14 +39,14 @@ def test_a_layout_has_its_stepper(stepper, settings):
     [
         (
             "torch",
-            "training.sharding: with training.pipeline_parallel the encoder is not shared out by "
-            "`parameters` too, set it to none",
+            "training.sharding: with training.pipeline_parallel engine torch has no `parameters`, "
+            "one of none",
             [STAGES, {"sharding": "parameters"}],
         ),
         (
             "deepspeed",
-            "training.sharding: with training.pipeline_parallel the encoder is not shared out by "
-            "`gradients` too, set it to optimizer",
+            "training.sharding: with training.pipeline_parallel engine deepspeed has no "
+            "`gradients`, one of optimizer",
             [STAGES, {"sharding": "gradients"}],
         ),
         (
@@ -56,7 +56,12 @@ def test_a_layout_has_its_stepper(stepper, settings):
         ),
         (
             "torch",
-            "training.offload: with training.sharding `none` each worker holds the whole state",
+            "training.offload: the moments of stages stay in memory, leave it none",
+            [STAGES, {"offload": "disk"}],
+        ),
+        (
+            "torch",
+            "training.offload: with training.sharding `none` each worker keeps its state",
             [MEMBERS, {"offload": "disk"}],
         ),
         (

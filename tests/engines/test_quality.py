@@ -18,7 +18,7 @@ POINTS = 5
 """Runs that differ by their seed alone are up to two points apart on so small a corpus."""
 
 RUNS = [
-    {"engine": "tensorflowonspark", "mode": "async"},
+    pytest.param({"engine": "tensorflowonspark", "mode": "async"}, marks=pytest.mark.matrix),
     {"engine": "elephas", "mode": "hogwild"},
     pytest.param({"engine": "elephas", "mode": "sync"}, marks=pytest.mark.matrix),
     pytest.param({"engine": "elephas", "mode": "async"}, marks=pytest.mark.matrix),

@@ -67,7 +67,7 @@ def lost_case(name: str, lose: Callable, workers: int, *, always: bool = False):
     ("case", "lose", "workers"),
     [
         lost_case("torch-ddp", take_executors, 1, always=True),
-        lost_case("torch-ddp", tell_to_end, 2, always=True),
+        lost_case("torch-ddp", tell_to_end, 2),
         lost_case("torch-ddp", cut_between_ranks, 2),
         lost_case("torch-ddp", kill_the_one_that_saves, 2),
         lost_case("torch-fsdp", take_executors, 1),

@@ -10,7 +10,7 @@ from pipelines.errors import InputError
 from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import architecture_of
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.division import check_division, part_of, stage_of
+from pipelines.models.division import check_division, part_of, part_shape, stage_of
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.settings.load import parse
@@ -31,6 +31,11 @@ def test_the_parts_make_the_whole(members):
             for member in range(members)
         ]
         np.testing.assert_array_equal(np.concatenate(parts, axis), weights[name])
+        shape = weights[name].shape
+        assert [part.shape for part in parts] == [
+            part_shape(shape, axis, members, member) for member in range(members)
+        ]
+        assert part_shape(shape, None, members, 0) == shape
 
 
 @pytest.mark.parametrize(("stages", "name"), [*product([1, 2, 3], weight_shapes(SPEC))])

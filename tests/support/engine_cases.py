@@ -160,6 +160,7 @@ VARIANTS = {
             transport="socket",
             max_staleness=3,
             repeats=False,
+            trains=False,
             faults=False,
             loop="served",
         ),
@@ -171,7 +172,7 @@ VARIANTS = {
     "torch": [
         distributor_case("torch-ddp"),
         distributor_case("torch-fsdp", sharding="parameters", trains=False, faults=False),
-        distributor_case("torch-tensor", model_parallel=2, faults=False),
+        distributor_case("torch-tensor", model_parallel=2, trains=False, faults=False),
         distributor_case("torch-pipeline", pipeline_parallel=2),
         distributor_case("torch-replicas", model_parallel=2, workers=4, trains=False, faults=False),
         distributor_case(

@@ -5,11 +5,12 @@ from functools import cache
 import numpy as np
 import pytest
 from rank_pair import GRANULES, MIDDLE, STEPS, TRAINING, curve, train_ranks
-from steppers import DEEP, stepper
+from steppers import KINDS, stepper
 
 pytestmark = pytest.mark.slow
 
 TENSOR = ("torch-tensor", {"model_parallel": 2})
+REPLICAS_FSDP = ("torch-tensor-fsdp", {"sharding": "parameters"})
 TENSOR_FSDP = ("torch-tensor-fsdp", {"model_parallel": 2, "sharding": "parameters"})
 PIPELINE = ("torch-pipeline", {"pipeline_parallel": 2})
 BOTH = ("torch-pipeline", {"model_parallel": 2, "pipeline_parallel": 2})
@@ -17,12 +18,14 @@ DEEPSPEED = ("deepspeed-pipeline", {"pipeline_parallel": 2, "sharding": "optimiz
 NOISY = {"dropout": 0.1, "activation_checkpointing": True}
 STEP = {"negatives": "step"}
 
+DEEP = "deep"
 WAYS = {
     2: [
         (TENSOR, {}, {}),
         (TENSOR, STEP, NOISY | {"precision": "bf16"}),
         (TENSOR, {}, NOISY | {"tokens_per_micro_batch": 16, "ema": 0.9}),
         (TENSOR_FSDP, {}, NOISY),
+        (REPLICAS_FSDP, STEP, NOISY),
         (PIPELINE, {}, {}),
         (PIPELINE, STEP, NOISY | {"precision": "bf16"}),
         (PIPELINE, STEP, {"ema": 0.9, "dropout": 0.1}),
@@ -30,7 +33,8 @@ WAYS = {
     ],
     4: [
         (TENSOR, STEP, NOISY),
-        (TENSOR_FSDP, {}, {}),
+        (TENSOR_FSDP, {}, NOISY, "mpnet"),
+        (TENSOR_FSDP, STEP, NOISY | {"precision": "bf16"}, "projected"),
         (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_micro_batch": 16}),
         (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),
         (BOTH, STEP, NOISY),
@@ -51,7 +55,10 @@ def found(tmp_path_factory):
 
     @cache
     def by(workers):
-        ways = [(key, loss, layout | more, "deep") for (key, layout), loss, more in WAYS[workers]]
+        ways = [
+            (key, loss, layout | more, *(kind or [DEEP]))
+            for (key, layout), loss, more, *kind in WAYS[workers]
+        ]
         return train_ranks(tmp_path_factory.mktemp("ranks"), ways, workers)
 
     return by
@@ -59,9 +66,9 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize(("workers", "number"), CASES, ids=str)
 def test_parts_make_the_updates_of_the_whole(found, workers, number):
-    _, objective, training = WAYS[workers][number]
-    result = found(workers)[number]
-    alone = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=DEEP)
+    _, objective, training, *kind = WAYS[workers][number]
+    result, spec = found(workers)[number], KINDS[kind[0] if kind else DEEP]
+    alone = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=spec)
     expected = curve(alone, range(STEPS), 0, GRANULES)
     exact = "precision" not in training
     np.testing.assert_allclose(result["losses"], expected, rtol=1e-5 if exact else 1e-3)
@@ -77,15 +84,15 @@ def test_parts_make_the_updates_of_the_whole(found, workers, number):
 
 
 @pytest.mark.parametrize(
-    ("workers", "number"), [(2, 6), *(pytest.param(4, way, marks=FOUR) for way in (2, 4))]
+    ("workers", "number"), [(2, 7), *(pytest.param(4, way, marks=FOUR) for way in (3, 5))]
 )
 def test_one_process_goes_on_from_their_checkpoint(found, workers, number):
     _, objective, training = WAYS[workers][number]
     last = found(workers)[number]["last"]
-    whole = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=DEEP)
+    whole = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=KINDS[DEEP])
     curve(whole, range(STEPS), 0, GRANULES)
     resumed = stepper(
-        "torch", objective, TRAINING | {"workers": 1} | training, checkpoint=last, spec=DEEP
+        "torch", objective, TRAINING | {"workers": 1} | training, checkpoint=last, spec=KINDS[DEEP]
     )
     steps = range(STEPS, STEPS + 2)
     np.testing.assert_allclose(

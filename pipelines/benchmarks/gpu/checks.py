@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.benchmarks.gpu.rank_ways import ALONE, TWO
+from pipelines.benchmarks.gpu.rank_ways import ALONE, SEVERAL
 from pipelines.models import ARCHITECTURES
 
 Status = Literal["ok", "failed", "skipped"]
@@ -129,7 +129,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="engine local", function="runs:local_engine", short=True),
     Check(name="checkpoint and resume", function="runs:resumed"),
     *_by_argument("torchrun's agent, one rank", "ranks:under_torchrun", tuple(ALONE)),
-    *_by_argument("two ranks on one device", "ranks:two_ranks", tuple(TWO)),
+    *_by_argument("ranks on one device", "ranks:several_ranks", tuple(SEVERAL)),
     Check(name="embedding", function="inference:embedding", short=True),
     Check(name="evaluation", function="inference:evaluation", short=True),
     Check(name="TensorFlow's memory", function="tensorflow_memory:memory"),

@@ -15,15 +15,17 @@ class Way:
         stepper: A name of ``pipelines.training.steppers.STEPPERS``.
         settings: By section.
         library: What it needs beside PyTorch.
+        workers: How many share the device, where there are several.
     """
 
     stepper: str
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     library: str | None = None
+    workers: int = 2
 
 
-def _training(stepper: str, library: str | None = None, **settings: Any) -> Way:
-    return Way(stepper=stepper, settings={"training": settings}, library=library)
+def _training(stepper: str, library: str | None = None, workers: int = 2, **settings: Any) -> Way:
+    return Way(stepper=stepper, settings={"training": settings}, library=library, workers=workers)
 
 
 ALONE: Mapping[str, Way] = {
@@ -38,7 +40,7 @@ ALONE: Mapping[str, Way] = {
     ),
 }
 """Of one worker, a replica of its own."""
-TWO: Mapping[str, Way] = {
+SEVERAL: Mapping[str, Way] = {
     "torch": Way(stepper="torch"),
     "negatives of the step": Way(stepper="torch", settings={"objective": {"negatives": "step"}}),
     "FSDP": _training("torch-fsdp", sharding="parameters"),
@@ -48,7 +50,10 @@ TWO: Mapping[str, Way] = {
         settings={"training": {"model_parallel": 2}, "objective": {"negatives": "step"}},
     ),
     "tensor parallel, FSDP": _training(
-        "torch-tensor-fsdp", model_parallel=2, sharding="parameters"
+        "torch-tensor-fsdp", workers=4, model_parallel=2, sharding="parameters"
+    ),
+    "tensor parallel, FSDP, optimiser on the CPU": _training(
+        "torch-tensor-fsdp", workers=4, model_parallel=2, sharding="parameters", offload="cpu"
     ),
     "pipeline": _training("torch-pipeline", pipeline_parallel=2),
     "DeepSpeed's pipeline": _training("deepspeed-pipeline", "deepspeed", pipeline_parallel=2),
@@ -56,4 +61,4 @@ TWO: Mapping[str, Way] = {
     "Megatron's tensor parallel": _training("megatron", "megatron.core", model_parallel=2),
     "Megatron's pipeline": _training("megatron", "megatron.core", pipeline_parallel=2),
 }
-"""Of two workers."""
+"""Of workers on one device."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.benchmarks.gpu.checks import Finding, Place, needing
-from pipelines.benchmarks.gpu.rank_ways import ALONE, TWO, Way
+from pipelines.benchmarks.gpu.rank_ways import ALONE, SEVERAL, Way
 from pipelines.benchmarks.gpu.runs import CURVE, close, random_run
 from pipelines.engines.base import monitor_for
 from pipelines.errors import WorkerLostError
@@ -33,9 +33,9 @@ def under_torchrun(place: Place, name: str) -> Finding:
     return _trained(place, "agent", ALONE[name], workers=1)
 
 
-def two_ranks(place: Place, name: str) -> Finding:
-    """Two workers on one device, in a group of NCCL's on a GPU."""
-    return _trained(place, "group", TWO[name], workers=2)
+def several_ranks(place: Place, name: str) -> Finding:
+    """Several workers on one device, in a group of NCCL's on a GPU."""
+    return _trained(place, "group", SEVERAL[name], workers=SEVERAL[name].workers)
 
 
 def _trained(place: Place, group: str, way: Way, *, workers: int) -> Finding:

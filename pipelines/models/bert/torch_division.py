@@ -70,10 +70,9 @@ class DividedBert:
         self, batch: Batch, masks: DropoutMasks | None, *, sparse_words: bool = False
     ) -> torch.Tensor:
         """fp32 [tokens, hidden]."""
-        words = self._members.look_up(
-            self._weights[WORDS], batch.token_ids, self._spec.vocabulary, sparse=sparse_words
+        return first_states(
+            self._spec, self._weights, self._members, batch, masks, sparse_words=sparse_words
         )
-        return embedded_inputs(self._spec, self._weights, words, batch, masks)
 
     def run_layers(
         self,
@@ -99,6 +98,24 @@ class DividedBert:
     def pooled(self, states: torch.Tensor, batch: Batch) -> torch.Tensor:
         """fp32 [texts, hidden]."""
         return pool(self._spec.pooling, states, batch)
+
+
+def first_states(
+    spec: BertSpec,
+    weights: Mapping[str, torch.Tensor],
+    members: Members,
+    batch: Batch,
+    masks: DropoutMasks | None,
+    *,
+    sparse_words: bool = False,
+) -> torch.Tensor:
+    """What the first layer takes; see :func:`pipelines.models.bert.torch.embedding_output`.
+
+    Returns:
+        fp32 [tokens, hidden], the same on all members.
+    """
+    words = members.look_up(weights[WORDS], batch.token_ids, spec.vocabulary, sparse=sparse_words)
+    return embedded_inputs(spec, weights, words, batch, masks)
 
 
 def run_layer(

@@ -5,7 +5,7 @@ What is gathered is the whole, or one member's part where several workers hold t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -16,20 +16,19 @@ from pipelines.models.architecture import Shapes
 from pipelines.models.bert.division import DIVISION
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.torch import (
-    embedded_inputs,
     first_dropout_site,
     layer_weights,
     relative_bias,
     run_layer,
 )
+from pipelines.models.bert.torch_division import first_states
 from pipelines.models.bert.torch_division import run_layer as run_divided_layer
 from pipelines.models.bert.weights import layer_prefix, weight_shapes
-from pipelines.models.division import part_shapes
+from pipelines.models.division import part_shape
 from pipelines.models.frameworks.torch import PRECISIONS
 from pipelines.models.frameworks.torch_batch import pool
 from pipelines.models.frameworks.torch_division import Members
 from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, Unit
-from pipelines.models.weights import WORDS
 from pipelines.settings import TrainingSettings
 
 ALONE = Members()
@@ -55,14 +54,11 @@ class EmbeddingUnit(Unit):
     ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         """fp32 [tokens, hidden] of each side, and what attention adds to its scores."""
         weights = self.weights
-        states = [self._embedded(weights, side) for side in sides]
+        states = [
+            first_states(self._spec, weights, self._members, side.batch, side.masks)
+            for side in sides
+        ]
         return states, [relative_bias(self._spec, weights, side.batch) for side in sides]
-
-    def _embedded(self, weights: Mapping[str, torch.Tensor], side: Inputs) -> torch.Tensor:
-        words = self._members.look_up(
-            weights[WORDS], side.batch.token_ids, self._spec.vocabulary, sparse=False
-        )
-        return embedded_inputs(self._spec, weights, words, side.batch, side.masks)
 
 
 class LayerUnit(Unit):
@@ -122,9 +118,10 @@ class LayerUnit(Unit):
     ) -> list[torch.Tensor]:
         layer = layer_weights(self._spec, self.weights, self._number, self._dtype)
         site = first_dropout_site(self._number)
-        run = partial(run_layer, self._spec, layer)
         if self._members.size > 1:
             run = partial(run_divided_layer, self._spec, layer, self._members)
+        else:
+            run = partial(run_layer, self._spec, layer)
         return [
             run(states, side.batch, side.masks, site, bias)
             for states, side, bias in zip(hidden_states, sides, biases, strict=True)
@@ -145,7 +142,11 @@ class BertModule(EncoderModule):
     ) -> None:
         super().__init__(spec)
         self._pooling = spec.pooling
-        own = part_shapes(weight_shapes(spec), DIVISION.axes(spec), members.size, members.member)
+        axes = DIVISION.axes(spec)
+        own = {
+            name: part_shape(shape, axes.get(name), members.size, members.member)
+            for name, shape in weight_shapes(spec).items()
+        }
         layers = [_named(own, layer_prefix(number)) for number in range(spec.layers)]
         of_layers = {*chain(*layers)}
         shared = {name: shape for name, shape in own.items() if name not in of_layers}

@@ -73,8 +73,14 @@ class DividedFsdpStepper(FsdpStepper):
 
     def _check_members(self, step: int) -> None:
         """Whether members hold the same share of what each of them has as a whole."""
-        shares = {name: to_numpy(local) for name, local in self._locals.items()}
-        own = Checkpoint(step, self._spec, shares, {})
+        names = [name for name in self._locals if name not in self._own.axes]
+        weights = {name: to_numpy(self._locals[name]) for name in names}
+        moments = {
+            f"{kind}/{name}": to_numpy(self._state[name][key])
+            for kind, key in KINDS.items()
+            for name in names
+        }
+        own = Checkpoint(step, self._spec, weights, moments)
         check_members(own, self._own.axes, self._groups.members, self._device)
 
 

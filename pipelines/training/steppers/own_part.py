@@ -14,9 +14,9 @@ import torch
 import torch.distributed as processes
 
 from pipelines.models.adaptation import Frozen
-from pipelines.models.architecture import Shapes, architecture_of
+from pipelines.models.architecture import architecture_of
 from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.division import Division, part_of, part_shapes, stage_of
+from pipelines.models.division import Division, part_of, part_shape, stage_of
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings.placement import Place, layers_of_stage
@@ -52,7 +52,7 @@ class OwnPart:
         self.trained = shapes_of(checkpoint.weights)
 
     def of(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The part of a state that the worker holds; views of its arrays, made when read."""
+        """The part of a state that the worker holds: views of its arrays, of which none is read."""
         frozen = checkpoint.frozen
         return replace(
             checkpoint,
@@ -81,12 +81,16 @@ class OwnPart:
 
     def _sent(self, part_of: PartOf, device: torch.device, key: str) -> np.ndarray:
         """Has rank 0 put together the parts of an array, which come from the first replica."""
-        name, rank = _name(key), self._placement.rank(self._place)
+        name, rank = name_of(key), self._placement.rank(self._place)
         own = part_of(key).detach() if self._stage(name) == self._place.stage else None
         holders = [self._placement.rank(place) for place in self._holders(name)]
         if rank == 0:
-            parts = [self._received(holder, name, device) if holder else own for holder in holders]
-            return np.concatenate([to_numpy(part) for part in parts], self.axes.get(name, 0))
+            # One part after the other: the whole is in memory once, and no more than a part twice.
+            whole = np.empty(self.trained[name], np.float32)
+            for holder in holders:
+                part = self._received(holder, name, device) if holder else own
+                self._part(whole, name, self._placement.place(holder))[...] = to_numpy(part)
+            return whole
         if rank in holders and own is not None:
             processes.send(own.contiguous(), dst=0)
         return np.empty(0, np.float32)
@@ -98,36 +102,32 @@ class OwnPart:
         return (Place(0, stage, member) for member in members)
 
     def _received(self, holder: int, name: str, device: torch.device) -> torch.Tensor:
-        member = self._placement.place(holder).member
-        part = torch.empty(self._shapes({name: self.trained[name]}, member)[name], device=device)
+        shape = self._shape(name, self.trained[name], self._placement.place(holder))
+        part = torch.empty(shape, device=device)
         processes.recv(part, src=holder)
         return part
 
     def _parts(self, arrays: Mapping[str, np.ndarray]) -> LazyArrays:
         """Those of the worker's stage, by names that may stand behind a kind and a slash."""
-        whole = {
-            key: shape
+        shapes = {
+            key: self._shape(name_of(key), shape, self._place)
             for key, shape in shapes_of(arrays).items()
-            if self._stage(_name(key)) == self._place.stage
+            if self._stage(name_of(key)) == self._place.stage
         }
-        return LazyArrays(
-            self._shapes(whole, self._place.member),
-            lambda key: self._part(arrays[key], _name(key)),
-        )
-
-    def _shapes(self, whole: Shapes, member: int) -> Shapes:
-        """The shapes of a member's parts, by names that may stand behind a kind and a slash."""
-        axes = {key: self.axes[_name(key)] for key in whole if _name(key) in self.axes}
-        return part_shapes(whole, axes, self._placement.members, member)
+        return LazyArrays(shapes, lambda key: self._part(arrays[key], name_of(key), self._place))
 
     def _stage(self, name: str) -> int:
         return stage_of(self._division, self._spec, name, self._placement)
 
-    def _part(self, array: np.ndarray, name: str) -> np.ndarray:
+    def _part(self, array: np.ndarray, name: str, place: Place) -> np.ndarray:
+        """A view."""
         axis = self.axes.get(name)
-        return array if axis is None else part_of(array, axis, self._placement, self._place)
+        return array if axis is None else part_of(array, axis, self._placement, place)
+
+    def _shape(self, name: str, whole: Sequence[int], place: Place) -> tuple[int, ...]:
+        return part_shape(whole, self.axes.get(name), self._placement.members, place.member)
 
 
-def _name(key: str) -> str:
-    """The name of a weight, which may stand behind a kind and a slash."""
+def name_of(key: str) -> str:
+    """The name of a weight, which may stand behind a kind and a slash, as that of a moment does."""
     return key.partition("/")[2] or key

@@ -47,7 +47,7 @@ class ShardedStepper(TorchRun, ABC):
     Args:
         checkpoint: The state to begin with.
         collectives: Between the workers that split it.
-        everyone: Between all workers, where those are some.
+        everyone: Between all workers, where `collectives` is between some of them.
     """
 
     sharded = True

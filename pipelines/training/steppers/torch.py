@@ -53,7 +53,7 @@ class TorchRun:
     Args:
         checkpoint: The state to begin with.
         collectives: Between the workers.
-        everyone: Between all workers, where the others are between some.
+        everyone: Between all workers, where `collectives` is between some of them.
     """
 
     def __init__(

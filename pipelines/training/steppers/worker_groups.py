@@ -18,6 +18,7 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.agreement import check_agreement
 from pipelines.training.collectives.process_group import GroupCollectives
+from pipelines.training.steppers.own_part import name_of
 
 
 class WorkerGroups(NamedTuple):
@@ -62,10 +63,13 @@ def check_members(
     Raises:
         RuntimeError: They differ; see :func:`.agreement.check_agreement`.
     """
-    weights = {name: array for name, array in own.weights.items() if name not in divided}
+    weights, moments = (
+        {key: arrays[key] for key in arrays if name_of(key) not in divided}
+        for arrays in (own.weights, own.moments)
+    )
     if members.size > 1 and weights:
         group = GroupCollectives(device, members.group)
-        check_agreement(replace(own, weights=weights, moments={}), group, "tensor ranks")
+        check_agreement(replace(own, weights=weights, moments=moments), group, "tensor ranks")
 
 
 def _group(all_ranks: Sequence[Sequence[int]], seconds: float) -> Any:

@@ -1,0 +1,66 @@
+"""Members of a stage find out when they do not hold the same."""
+
+import multiprocessing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pipelines.settings.load import parse
+
+WORKERS = 4
+SETTINGS = {"framework": "torch", "engine": "torch", "model_parallel": 2, "granules_per_step": 4}
+
+
+def _checked(folder, rank, differs):
+    """What one worker of two replicas says of its state, in a process of its own."""
+    import torch
+    import torch.distributed as processes
+
+    from pipelines.runs.checkpoint import Checkpoint
+    from pipelines.training.steppers.worker_groups import check_members, worker_groups
+
+    processes.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORKERS
+    )
+    config = parse({"training": SETTINGS | {"workers": WORKERS}})
+    placement = config.training.placement
+    task = SimpleNamespace(
+        run=SimpleNamespace(config=config), rank=rank, workers=WORKERS, placement=placement
+    )
+    groups = worker_groups(task, torch.device("cpu"))
+    arrays = {"norm": np.ones(3, np.float32), "words": np.full(3, rank, np.float32)}
+    moments = {f"m/{name}": 1e-6 * array for name, array in arrays.items()}
+    if differs and rank == 3:
+        moments["m/norm"] = -moments["m/norm"]
+    told = [groups.members.member, groups.stages.size, groups.copies.rank]
+    try:
+        own = Checkpoint(1, None, arrays, moments)
+        check_members(own, {"words"}, groups.members, torch.device("cpu"))
+    except RuntimeError as error:
+        told.append(str(error))
+    (folder / f"{rank}").write_text("|".join(map(str, told)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differs", [False, True])
+def test_members_compare_the_weights_and_gradients_that_are_not_divided(tmp_path, differs):
+    context = multiprocessing.get_context("fork")
+    workers = [
+        context.Process(target=_checked, args=(tmp_path, rank, differs)) for rank in range(WORKERS)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * WORKERS
+    told = [(tmp_path / f"{rank}").read_text().split("|") for rank in range(WORKERS)]
+    assert [one[:3] for one in told] == [
+        ["0", "1", "0"],
+        ["1", "1", "0"],
+        ["0", "1", "1"],
+        ["1", "1", "1"],
+    ]
+    apart = "after step 1 the state of tensor ranks [1] is not that of 0, first in m/norm"
+    assert [one[3:] for one in told[:2]] == [[], []]
+    assert all(one[3].startswith(apart) for one in told[2:]) if differs else told[2][3:] == []
