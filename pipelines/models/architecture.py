@@ -114,9 +114,6 @@ class Architecture:
     def __post_init__(self) -> None:
         if "bigdl" in self.forms and "bigdl_memory" not in self.forms:
             raise ValueError(f"architecture {self.spec.kind}: the form bigdl needs bigdl_memory")
-        missing = {"torch_division", "torch_module"} - self.forms.keys()
-        if self.division is not None and missing:
-            raise ValueError(f"architecture {self.spec.kind}: its division needs {sorted(missing)}")
 
     def form(self, name: str) -> Any:
         """The form of a framework; imports that framework."""

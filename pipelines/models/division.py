@@ -21,7 +21,7 @@ from pipelines.errors import InputError
 from pipelines.losses import LOSSES
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import dense_shapes
-from pipelines.settings import Config
+from pipelines.settings import Config, TrainingSettings
 from pipelines.settings.placement import Place, Placement, layers_of_stage
 from pipelines.settings.sources import by_source
 
@@ -36,6 +36,7 @@ class Division:
         evenly: What the number of members must divide, by what it is called.
         layers: How many layers there are, to be divided into stages.
         layer_of: The layer that a weight belongs to; None for those before the first.
+        check: Why an encoder cannot be divided as it is to be trained, if it cannot.
         check_stages: Why the layers cannot be divided into stages, if they cannot.
     """
 
@@ -43,6 +44,7 @@ class Division:
     evenly: Callable[[Any], Mapping[str, int]]
     layers: Callable[[Any], int]
     layer_of: Callable[[str], int | None]
+    check: Callable[[Any, TrainingSettings], str | None] = lambda spec, training: None
     check_stages: Callable[[Any], str | None] = lambda spec: None
 
 
@@ -107,6 +109,12 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
         raise InputError(
             key,
             f"an encoder of the architecture {spec.kind} cannot be divided",
+            "leave it 1; training.sharding: parameters shares out the weights of any encoder",
+        )
+    if (why := division.check(spec, config.training)) is not None:
+        raise InputError(
+            key,
+            why,
             "leave it 1; training.sharding: parameters shares out the weights of any encoder",
         )
     if config.encoder.lora.rank:

@@ -27,6 +27,8 @@ RUNS = [
     pytest.param("torch", "roberta", SHARDED, marks=MATRIX),
     pytest.param("torch", "modernbert", SHARDED, marks=MATRIX),
     pytest.param("torch", "qwen3", {"activation_checkpointing": True}, marks=MATRIX),
+    pytest.param("torch", "qwen3", {"model_parallel": 2}, marks=MATRIX),
+    pytest.param("torch", "qwen3", {"model_parallel": 2, **SHARDED}, marks=MATRIX),
     pytest.param("deepspeed", "electra", SHARDED, marks=MATRIX),
     pytest.param("horovod", "qwen3", {"feed": "memory"}, marks=MATRIX),
     pytest.param("tensorflowonspark", "electra", {"framework": "tensorflow"}, marks=MATRIX),
@@ -53,7 +55,7 @@ def test_two_workers_give_the_curve_of_one_process(
         save_checkpoint(run.run_folder, Checkpoint(0, spec, weights, {}), 9)
         return run
 
-    alone = training | {"workers": 1, "sharding": "none", "feed": "lanes"}
+    alone = training | {"workers": 1, "model_parallel": 1, "sharding": "none", "feed": "lanes"}
     alone["framework"] = alone["framework"].replace("bigdl", "torch")
     expected, _ = trained_here(run_of("alone", **alone))
     run = run_of("run", workers=2, **training)

@@ -14,6 +14,7 @@ from pipelines.lanes.files import Granule, Side
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
 from pipelines.models.bert.spec import BertSpec
+from pipelines.models.hf.spec import HfSpec, config_text
 from pipelines.models.mpnet.architecture import MPNetSpec
 from pipelines.models.spec import Dense
 from pipelines.models.static.spec import StaticSpec
@@ -31,9 +32,35 @@ DEEP = replace(SPEC, layers=5, heads=4)
 """Layers that no number of stages divides evenly."""
 STATIC = StaticSpec(vocabulary=50, hidden=16)
 HF = encoder_spec(hidden=16, layers=2, vocabulary=50)
+QWEN3 = HfSpec(
+    config=config_text(
+        {
+            "model_type": "qwen3",
+            "vocab_size": 50,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 4,
+            "max_position_embeddings": 16,
+            "pad_token_id": 0,
+        }
+    ),
+    vocabulary=50,
+    hidden=16,
+    max_length=16,
+)
 PROJECTED = replace(DEEP, embedding_size=8, type_vocabulary=0, dense=(Dense(width=8),))
 MPNET = MPNetSpec(vocabulary=50, layers=2, hidden=16, heads=4, intermediate=32, positions=16)
-KINDS = {"static": STATIC, "deep": DEEP, "projected": PROJECTED, "mpnet": MPNET, "hf": HF}
+KINDS = {
+    "static": STATIC,
+    "deep": DEEP,
+    "projected": PROJECTED,
+    "mpnet": MPNET,
+    "hf": HF,
+    "qwen3": QWEN3,
+}
 """Encoders beside that of :data:`SPEC`, by what tests call them."""
 
 VOCABULARY = 50

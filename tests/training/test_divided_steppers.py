@@ -16,6 +16,7 @@ PIPELINE = ("torch-pipeline", {"pipeline_parallel": 2})
 BOTH = ("torch-pipeline", {"model_parallel": 2, "pipeline_parallel": 2})
 DEEPSPEED = ("deepspeed-pipeline", {"pipeline_parallel": 2, "sharding": "optimizer"})
 NOISY = {"dropout": 0.1, "activation_checkpointing": True}
+AGAIN = {"activation_checkpointing": True}
 STEP = {"negatives": "step"}
 
 DEEP = "deep"
@@ -26,6 +27,8 @@ WAYS = {
         (TENSOR, {}, NOISY | {"tokens_per_micro_batch": 16, "ema": 0.9}),
         (TENSOR_FSDP, {}, NOISY),
         (REPLICAS_FSDP, STEP, NOISY),
+        (TENSOR, STEP, AGAIN, "qwen3"),
+        (TENSOR_FSDP, {}, AGAIN, "qwen3"),
         (PIPELINE, {}, {}),
         (PIPELINE, STEP, NOISY | {"precision": "bf16"}),
         (PIPELINE, STEP, {"ema": 0.9, "dropout": 0.1}),
@@ -34,6 +37,7 @@ WAYS = {
     4: [
         (TENSOR, STEP, NOISY),
         (TENSOR_FSDP, {}, NOISY, "mpnet"),
+        (TENSOR_FSDP, STEP, AGAIN | {"precision": "bf16"}, "qwen3"),
         (TENSOR_FSDP, STEP, NOISY | {"precision": "bf16"}, "projected"),
         (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_micro_batch": 16}),
         (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),
@@ -84,7 +88,7 @@ def test_parts_make_the_updates_of_the_whole(found, workers, number):
 
 
 @pytest.mark.parametrize(
-    ("workers", "number"), [(2, 7), *(pytest.param(4, way, marks=FOUR) for way in (3, 5))]
+    ("workers", "number"), [(2, 9), *(pytest.param(4, way, marks=FOUR) for way in (4, 6))]
 )
 def test_one_process_goes_on_from_their_checkpoint(found, workers, number):
     _, objective, training = WAYS[workers][number]

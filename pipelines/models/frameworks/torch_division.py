@@ -128,9 +128,9 @@ class Part:
 
 
 class DividedEncode(Protocol):
-    """The forward pass of a stage, over weights that are ready for it.
+    """The forward pass of members' parts, over weights that are ready for it.
 
-    A call, for an encoder of one stage, is what :class:`.torch.Encode` is.
+    It is what :class:`.torch.Encode` is.
     """
 
     def __call__(
@@ -141,8 +141,12 @@ class DividedEncode(Protocol):
         activation_checkpointing: bool = False,
         sparse_words: bool = False,
     ) -> torch.Tensor:
-        """fp32 [texts, hidden], before dense layers."""
+        """fp32 [texts, hidden], before dense layers; of an encoder of one stage."""
         ...
+
+
+class StageEncode(DividedEncode, Protocol):
+    """The same of a stage, of an architecture that can be divided into stages."""
 
     def first_states(
         self, batch: Batch, masks: DropoutMasks | None, *, sparse_words: bool = False
@@ -180,4 +184,14 @@ class DividedForm(Protocol):
             dtype: Of the matrix products.
             part: Which these are.
         """
+        ...
+
+
+class StageForm(Protocol):
+    """The same of an architecture that can be divided into stages."""
+
+    def __call__(
+        self, spec: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, part: Part
+    ) -> StageEncode:
+        """See :class:`DividedForm`."""
         ...

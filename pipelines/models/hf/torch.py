@@ -12,10 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from pipelines.errors import InputError
 from pipelines.models.frameworks.torch_batch import Batch, pool
+from pipelines.models.frameworks.torch_division import Members, Part
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.frameworks.torch_linear import linear
 from pipelines.models.hf.spec import HfSpec
 from pipelines.models.hf.torch_library import UNUSED, empty_model, own_names
+from pipelines.models.hf.torch_plan import divide
 
 
 class HfEncoder:
@@ -28,14 +30,20 @@ class HfEncoder:
         spec: The shape.
         weights: fp32 on one device, in canonical names.
         dtype: Of the matrix products.
+        part: Which of the weights these are, where several workers hold them together.
     """
 
     def __init__(
-        self, spec: HfSpec, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+        self,
+        spec: HfSpec,
+        weights: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        part: Part | None = None,
     ) -> None:
         self._spec = spec
         self._weights = weights
         self._dtype = dtype
+        self._members = None if part is None else part.members
 
     def __call__(
         self,
@@ -65,7 +73,7 @@ class HfEncoder:
         """fp32 [tokens, hidden]."""
         share = 0.0 if masks is None else None if masks.rates.own else masks.rates.hidden
         device = batch.token_ids.device
-        model = _model(self._spec.config, share, activation_checkpointing, device)
+        model = _model(self._spec.config, share, activation_checkpointing, device, self._members)
         # Only lookups that the library leaves to PyTorch's own layer can be sparse.
         model.words.sparse = sparse_words
         ids, attention_mask = rectangle(batch, self._spec.pad_token_id)
@@ -92,15 +100,20 @@ class _Linear(torch.nn.Linear):  # type: ignore[misc]
         return linear(states, self.weight, self.bias)
 
 
-def empty_on(config: str, dropout: float | None, device: torch.device) -> Any:
+def empty_on(
+    config: str, dropout: float | None, device: torch.device, members: Members | None = None
+) -> Any:
     """A model of the library that multiplies as all others do here, without memory for weights.
 
     Args:
         config: Text of a config.json.
         dropout: Share that is dropped; None: as config.json says.
         device: Of its buffers.
+        members: That hold it together, if there are several; it has this one's part.
     """
     model = empty_model(config, dropout)
+    if members is not None:
+        divide(model, config, members)
     for module in model.modules():
         if type(module) is torch.nn.Linear:
             module.__class__ = _Linear
@@ -121,14 +134,21 @@ class _Model:
         dropout: Share that is dropped; None: as config.json says.
         checkpointed: Whether only the inputs of layers are kept for their gradients.
         device: Where it computes.
+        members: See :func:`empty_on`.
     """
 
     def __init__(
-        self, config: str, dropout: float | None, *, checkpointed: bool, device: torch.device
+        self,
+        config: str,
+        dropout: float | None,
+        *,
+        checkpointed: bool,
+        device: torch.device,
+        members: Members | None,
     ) -> None:
         # Its buffers take part in gradients too, whoever asked for it first.
         with torch.inference_mode(False):
-            self.module = empty_on(config, dropout, device)
+            self.module = empty_on(config, dropout, device, members)
         self.words = self.module.get_input_embeddings()
         self._held: Mapping[str, torch.Tensor] | None = None
         self._names = own_names(self.module)
@@ -199,9 +219,15 @@ class _Model:
 
 
 @lru_cache(maxsize=4)
-def _model(config: str, dropout: float | None, checkpointed: bool, device: torch.device) -> _Model:
+def _model(
+    config: str,
+    dropout: float | None,
+    checkpointed: bool,
+    device: torch.device,
+    members: Members | None,
+) -> _Model:
     """Kept between forward passes: building one takes longer than a small batch."""
-    return _Model(config, dropout, checkpointed=checkpointed, device=device)
+    return _Model(config, dropout, checkpointed=checkpointed, device=device, members=members)
 
 
 def rectangle(batch: Batch, padding: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from pipelines.models.adaptation import layer_of
 from pipelines.models.frameworks.torch import PRECISIONS
 from pipelines.models.frameworks.torch_batch import pool
+from pipelines.models.frameworks.torch_division import Members
 from pipelines.models.frameworks.torch_sharding import EncoderModule, Inputs, WholeModule
 from pipelines.models.hf.spec import HfSpec
 from pipelines.models.hf.torch import empty_on, rectangle
@@ -26,15 +27,18 @@ from pipelines.models.hf.torch_library import UNUSED, own_names
 from pipelines.settings import TrainingSettings
 
 
-def hf_module(spec: HfSpec, training: TrainingSettings) -> EncoderModule:
+def hf_module(
+    spec: HfSpec, training: TrainingSettings, members: Members | None = None
+) -> EncoderModule:
     """The module of a model of the library; see :func:`.torch_sharding.encoder_module`.
 
     Args:
         spec: The shape.
         training: Precision, dropout, and whether activations are checkpointed.
+        members: That hold the model together, of which this worker has its part.
     """
     # It has no memory for its weights, wherever it is.
-    model = empty_on(spec.config, 0.0, torch.device("cpu"))
+    model = empty_on(spec.config, 0.0, torch.device("cpu"), members)
     has_unused = any(name.startswith(UNUSED) for name, _ in model.named_parameters())
     if spec.dropout(training.dropout) is not None or has_unused:
         return WholeModule(spec, training)

@@ -19,7 +19,7 @@ import torch
 from pipelines.models.architecture import Shapes, form_of
 from pipelines.models.arrays import shapes_of
 from pipelines.models.frameworks.torch import PRECISIONS, finished
-from pipelines.models.frameworks.torch_division import DividedForm, Members, Part
+from pipelines.models.frameworks.torch_division import Members, Part, StageForm
 from pipelines.models.frameworks.torch_sharding import Unit, allocate, copy_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
@@ -158,7 +158,7 @@ class DeepSpeedPipelineStepper(TorchRun):
             )
             for sides in texts
         ]
-        form: DividedForm = form_of(self._spec, "torch_division")
+        form: StageForm = form_of(self._spec, "torch_division")
         dtype, part = PRECISIONS[self._training.precision], Part(self._own.layers, Members())
         weights = self._layer.weights
         is_last = self._place.stage == self._placement.stages - 1

@@ -76,11 +76,14 @@ class ModelParallelStepper(TorchStepper):
         weights = effective(self._weights, self._frozen, self._scale)
         return Encoder(self._spec, weights, self._divided(weights))
 
+    @property
+    def _part(self) -> Part:
+        return Part(self._own.layers, self._members)
+
     def _divided(self, weights: Mapping[str, torch.Tensor]) -> DividedEncode:
         """The forward pass of this worker's part."""
         form: DividedForm = form_of(self._spec, "torch_division")
-        part = Part(self._own.layers, self._members)
-        return form(self._spec, weights, PRECISIONS[self._training.precision], part)
+        return form(self._spec, weights, PRECISIONS[self._training.precision], self._part)
 
     def _norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The norm over all parts; what each member has counts once."""

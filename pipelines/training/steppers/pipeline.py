@@ -12,7 +12,7 @@ arXiv:1811.06965.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional
 
 from pipelines.models.adaptation import effective
-from pipelines.models.frameworks.torch import finished
-from pipelines.models.frameworks.torch_division import DividedEncode
+from pipelines.models.architecture import form_of
+from pipelines.models.frameworks.torch import PRECISIONS, finished
+from pipelines.models.frameworks.torch_division import StageEncode, StageForm
 from pipelines.models.frameworks.torch_sharding import Inputs
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.base import Stepper, StepperFactory
@@ -44,6 +45,10 @@ class PipelineStepper(ModelParallelStepper):
     """
 
     exchange_seconds: float | None = None
+
+    def _divided(self, weights: Mapping[str, torch.Tensor]) -> StageEncode:
+        form: StageForm = form_of(self._spec, "torch_division")
+        return form(self._spec, weights, PRECISIONS[self._training.precision], self._part)
 
     @property
     def _is_last(self) -> bool:
@@ -157,7 +162,7 @@ class StageModule(torch.nn.Module):  # type: ignore[misc] # torch is not followe
 
     def __init__(
         self,
-        prepare: Callable[[], DividedEncode],
+        prepare: Callable[[], StageEncode],
         inputs: Sequence[Sequence[Inputs]],
         finish: Callable[[torch.Tensor], torch.Tensor] | None,
         checkpointed: bool,
