@@ -27,7 +27,8 @@ RUNS = [
     pytest.param("torch", "roberta", SHARDED, marks=MATRIX),
     pytest.param("torch", "modernbert", SHARDED, marks=MATRIX),
     pytest.param("torch", "qwen3", {"activation_checkpointing": True}, marks=MATRIX),
-    pytest.param("torch", "qwen3", {"model_parallel": 2}, marks=MATRIX),
+    # At the rate of the others each step of so small a decoder triples what rounding made.
+    pytest.param("torch", "qwen3", {"model_parallel": 2, "learning_rate": 1e-4}, marks=MATRIX),
     pytest.param("torch", "qwen3", {"model_parallel": 2, **SHARDED}, marks=MATRIX),
     pytest.param("deepspeed", "electra", SHARDED, marks=MATRIX),
     pytest.param("horovod", "qwen3", {"feed": "memory"}, marks=MATRIX),
