@@ -11,6 +11,7 @@ Parameter Language Models Using Model Parallelism", 2019, arXiv:1909.08053.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,8 @@ class Division:
         evenly: What the number of members must divide, by what it is called.
         layers: How many layers there are, to be divided into stages.
         layer_of: The layer that a weight belongs to; None for those before the first.
-        check: Why an encoder cannot be divided as it is to be trained, if it cannot.
+        check: Refuses an encoder that cannot be divided as it is to be trained, with an InputError
+            of the given key.
         check_stages: Why the layers cannot be divided into stages, if they cannot.
     """
 
@@ -44,7 +46,7 @@ class Division:
     evenly: Callable[[Any], Mapping[str, int]]
     layers: Callable[[Any], int]
     layer_of: Callable[[str], int | None]
-    check: Callable[[Any, TrainingSettings], str | None] = lambda spec, training: None
+    check: Callable[[Any, str, TrainingSettings], None] = lambda spec, key, training: None
     check_stages: Callable[[Any], str | None] = lambda spec: None
 
 
@@ -111,12 +113,7 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
             f"an encoder of the architecture {spec.kind} cannot be divided",
             "leave it 1; training.sharding: parameters shares out the weights of any encoder",
         )
-    if (why := division.check(spec, config.training)) is not None:
-        raise InputError(
-            key,
-            why,
-            "leave it 1; training.sharding: parameters shares out the weights of any encoder",
-        )
+    division.check(spec, key, config.training)
     if config.encoder.lora.rank:
         raise InputError(
             key, "LoRA's small matrices are not divided", "leave it 1, or encoder.lora.rank: 0"
@@ -129,16 +126,21 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
         )
     for objective in {one.objective.name for one in by_source(config)}:
         _check_objective(key, objective)
-    for what, number in division.evenly(spec).items():
-        if number % placement.members:
-            fitting = [n for n in range(2, number + 1) if number % n == 0]
-            raise InputError(
-                "training.model_parallel",
-                f"{placement.members} does not divide the {number} {what} of the encoder",
-                f"one of {', '.join(map(str, fitting))}",
-            )
+    _check_evenly(division.evenly(spec), placement.members)
     if placement.stages > 1:
         _check_stages(division, spec, placement)
+
+
+def _check_evenly(numbers: Mapping[str, int], members: int) -> None:
+    largest = math.gcd(*numbers.values())
+    fitting = [str(n) for n in range(1, largest + 1) if largest % n == 0]
+    for what, number in numbers.items():
+        if number % members:
+            raise InputError(
+                "training.model_parallel",
+                f"{members} does not divide the {number} {what} of the encoder",
+                f"one of {', '.join(fitting)}; training.sharding: parameters takes any number",
+            )
 
 
 def _check_objective(key: str, name: str) -> None:

@@ -67,7 +67,13 @@ class Members:
         return tensor
 
     def look_up(
-        self, rows: torch.Tensor, ids: torch.Tensor, total: int, *, sparse: bool
+        self,
+        rows: torch.Tensor,
+        ids: torch.Tensor,
+        total: int,
+        *,
+        sparse: bool,
+        padding: int | None = None,
     ) -> torch.Tensor:
         """Rows of a table that is divided by its rows.
 
@@ -76,15 +82,23 @@ class Members:
             ids: int64 [n], numbers of rows of the whole table.
             total: Rows of the whole table.
             sparse: Makes the gradient of the rows a sparse tensor.
+            padding: The number of a row that has no gradient.
 
         Returns:
             [n, width].
         """
         if self.size == 1:
-            return functional.embedding(ids, rows, sparse=sparse)
+            return functional.embedding(ids, rows, padding_idx=padding, sparse=sparse)
         first, last = part_bounds(total, self.size, self.member)
         own = torch.nonzero((ids >= first) & (ids < last)).flatten()
-        found = functional.embedding(ids.index_select(0, own) - first, rows, sparse=sparse)
+        # A negative number would be taken for one from the end.
+        held = None if padding is None or not first <= padding < last else padding - first
+        found = functional.embedding(
+            ids.index_select(0, own) - first,
+            rows,
+            padding_idx=held,
+            sparse=sparse,
+        )
         empty = rows.new_zeros(len(ids), rows.shape[1])
         return self.add_up(empty.index_copy(0, own, found))
 

@@ -1,7 +1,7 @@
 """How models of `transformers` are divided between workers; see :mod:`pipelines.models.division`.
 
 By the library's own plan of a model type, which names the matrices that are divided by their rows
-and those by their columns. A type is divided if its plan has nothing else to it.
+and those by their columns.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from pipelines.errors import InputError
 from pipelines.models.adaptation import layer_of
 from pipelines.models.division import Division
 from pipelines.models.hf.spec import HfSpec
@@ -36,11 +37,19 @@ def _layers(spec: HfSpec) -> int:
     return 1 + max(number for number in map(layer_of, _axes(spec)) if number is not None)
 
 
-def _check(spec: HfSpec, training: TrainingSettings) -> str | None:
-    why: str | None = _library().why_undivided(spec.config)
-    if why is None and spec.dropout(training.dropout) is not None:
-        return "transformers draws dropout, which would not be that of a whole model"
-    return why
+def _check(spec: HfSpec, key: str, training: TrainingSettings) -> None:
+    if (why := _library().why_undivided(spec.config)) is not None:
+        raise InputError(
+            key,
+            why,
+            "leave it 1; training.sharding: parameters shares out the weights of any encoder",
+        )
+    if spec.dropout(training.dropout) is not None:
+        raise InputError(
+            key,
+            "transformers draws dropout, which would not be that of a whole model",
+            "leave it 1, or training.dropout: 0",
+        )
 
 
 def _library() -> Any:

@@ -23,9 +23,19 @@ from pipelines.models.frameworks.torch_linear import linear
 from pipelines.models.hf.torch_library import UNUSED, config_of, empty_model, own_names
 
 BY_ROWS, BY_COLUMNS = "colwise", "rowwise"
+"""The library names what is divided of the transposed matrix."""
 GRADIENT_IN_PARTS = "replicated_with_grad_allreduce"
 _STYLES = frozenset({BY_ROWS, BY_COLUMNS, GRADIENT_IN_PARTS})
 _NUMBER = re.compile(r"\.\d+\.")
+
+DIVIDED_TYPES = (
+    *("arcee", "cohere", "cohere2", "cwm", "ernie4_5", "eurobert", "exaone4", "gemma", "gemma2"),
+    *("gemma3_text", "gpt_neox", "granite", "helium", "hyperclovax", "internlm3", "iquestcoder"),
+    *("jais2", "llama", "ministral", "ministral3", "mistral", "nanochat", "nemotron", "olmo"),
+    *("phi", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "ultrabert", "vaultgemma"),
+)
+"""Those whose gradients in two parts were held against the whole model's, which no look at a plan
+can replace: some types compute across the numbers that members have parts of."""
 
 
 def why_undivided(text: str) -> str | None:
@@ -39,12 +49,12 @@ def why_undivided(text: str) -> str | None:
     kind = f"`model_type: {config.model_type}`"
     if not plan:
         return f"transformers has no plan by which {kind} is divided"
-    if more := sorted({*plan.values()} - _STYLES):
-        return f"transformers divides {kind} by {', '.join(more)} too, which is not known here"
+    if config.model_type not in DIVIDED_TYPES:
+        return f"{kind} is none of the types that are divided: {', '.join(DIVIDED_TYPES)}"
     model = empty_model(text)
     styles = _styles(config, model)
-    if {*plan} != {_generic(path) for path in styles}:
-        return f"the plan by which transformers divides {kind} is not of its layers"
+    if {*plan} != {_generic(path) for path in styles} or {*styles.values()} - _STYLES:
+        return f"this release of transformers has another plan by which {kind} is divided"
     if any(name.startswith(UNUSED) for name, _ in model.named_parameters()):
         return f"{kind} has weights that no embedding depends on"
     if beside := sorted(_beside(model, styles)):
@@ -55,7 +65,10 @@ def why_undivided(text: str) -> str | None:
 def division_axes(text: str) -> dict[str, int]:
     """The axis along which each divided weight is divided, by canonical names."""
     model = empty_model(text)
-    styles = _styles(config_of(text), model)
+    return _axes(model, _styles(config_of(text), model))
+
+
+def _axes(model: Any, styles: Mapping[str, str]) -> dict[str, int]:
     axes = {}
     for canonical, name in own_names(model).items():
         path, _, leaf = name.rpartition(".")
@@ -87,7 +100,7 @@ def divide(model: Any, text: str, members: Members) -> None:
         members: That hold it together.
     """
     styles, names = _styles(config_of(text), model), own_names(model)
-    axes = {names[canonical]: axis for canonical, axis in division_axes(text).items()}
+    axes = {names[canonical]: axis for canonical, axis in _axes(model, styles).items()}
     words = _divided_words(model)
     for path, style in styles.items():
         module = model.get_submodule(path)
@@ -95,7 +108,7 @@ def divide(model: Any, text: str, members: Members) -> None:
             module.__class__, module.members = _ColumnsLinear, members
         elif style == GRADIENT_IN_PARTS:
             kind = type(module)
-            module.__class__ = type(kind.__name__, (_EnteredWeight, kind), {})
+            module.__class__ = type(kind.__name__, (_EnteredWeights, kind), {})
             module.members = members
     for path in _blocks(styles):
         enter = _Enter(members)
@@ -148,26 +161,32 @@ class _DividedWords(torch.nn.Embedding):  # type: ignore[misc]
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The same on all members."""
         found = self.members.look_up(
-            self.weight, ids.flatten(), self.num_embeddings, sparse=self.sparse
+            self.weight,
+            ids.flatten(),
+            self.num_embeddings,
+            sparse=self.sparse,
+            padding=self.padding_idx,
         )
         return found.view(*ids.shape, -1)
 
 
-class _EnteredWeight:
+class _EnteredWeights:
     """A layer that each member has as a whole, and applies to its part of the states alone."""
 
     members: Members
-    _parameters: dict[str, torch.Tensor]
+    _parameters: dict[str, torch.Tensor | None]
 
-    def forward(self, *inputs: Any) -> Any:
-        """The layer's own, with a weight whose gradient is the sum of the members'."""
-        own = self._parameters["weight"]
-        # Those who split parameters find theirs again when the layer has computed.
-        self._parameters["weight"] = self.members.enter(own)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The layer's own, with weights whose gradient is the sum of the members'."""
+        before = dict(self._parameters)
         try:
-            return super().forward(*inputs)  # type: ignore[misc]
+            for name, own in before.items():
+                if own is not None:
+                    self._parameters[name] = self.members.enter(own)
+            return super().forward(*inputs, **named)  # type: ignore[misc]
         finally:
-            self._parameters["weight"] = own
+            # Those who split parameters find theirs again when the layer has computed.
+            self._parameters.update(before)
 
 
 def _styles(config: Any, model: Any) -> dict[str, str]:
@@ -201,4 +220,4 @@ def _beside(model: Any, styles: Mapping[str, str]) -> set[str]:
 def _divided_words(model: Any) -> torch.nn.Embedding | None:
     """The word embedding, if it is one of PyTorch's own; others are held by each member."""
     words = model.get_input_embeddings()
-    return words if type(words) in (torch.nn.Embedding, _DividedWords) else None
+    return words if type(words) is torch.nn.Embedding else None

@@ -41,6 +41,7 @@ def hf_module(
     model = empty_on(spec.config, 0.0, torch.device("cpu"), members)
     has_unused = any(name.startswith(UNUSED) for name, _ in model.named_parameters())
     if spec.dropout(training.dropout) is not None or has_unused:
+        assert members is None, "refused before the start"
         return WholeModule(spec, training)
     return HfModule(spec, model, training)
 
