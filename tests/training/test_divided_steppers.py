@@ -37,7 +37,7 @@ WAYS = {
     4: [
         (TENSOR, STEP, NOISY),
         (TENSOR_FSDP, {}, NOISY, "mpnet"),
-        (TENSOR_FSDP, STEP, AGAIN | {"precision": "bf16"}, "qwen3"),
+        (TENSOR_FSDP, STEP, AGAIN, "qwen3"),
         (TENSOR_FSDP, STEP, NOISY | {"precision": "bf16"}, "projected"),
         (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_micro_batch": 16}),
         (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),
