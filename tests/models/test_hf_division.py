@@ -67,6 +67,7 @@ def _compare(folder, rank, kinds):
     import torch.distributed as processes
 
     from pipelines.models.frameworks.torch_division import Members, Part
+    from pipelines.training.collectives.process_group import exit_without_finalization
 
     torch.set_num_threads(1)
     processes.init_process_group(
@@ -95,6 +96,8 @@ def _compare(folder, rank, kinds):
             told[name] = np.abs(own[name] - cut(name, gradient)).max() / np.abs(gradient).max()
         apart[kind] = {name: float(value) for name, value in told.items()}
     (folder / f"{rank}.json").write_text(json.dumps(apart))
+    # A process that is spawned would finalize its interpreter.
+    exit_without_finalization()
 
 
 @pytest.mark.slow
@@ -108,14 +111,16 @@ def test_two_members_compute_what_one_does(tmp_path, kinds):
     assert {*TYPES} < {*DIVIDED_TYPES}
     kinds = DIVIDED_TYPES if kinds == "all" else kinds
     context = multiprocessing.get_context("spawn")
-    members = [
-        context.Process(target=_compare, args=(tmp_path, rank, kinds), daemon=True)
-        for rank in range(2)
-    ]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join(SECONDS)
+    members = [context.Process(target=_compare, args=(tmp_path, rank, kinds)) for rank in range(2)]
+    try:
+        for member in members:
+            member.start()
+        for member in members:
+            member.join(SECONDS)
+    finally:
+        for member in members:
+            member.kill()
+            member.join()
     assert [member.exitcode for member in members] == [0, 0]
     for rank in range(2):
         apart = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -16,7 +16,7 @@ PIPELINE = ("torch-pipeline", {"pipeline_parallel": 2})
 BOTH = ("torch-pipeline", {"model_parallel": 2, "pipeline_parallel": 2})
 DEEPSPEED = ("deepspeed-pipeline", {"pipeline_parallel": 2, "sharding": "optimizer"})
 NOISY = {"dropout": 0.1, "activation_checkpointing": True}
-AGAIN = {"activation_checkpointing": True}
+CHECKPOINTED = {"activation_checkpointing": True}
 STEP = {"negatives": "step"}
 
 DEEP = "deep"
@@ -27,8 +27,8 @@ WAYS = {
         (TENSOR, {}, NOISY | {"tokens_per_micro_batch": 16, "ema": 0.9}),
         (TENSOR_FSDP, {}, NOISY),
         (REPLICAS_FSDP, STEP, NOISY),
-        (TENSOR, STEP, AGAIN, "qwen3"),
-        (TENSOR_FSDP, {}, AGAIN, "qwen3"),
+        (TENSOR, STEP, CHECKPOINTED, "qwen3"),
+        (TENSOR_FSDP, {}, CHECKPOINTED, "qwen3"),
         (PIPELINE, {}, {}),
         (PIPELINE, STEP, NOISY | {"precision": "bf16"}),
         (PIPELINE, STEP, {"ema": 0.9, "dropout": 0.1}),
@@ -37,7 +37,7 @@ WAYS = {
     4: [
         (TENSOR, STEP, NOISY),
         (TENSOR_FSDP, {}, NOISY, "mpnet"),
-        (TENSOR_FSDP, STEP, AGAIN, "qwen3"),
+        (TENSOR_FSDP, STEP, CHECKPOINTED, "qwen3"),
         (TENSOR_FSDP, STEP, NOISY | {"precision": "bf16"}, "projected"),
         (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_micro_batch": 16}),
         (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),

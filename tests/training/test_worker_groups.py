@@ -49,10 +49,15 @@ def test_members_compare_the_weights_and_gradients_that_are_not_divided(tmp_path
     workers = [
         context.Process(target=_checked, args=(tmp_path, rank, differs)) for rank in range(WORKERS)
     ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
     assert [worker.exitcode for worker in workers] == [0] * WORKERS
     told = [(tmp_path / f"{rank}").read_text().split("|") for rank in range(WORKERS)]
     assert [one[:3] for one in told] == [
@@ -62,5 +67,9 @@ def test_members_compare_the_weights_and_gradients_that_are_not_divided(tmp_path
         ["1", "1", "1"],
     ]
     apart = "after step 1 the state of tensor ranks [1] is not that of 0, first in m/norm"
-    assert [one[3:] for one in told[:2]] == [[], []]
-    assert all(one[3].startswith(apart) for one in told[2:]) if differs else told[2][3:] == []
+    errors = [one[3:] for one in told]
+    assert errors[:2] == [[], []]
+    if differs:
+        assert all(error.startswith(apart) for (error,) in errors[2:])
+    else:
+        assert errors[2:] == [[], []]
