@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from module_graph import ROOT, Module, cycles, reached, read_modules
 
-LONGEST_FILE = 400
+LONGEST_FILE = 800
 MODULES = read_modules()
 
 # From left to right; nothing imports from its right. Names of one line may import one another.
