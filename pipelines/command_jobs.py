@@ -7,7 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pipelines.errors import one_line
 from pipelines.outcome import Results
+
+_NAMED_KEYS = 20
+_KEY_CHARACTERS = 60
 
 # Imported by the command that uses it, so that help and refusals come at once.
 if TYPE_CHECKING:
@@ -33,9 +37,23 @@ def delete(config: Config, given: Sequence[str], file: str | None) -> Results:
     print(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
     if deletion.vectors is not None:
         print(f"deleted  {deletion.vectors} rows of {config.embedding.output}")
+    if deletion.unmatched:
+        print(f"no row   {_told_keys(deletion.unmatched)}")
     for line in deletion.not_covered:
         print(f"not covered  {line}")
-    return {"rows": deletion.rows, "keys": deletion.keys, "vectors": deletion.vectors}
+    figures = {"rows": deletion.rows, "keys": deletion.keys, "vectors": deletion.vectors}
+    return {**figures, "unmatched": len(deletion.unmatched)}
+
+
+def _told_keys(unmatched: Sequence[str]) -> str:
+    """Name keys that no row has, the first of them."""
+    named = [one_line(key[:_KEY_CHARACTERS]) for key in unmatched[:_NAMED_KEYS]]
+    more = len(unmatched) - len(named)
+    end = f" and {more} more" if more else ""
+    return (
+        f"of {len(unmatched)} keys in corpus.inputs: {', '.join(named)}{end}; compare them with "
+        "the values of corpus.key_column"
+    )
 
 
 def train(config: Config) -> Results:

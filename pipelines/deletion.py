@@ -10,11 +10,17 @@ each stage takes the place of the one before as a whole. Files without such rows
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys, deleted_keys
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys, deleted_keys, mark_of
+from pipelines.corpus.readers.encodings import BinaryError, find_encoding
+from pipelines.corpus.unit_schema import hash_of
 from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.row_deletion import delete_from_table, has_rows_by
 from pipelines.embedding.teacher import forget_texts
@@ -28,6 +34,17 @@ from pipelines.spark.session import spark_session
 
 logger = logging.getLogger(__name__)
 
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_MARK = "\ufeff"
+
+
+class _Statistics(TypedDict, total=False):
+    """What is read of the statistics of a corpus, which have more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    deleted: list[int]
+
 
 @dataclass(frozen=True)
 class Deletion:
@@ -38,36 +55,56 @@ class Deletion:
         rows: Rows of the inputs that were left out because of their keys.
         vectors: Rows that were taken out of the table in `embedding.output`; None where there is no
             table with the column of keys.
+        unmatched: Keys of this deletion that no row of `corpus.inputs` has.
         not_covered: Where such texts, or what was learnt of them, may still be; a line each.
     """
 
     keys: int
     rows: int
     vectors: int | None
+    unmatched: tuple[str, ...]
     not_covered: tuple[str, ...]
 
 
 def read_keys(given: Sequence[str], file: str | None) -> list[str]:
-    """The keys of a command line.
+    """Return the keys of a command line.
 
     Args:
-        given: One by one.
-        file: A text file with a key a line; blank lines count for nothing.
+        given: One by one, taken literally.
+        file: A text file in UTF-8, or in UTF-16 or UTF-32, with a key a line. Blanks around a key,
+            blank lines, line ends of any system and byte order marks count for nothing.
 
     Raises:
         InputError: There is no key, or the file cannot be read.
     """
-    keys = list(given)
+    keys = [key for key in given if key.strip()]
     if file is not None:
-        try:
-            keys += Path(file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            problem = f"{file} cannot be read ({error})"
-            raise InputError("--keys", problem, "name a text file with a key a line") from None
-    keys = [key for key in keys if key.strip()]
+        found = [line.strip() for line in _LINE_END.split(_text_of(file).replace(_MARK, ""))]
+        keys += filter(None, found)
+        if not keys:
+            raise InputError(
+                "--keys", f"{file} holds no key", "name keys by --key or a file with a key a line"
+            )
     if not keys:
         raise InputError("--key", "no key is given", "name keys by --key or a file by --keys")
     return keys
+
+
+def _text_of(file: str) -> str:
+    """Return the text of a file of keys; another encoding than Unicode's is not guessed."""
+    remedy = "name a text file with a key a line"
+    try:
+        data = Path(file).read_bytes()
+        encoding = find_encoding([data])
+        is_unicode = encoding.name.startswith("utf")
+        return data.decode(encoding.name if is_unicode else "utf-8")
+    except BinaryError:
+        raise InputError("--keys", f"{file} holds no text", remedy) from None
+    except UnicodeDecodeError as error:
+        problem = f"{file} is not UTF-8 at byte {error.start}"
+        raise InputError("--keys", problem, "save it as UTF-8") from None
+    except OSError as error:
+        raise InputError("--keys", f"{file} cannot be read ({error})", remedy) from None
 
 
 def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
@@ -101,10 +138,11 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
         folder.corpus.funnel,
         lambda lines: sum(int(line["rows"]) for line in lines if line.get("reason") == DELETED),
     )
-    if not rows:
-        logger.warning("no row of corpus.inputs has one of these keys")
+    known: _Statistics = records.read(folder.corpus.statistics, _Statistics)
+    marks = {*known.get("deleted", [])}
+    unmatched = tuple(key for key in dict.fromkeys(keys) if mark_of(hash_of(key)) not in marks)
     vectors = _delete_vectors(config, DeletedRows(column, deleted_keys(folder, column)))
-    return Deletion(listed, rows, vectors, _not_covered(config, vectors))
+    return Deletion(listed, rows, vectors, unmatched, _not_covered(config, vectors))
 
 
 def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:

@@ -11,7 +11,7 @@ from embedding_fixtures import small_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import workflow
+from pipelines import command_jobs, workflow
 from pipelines.corpus.deleted_keys import (
     DELETED,
     add_deleted_keys,
@@ -21,7 +21,7 @@ from pipelines.corpus.deleted_keys import (
 )
 from pipelines.corpus.kept_units import cutting
 from pipelines.corpus.unit_schema import hash_of
-from pipelines.deletion import read_keys
+from pipelines.deletion import Deletion, read_keys
 from pipelines.embedding.store import open_table
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
@@ -61,6 +61,43 @@ def test_keys_of_a_command_line(tmp_path):
         with pytest.raises(InputError) as raised:
             read_keys(given_keys, path)
         assert raised.value.key == key
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
+)
+def test_keys_of_a_file_are_what_its_lines_show(tmp_path, encoding):
+    file = tmp_path / "keys.txt"
+    file.write_bytes("4711 \r\n\t4712\n\n 4713\u00a0\r\ufeffmüller x\n \n".encode(encoding))
+    assert read_keys([" a "], str(file)) == [" a ", "4711", "4712", "4713", "müller x"]
+
+
+@pytest.mark.parametrize(
+    "data, told",
+    [
+        (b"", "holds no key"),
+        (b"\xef\xbb\xbf \r\n", "holds no key"),
+        (b"4711\nm\xfcller\n", "is not UTF-8 at byte 6"),
+        (b"m\xfcller\nh\xf6fer\ngr\xfcn\n", "is not UTF-8 at byte 1"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\r", "holds no text"),
+    ],
+)
+def test_files_without_keys_are_refused(tmp_path, data, told):
+    file = tmp_path / "keys.txt"
+    file.write_bytes(data)
+    with pytest.raises(InputError, match=told) as raised:
+        read_keys([], str(file))
+    assert raised.value.key == "--keys"
+
+
+def test_keys_without_rows_are_named(capsys, monkeypatch):
+    found = Deletion(50, 3, None, tuple(f"user {number}\x1b" for number in range(30)), ())
+    monkeypatch.setattr(workflow, "delete", lambda config, keys: found)
+    results = command_jobs.delete(parse({}), ["user 1"], None)
+    told = capsys.readouterr().out
+    assert "of 30 keys in corpus.inputs: user 0\\x1b, user 1" in told
+    assert "user 19\\x1b and 10 more; compare" in told and "user 20" not in told
+    assert results["unmatched"] == 30
 
 
 def test_what_has_no_keys_or_is_not_prepared_is_refused(tmp_path):
@@ -149,6 +186,7 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, m
     config = with_vectors(config, small_model, tmp_path)
     deletion = workflow.delete(config, ["user 7", "user 8", "nobody"])
     assert (deletion.keys, deletion.rows, deletion.vectors) == (3, 12, 2)
+    assert deletion.unmatched == ("nobody",)
     table = open_table(tmp_path / "vectors")
     assert pq.read_table(table.files[0].path)["user"].to_pylist() == ["user 6", "user 9"]
     with pytest.raises(InputError, match=r"^embedding.inputs: rows were deleted .* by `user`"):
@@ -162,6 +200,9 @@ def test_rows_of_a_key_leave_the_prepared_folder(spark, small_model, tmp_path, m
     assert str(hash_of("user 7")) not in told.replace(
         (tmp_path / "prepared" / "deleted_keys.json").read_text(), ""
     )
+    # Deleted once more, from inputs that still hold them.
+    assert workflow.delete(config, ["user 8", "no one"]).unmatched == ("no one",)
+    assert [[file.name for file in files] for files in read] == [["0.jsonl"]]
     assert "It says 9 times so." in told and "It says 507 times so." in told
     assert (tmp_path / "prepared" / "lanes" / "manifest.json").read_text() != before
     # The inputs still hold them, and a preparation leaves them out.

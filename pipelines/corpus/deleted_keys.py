@@ -77,6 +77,14 @@ def hashed_keys(keys: pa.Array) -> pa.Array:
     return pa.array(hashes, pa.int64())
 
 
+def mark_of(key: int) -> int:
+    """Return what stands for a deleted key that has rows in the inputs.
+
+    It is not the key's hash: of this hash no row is left, so none is looked for again.
+    """
+    return hash_of(f"deleted {key}")
+
+
 def without_deleted(
     batch: pa.RecordBatch, deleted: Collection[int]
 ) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
@@ -89,7 +97,7 @@ def without_deleted(
         deleted: Hashes.
 
     Returns:
-        The other rows, and those that are deleted; None where there are none.
+        The other rows, and those that are deleted, with marks for keys; None where there are none.
     """
     if not deleted:
         return batch, None
@@ -98,6 +106,8 @@ def without_deleted(
     if not pc.any(is_deleted).as_py():
         return batch, None
     gone = batch.filter(is_deleted)
+    marks = pa.array(map(mark_of, gone["key"].to_pylist()), pa.int64())
+    gone = gone.set_column(gone.schema.get_field_index("key"), "key", marks)
     for name in _PERSONAL:
         place = gone.schema.get_field_index(name)
         nothing = pa.nulls(gone.num_rows, gone.schema.field(place).type)

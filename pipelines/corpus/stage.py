@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning.languages import check_languages
 from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
 from pipelines.corpus.dedup import marks as overlaps
+from pipelines.corpus.deleted_keys import DELETED
 from pipelines.corpus.funnel import ROWS, FunnelLine, check_adds_up, losses
 from pipelines.corpus.funnel_lines import (
     added_up,
@@ -147,6 +149,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
             "examples": examples,
             "quarantine": first_places(aside, _PLACES),
             "tables": tuple(table for one in texts for table in one.tables),
+            "deleted": _deleted_marks(texts, lines),
         }
         if names:
             statistics["sources"] = {
@@ -167,6 +170,15 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
         tuple(lines),
         time.monotonic() - started,
     )
+
+
+def _deleted_marks(texts: Sequence[_Texts], lines: Iterable[FunnelLine]) -> list[int]:
+    """Return the marks of the deleted keys that have rows, sorted."""
+    if not any(line.name == DELETED for line in lines):
+        return []
+    rows = below_one_another([one.frame.select("reason", "key") for one in texts])
+    marks = rows.where(F.col("reason") == DELETED).select("key").distinct().collect()
+    return sorted(row["key"] for row in marks)
 
 
 def _excluded_texts(

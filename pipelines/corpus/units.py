@@ -25,7 +25,7 @@ from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.rows import file_of
 from pipelines.corpus.row_units import row_units, summary_units, title_units
 from pipelines.corpus.text_units import line_units, paragraph_units, sentence_units
-from pipelines.corpus.unit_schema import SCHEMA, shows_excerpts, unit_batch
+from pipelines.corpus.unit_schema import SCHEMA, carried_key, shows_excerpts, unit_batch
 from pipelines.settings import CorpusSettings
 
 _SOURCE = SCHEMA.get_field_index("source")
@@ -148,7 +148,7 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _as_it_is(batch: pa.RecordBatch, settings: CorpusSettings) -> pa.RecordBatch:
     """What is only counted, with an excerpt unless texts are to be shown nowhere."""
     names = ("level", "file", "offset", "reason", "quarantined", "rows", "bytes")
-    columns = {name: batch[name] for name in names}
+    columns = {name: batch[name] for name in names} | carried_key(batch, settings)
     if shows_excerpts(settings):
         columns["anchor"] = batch["text_0"]
     return unit_batch(batch.num_rows, columns)
