@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ from pipelines.settings import Config
 from pipelines.spark.frames import Scratch, read_parquet
 from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.examples import OPTIONAL as OPTIONAL_COLUMNS
-from pipelines.tokens.examples import example_schema
+from pipelines.tokens.examples import SOURCE, example_schema
 from pipelines.tokens.summary import TokenSummary
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     summary: TokenSummary = records.read(prepared.tokens.manifest, TokenSummary)
     tokens = asdict(summary)
     sources: Sequence[Mapping[str, Any]] = tokens["sources"]
-    lanes = lanes_for(config, int(tokens["examples"]), [int(one["examples"]) for one in sources])
+    of_sources = [int(one["examples"]) for one in sources]
+    lanes_of = partial(lanes_for, config, int(tokens["examples"]), of_sources)
+    lanes = lanes_of()
     if lanes < config.lanes.count:
         logger.info("%d lanes instead of %d: the corpus is small", lanes, config.lanes.count)
     # Steps of this size are refused later if it does not divide the lanes; any other may come.
@@ -87,7 +89,9 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
         counts = bucket_counts(prepared.tokens, buckets)
         shape = Shape(lanes, config.lanes.granule, granules_per_step)
         arrangement = arrange(example_keys(examples, buckets, config), counts, shape, scratch)
-        first_rows = first_rows_of(arrangement, sources or [tokens])
+        first_rows = first_rows_of(
+            arrangement, sources or [tokens], partial(_GroupLimit.of, examples, lanes_of)
+        )
         next_part("writing granules")
         if teacher is not None:
             examples = examples.join(_vectors(session, prepared.teacher), "id")
@@ -114,11 +118,20 @@ def prepare_lanes(session: SparkSession, config: Config) -> LaneManifest:
     return manifest
 
 
-def lanes_for(config: Config, examples: int, of_sources: Sequence[int]) -> int:
-    """The number of lanes: few enough that the smallest source has some rows, too."""
+def lanes_for(
+    config: Config, examples: int, of_sources: Sequence[int], granule: int | None = None
+) -> int:
+    """Return the number of lanes: few enough that the smallest source has some rows, too.
+
+    Args:
+        config: The settings.
+        examples: Of all sources.
+        of_sources: Of each; empty where there is one.
+        granule: In place of `lanes.granule`.
+    """
     choose = partial(
         choose_lanes,
-        granule=config.lanes.granule,
+        granule=config.lanes.granule if granule is None else granule,
         most=config.lanes.count,
         granules_per_step=config.training.granules_per_step,
     )
@@ -126,31 +139,101 @@ def lanes_for(config: Config, examples: int, of_sources: Sequence[int]) -> int:
     return min(choose(examples), choose(smallest, rows=FEWEST_ROWS_OF_SOURCE))
 
 
+@dataclass(frozen=True)
+class _GroupLimit:
+    """Why examples that are enough for a row fill none: a granule holds one of each group.
+
+    Attributes:
+        groups: How many there are.
+        members: Of the largest.
+        granule: The largest with which they fill a row; None where not even 2 does.
+    """
+
+    groups: int
+    members: int
+    granule: int | None
+
+    @classmethod
+    def of(
+        cls, examples: DataFrame, lanes_of: Callable[..., int], granule: int, source: int
+    ) -> _GroupLimit:
+        """Count the groups of a source, and find its largest granule.
+
+        Args:
+            examples: Of all sources.
+            lanes_of: Gives the number of lanes for a granule.
+            granule: With which they fill no row.
+            source: Its number.
+        """
+        from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
+        own = examples.where(F.col(SOURCE) == source) if SOURCE in examples.columns else examples
+        members = own.groupBy("group").agg(F.count(F.lit(1)).alias("members"))
+        found = members.groupBy("members").agg(F.count(F.lit(1)).alias("groups")).collect()
+        sizes = {row["members"]: row["groups"] for row in found}
+        return cls(sum(sizes.values()), max(sizes), largest_granule(sizes, lanes_of, granule))
+
+
+def largest_granule(
+    sizes: Mapping[int, int], lanes_of: Callable[..., int], below: int
+) -> int | None:
+    """Find the largest granule with which groups fill a row; None where not even 2 does.
+
+    Args:
+        sizes: How many groups have so many members.
+        lanes_of: Gives the number of lanes for a granule.
+        below: Smaller than this.
+    """
+    for granule in range(below - 1, 1, -1):
+        lanes = lanes_of(granule=granule)
+        placed = sum(min(members, lanes) * groups for members, groups in sizes.items())
+        if placed >= lanes * granule:
+            return granule
+    return None
+
+
 def first_rows_of(
-    arrangement: Arrangement, sources: Sequence[Mapping[str, Any]]
+    arrangement: Arrangement,
+    sources: Sequence[Mapping[str, Any]],
+    group_limit: Callable[[int, int], _GroupLimit] | None = None,
 ) -> tuple[int, ...]:
-    """The first row of each source.
+    """Return the first row of each source.
 
     Args:
         arrangement: Of the examples.
         sources: With `examples`, and `name` if there are several.
+        group_limit: Counts the groups of a source, given the granule and its number.
 
     Raises:
         InputError: One fills no row.
     """
-    lanes, granule, first_rows, rows = arrangement.lanes, arrangement.granule, [], 0
-    for segments, source in zip(arrangement.by_source, sources, strict=True):
+    first_rows, rows = [], 0
+    for number, (segments, source) in enumerate(zip(arrangement.by_source, sources, strict=True)):
         first_rows.append(rows)
         rows += sum(segment.rows for segment in segments)
         if rows == first_rows[-1]:
             count = int(source["examples"])
-            of = f" of source {source['name']}" if "name" in source else ""
-            raise InputError(
-                "lanes.granule",
-                f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}",
-                f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
-            )
+            enough = count >= arrangement.lanes * arrangement.granule
+            limit = group_limit(arrangement.granule, number) if group_limit and enough else None
+            raise _fills_no_row(arrangement, source, limit)
     return tuple(first_rows)
+
+
+def _fills_no_row(
+    arrangement: Arrangement, source: Mapping[str, Any], limit: _GroupLimit | None
+) -> InputError:
+    lanes, count = arrangement.lanes, int(source["examples"])
+    of = f" of source {source['name']}" if "name" in source else ""
+    problem = f"{count} examples{of} do not fill a row of {lanes} lanes x {arrangement.granule}"
+    if limit is None:
+        remedy = f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus"
+        return InputError("lanes.granule", problem, remedy)
+    problem += (
+        f": they are of {limit.groups} group{'s' * (limit.groups > 1)} (equal anchors, or a value of corpus.group_column), "
+        f"the largest of {limit.members}, and a granule holds one example of a group"
+    )
+    most = "" if limit.granule is None else f"at most {limit.granule}, or "
+    return InputError("lanes.granule", problem, f"{most}a corpus with more groups")
 
 
 def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:

@@ -20,7 +20,7 @@ from pipelines.files import storage
 from pipelines.lanes.files import SCHEMA, LaneManifest, decode, negative_side, ragged
 from pipelines.lanes.plan import Segment, count_same_group_in_step
 from pipelines.lanes.reader import LaneReader
-from pipelines.lanes.stage import prepare_lanes
+from pipelines.lanes.stage import largest_granule, prepare_lanes
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.tokens.summary import TokenSummary
@@ -214,6 +214,39 @@ def test_a_corpus_smaller_than_a_row_is_refused(spark, tmp_path):
         prepare_lanes(spark, settings_for(tmp_path, 16, 2))
     assert not (tmp_path / "lanes").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tokens"]
+
+
+@pytest.mark.parametrize(
+    "groups, told",
+    [
+        (1, "40 examples do not fill a row of 2 lanes x 16: they are of 1 group .* of 40, and"),
+        (5, "they are of 5 groups .*, at most 5, or a corpus with more groups"),
+    ],
+)
+def test_what_limits_is_named_where_groups_are_few(spark, tmp_path, groups, told):
+    examples = random_examples(40, 1, 1)
+    examples = [replace(example, group=i % groups) for i, example in enumerate(examples)]
+    write_tokens(tmp_path, examples)
+    with pytest.raises(InputError, match=rf"^lanes\.granule: .*{told}") as raised:
+        prepare_lanes(spark, settings_for(tmp_path, 16, 2))
+    assert ("at most" in raised.value.remedy) == (groups > 1)
+    if groups > 1:
+        assert prepare_lanes(spark, settings_for(tmp_path, groups, 2)).rows
+
+
+@pytest.mark.parametrize(
+    "sizes, below, expected",
+    [
+        ({1: 100}, 64, 50),
+        ({2000: 1}, 64, None),
+        ({2000: 1, 1: 10}, 64, 6),
+        ({66: 2}, 8, 2),
+        ({1: 4, 2: 3}, 8, 5),
+        ({500: 3}, 3, 2),
+    ],
+)
+def test_the_largest_granule_of_groups(sizes, below, expected):
+    assert largest_granule(sizes, lambda granule: 2, below) == expected
 
 
 def test_a_positive_for_only_some_examples_is_refused(spark, tmp_path):
