@@ -9,6 +9,7 @@ from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning import prose
 from pipelines.corpus.dedup import marks as overlaps
+from pipelines.corpus.deleted_keys import DELETED
 from pipelines.corpus.funnel import (
     FILES,
     LINES,
@@ -19,6 +20,7 @@ from pipelines.corpus.funnel import (
     FunnelLine,
     level_lines,
 )
+from pipelines.corpus.row_units import NO_TITLE
 from pipelines.corpus.statistics import Counts, dropped
 from pipelines.corpus.units import text_level
 from pipelines.errors import InputError, PipelineError
@@ -36,6 +38,16 @@ _LEVELS: Mapping[str, tuple[str, str]] = {
 }
 """Levels before the pairs, in their order: what came in, and what is kept."""
 _REMEDIES: Mapping[str, str] = {
+    "no text": "name columns and inputs that hold text",
+    "empty text": "name columns and inputs that hold text",
+    "not UTF-8": "save the inputs as UTF-8",
+    "no letter in it": "name columns that hold text in words",
+    pair_forms.NO_SCORE: "let corpus.score_column or corpus.score_columns name columns of numbers",
+    pair_forms.NO_GROUP: "name a corpus.group_column that has values",
+    pair_forms.SAME_SIDES: "name two different columns as corpus.pair_columns",
+    pair_forms.NO_NEIGHBOUR: "set corpus.pairs to single, or name longer texts",
+    NO_TITLE: "name a corpus.title_column that has values, or another corpus.pairs",
+    DELETED: "name inputs with rows of other keys",
     "too short": "lower corpus.min_characters",
     "too long": "raise corpus.max_characters",
     "too many symbols": "raise corpus.max_symbols",
@@ -46,6 +58,7 @@ _REMEDIES: Mapping[str, str] = {
     overlaps.NEARLY_EXCLUDED: "see corpus.exclude and corpus.near_duplicates",
     overlaps.NEAR_DUPLICATE: "see corpus.near_duplicates",
     pair_forms.OUT_OF_RANGE: "set corpus.score_range",
+    prose.NO_PROSE: "name inputs of whole sentences, or set corpus.pairs to columns or single",
     prose.NOTHING_AFTER: "set corpus.pairs to single, or name longer texts",
     **dict.fromkeys(
         (held_out.LEAK, held_out.SAME_GROUP, held_out.SAME_QUERY, held_out.BEYOND),

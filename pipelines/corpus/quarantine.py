@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from pipelines.corpus.readers.csv_format import WRONG_FIELDS
+from pipelines.corpus.readers.csv_parser import WRONG_QUOTES
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
@@ -25,6 +27,12 @@ SCHEMA = pa.schema(
     ]
 )
 """Of `quarantine.parquet`."""
+
+_MOST_TO_ALLOW = 0.5
+_REMEDIES = {
+    WRONG_QUOTES: 'mend the input; where it has \\" within quotes, set corpus.csv_escape to \\',
+    WRONG_FIELDS: "mend the input; see corpus.csv_separator and corpus.csv_escape",
+}
 
 _MAX_WRITTEN = 1_000_000
 
@@ -78,8 +86,16 @@ def check_quarantined(total: int, unread: int, measure: str, units: DataFrame, m
         "corpus.max_quarantined",
         f"{unread} of {total} {measure} cannot be read, first {first['file']} at byte "
         f"{first['offset'] or 0} ({first['quarantined']})",
-        f"mend the input, or set it to at least {math.ceil(1000 * unread / total) / 1000}",
+        _remedy(unread / total, first["quarantined"]),
     )
+
+
+def _remedy(share: float, reason: str) -> str:
+    """Say what to do; to allow so much is no cure where little would be left."""
+    cause = _REMEDIES.get(reason, "mend the input")
+    if share > _MOST_TO_ALLOW:
+        return f"{cause}, or name another"
+    return f"{cause}, or set it to at least {math.ceil(1000 * share) / 1000}"
 
 
 def first_places(folder: Location, most: int) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from pipelines.corpus.cleaning.languages import check_languages
 from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.deleted_keys import DELETED
+from pipelines.corpus.dropped import check_dropped, check_scores_differ
 from pipelines.corpus.funnel import ROWS, FunnelLine, check_adds_up, losses
 from pipelines.corpus.funnel_lines import (
     added_up,
@@ -135,9 +136,13 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
                 _lines(read, own, written, some_asked=split.asked > 0)
                 for read, own, written in zip(texts, judged, split.written, strict=True)
             ]
-            for name, lines in zip(names or [""], of_sources, strict=True):
+            for name, lines, read in zip(names or [""], of_sources, texts, strict=True):
+                of = f" of source {name}" if name else ""
                 check_adds_up(lines)
-                check_some_left(lines, f" of source {name}" if name else "")
+                check_some_left(lines, of)
+                check_dropped(lines, read.frame, read.settings, of)
+            alone_settings = [one.settings for one in texts]
+            check_scores_differ(session, CorpusFolder(aside).pairs, alone_settings)
             lines = added_up(of_sources)
             shown = config.corpus.report_examples if any(map(is_dropped, lines)) else 0
             examples = _examples(judged, shown) if shown else {}

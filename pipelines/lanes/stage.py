@@ -228,9 +228,10 @@ def _fills_no_row(
     if limit is None:
         remedy = f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus"
         return InputError("lanes.granule", problem, remedy)
+    groups = "1 group" if limit.groups == 1 else f"{limit.groups} groups"
     problem += (
-        f": they are of {limit.groups} group{'s' * (limit.groups > 1)} (equal anchors, or a value of corpus.group_column), "
-        f"the largest of {limit.members}, and a granule holds one example of a group"
+        f": they are of {groups} (equal anchors, or a value of corpus.group_column), the largest "
+        f"of {limit.members}, and a granule holds one example of a group"
     )
     most = "" if limit.granule is None else f"at most {limit.granule}, or "
     return InputError("lanes.granule", problem, f"{most}a corpus with more groups")

@@ -46,6 +46,16 @@ class CorpusSettings(SourceForm):
         le=1,
         description="Largest share of the rows that may be unreadable; more of them is an error.",
     )
+    max_dropped: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description=(
+            "Largest share of the rows that may lack a usable value of a column: a score that is "
+            "no number or out of `score_range`; a text, group or title that is not there. More of "
+            "them is an error. Unset: 0.1 for scores, 0.5 for the others."
+        ),
+    )
     report_examples: int = Field(
         default=3,
         ge=0,

@@ -71,6 +71,7 @@ _SETTINGS_OF_THE_WHOLE = {
     "score_range",
     "pairs_per_group",
     "near_duplicates",
+    "max_dropped",
     "max_quarantined",
     "evaluation_share",
     "evaluation_pairs",

@@ -1,0 +1,139 @@
+"""Bounds on the rows that lack a usable value, and scores that say nothing. Runs on the driver.
+
+A rule for texts may drop most of a corpus, and does what it is for. A row whose score, group or
+text is not there, or is not what the settings say, is most often a wrong setting; and what is left
+of scores out of their range is biased.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+from pipelines.corpus.deleted_keys import DELETED
+from pipelines.corpus.funnel import ROWS, FunnelLine
+from pipelines.corpus.pairs import NO_GROUP, NO_SCORE, OUT_OF_RANGE
+from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.row_units import NO_TITLE
+from pipelines.corpus.unit_schema import shows_excerpts
+from pipelines.errors import InputError
+from pipelines.files.locations import Location
+from pipelines.settings import CorpusSettings
+from pipelines.spark.frames import read_parquet
+
+MOST_SCORES = 0.1
+MOST_OTHERS = 0.5
+"""Shares of the rows that may lack a usable score, and another value, unless settings say so."""
+_FEW = 5
+"""So few rows say nothing of a corpus."""
+_MISSING = ("no text", "empty text", NO_GROUP, NO_TITLE)
+_EXCERPT = 20
+
+
+def check_dropped(
+    lines: Iterable[FunnelLine], units: DataFrame, settings: CorpusSettings, of: str = ""
+) -> None:
+    """Refuses a corpus of which too many rows lack a usable value.
+
+    Args:
+        lines: Of its funnel.
+        units: The rows of :mod:`pipelines.corpus.units`, for examples.
+        settings: Of the corpus, as if the source were alone.
+        of: Which source it is, in words.
+
+    Raises:
+        InputError: With the setting of the values, or `corpus.max_dropped`.
+    """
+    rows = [line for line in lines if line.level == ROWS]
+    dropped = {line.name: line.rows for line in rows if line.kind == "dropped"}
+    unread = sum(line.rows for line in rows if line.kind == "quarantined")
+    total = sum(line.rows for line in rows if line.kind == "in") - unread - dropped.get(DELETED, 0)
+    scoreless = {name: dropped.get(name, 0) for name in (OUT_OF_RANGE, NO_SCORE)}
+    if _is_too_much(scoreless.values(), total, settings.max_dropped, MOST_SCORES):
+        raise _wrong_scores(scoreless, total, units, settings, of)
+    # Documents have no columns: whether one has a title is no setting.
+    missing = {name: dropped.get(name, 0) for name in _MISSING}
+    has_columns = FORMATS.load(settings.format).columns
+    if has_columns and _is_too_much(missing.values(), total, settings.max_dropped, MOST_OTHERS):
+        lacking = ", ".join(f"{rows} {name}" for name, rows in missing.items() if rows)
+        raise InputError(
+            "corpus.max_dropped",
+            f"{sum(missing.values())} of {total} rows{of} lack a value ({lacking})",
+            f"name columns that hold values, or set it to at least {_share(missing, total)}",
+        )
+
+
+def _is_too_much(rows: Iterable[int], total: int, told: float | None, most: float) -> bool:
+    lost = sum(rows)
+    return lost > _FEW and lost > (most if told is None else told) * total
+
+
+def _share(rows: dict[str, int], total: int) -> float:
+    return math.ceil(1000 * sum(rows.values()) / total) / 1000
+
+
+def _wrong_scores(
+    scoreless: dict[str, int], total: int, units: DataFrame, settings: CorpusSettings, of: str
+) -> InputError:
+    """Return what is wrong with most of the scores that are not used."""
+    number = F.expr("try_cast(score as double)")
+    or_more = f"or set corpus.max_dropped to at least {_share(scoreless, total)}"
+    if scoreless[OUT_OF_RANGE] >= scoreless[NO_SCORE]:
+        finite = units.where(number.isNotNull() & ~F.isnan(number))
+        found = finite.agg(F.min(number).alias("low"), F.max(number).alias("high")).collect()[0]
+        low, high = settings.score_range
+        return InputError(
+            "corpus.score_range",
+            f"{scoreless[OUT_OF_RANGE]} of {total} rows{of} have a score outside of [{low:g}, "
+            f"{high:g}]; the column goes from {found['low']} to {found['high']}",
+            f"set it to the lowest and the highest score, {or_more}",
+        )
+    named = settings.score_column or ", ".join(settings.score_columns)
+    key = "corpus.score_column" if settings.score_column else "corpus.score_columns"
+    problem = f"{scoreless[NO_SCORE]} of {total} rows{of} have no number in `{named}`"
+    remedy = f"name a column of numbers, mend them, {or_more}"
+    wrong = units.where(F.col("score").isNotNull() & number.isNull())
+    shown = wrong.agg(F.min("score")).collect()[0][0] if shows_excerpts(settings) else None
+    if shown is None:
+        return InputError(key, problem, remedy)
+    remedy = "write numbers with a decimal point, as in 3.4, " + or_more if "," in shown else remedy
+    return InputError(key, f"{problem}, such as `{shown[:_EXCERPT]}`", remedy)
+
+
+def check_scores_differ(
+    session: SparkSession, pairs: Location, sources: Sequence[CorpusSettings]
+) -> None:
+    """Refuses pairs for training that have the same score, of which nothing is learnt.
+
+    Args:
+        session: Reads them.
+        pairs: Those for training.
+        sources: The settings of each source.
+
+    Raises:
+        InputError: With the setting that names the scores.
+    """
+    keys = {
+        "corpus.score_column": any(one.score_column is not None for one in sources),
+        "corpus.score_columns": any(one.score_columns for one in sources),
+    }
+    scores = {
+        "corpus.score_column": (F.col("score"), F.col("score")),
+        "corpus.score_columns": (
+            F.array_min("candidate_scores"),
+            F.array_max("candidate_scores"),
+        ),
+    }
+    for key in (key for key, is_asked in keys.items() if is_asked):
+        low, high = scores[key]
+        rows = read_parquet(session, pairs)
+        found = rows.agg(F.count(low).alias("rows"), F.min(low), F.max(high)).collect()[0]
+        if found["rows"] > 1 and found[1] == found[2]:
+            raise InputError(
+                key,
+                f"all {found['rows']} pairs for training have the same score",
+                "name a column whose scores differ, or a loss without scores",
+            )
