@@ -35,6 +35,7 @@ from pipelines.corpus.funnel_lines import (
 from pipelines.corpus.kept_units.cutting import below_one_another, cut_inputs, units_folders
 from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
 from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.readers.csv_dialect import Dialect
 from pipelines.corpus.readers.sources import texts_of
 from pipelines.corpus.splitting import PAIR_COLUMNS, JudgedPairs, judge_pairs, write_split
 from pipelines.corpus.statistics import count_reasons, example_texts
@@ -191,7 +192,8 @@ def _excluded_texts(
 ) -> DataFrame | None:
     if not settings.exclude:
         return None
-    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude", stores)
+    names, key = settings.exclude_columns, "corpus.exclude"
+    texts = texts_of(session, settings.exclude, names, key, stores, Dialect.of(settings))
     if settings.redact is None:
         return texts
     # They are compared with texts that have been redacted.

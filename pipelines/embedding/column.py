@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.corpus.readers.spark_rows import has_columns
 from pipelines.embedding.executor import Columns, embed_batches
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.vectors import SCALE_SUFFIX
@@ -99,11 +100,9 @@ def check_columns(
     Raises:
         InputError: A column is missing, holds no text, or is there already.
     """
-    there = ", ".join(is_text)
     if columns.text not in is_text:
-        raise InputError(
-            "embedding.text_column", f"{where} has no column `{columns.text}`", f"it has {there}"
-        )
+        problem = f"{where} has no column `{columns.text}`"
+        raise InputError("embedding.text_column", problem, has_columns(is_text, "embedding"))
     if not is_text[columns.text]:
         raise InputError(
             "embedding.text_column",

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pipelines.corpus.readers import TABLE_FORMATS
+from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
 from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.inputs import find_files
 from pipelines.corpus.readers.ranges import probe
@@ -49,10 +50,14 @@ def input_stamps(
     if not settings.inputs:
         raise InputError(KEY, "it is empty", f"name the {settings.format} inputs to read")
     asked = CorpusSettings(inputs=settings.inputs, format=settings.format, pairs="single")
+    dialect = Dialect.of(settings)
     try:
-        return input_fingerprint(asked, stores)
+        told = input_fingerprint(asked, stores)
     except InputError as error:
         raise _renamed(error) from None
+    if told is None or settings.format != "csv" or dialect == RFC_4180:
+        return told
+    return {**told, "csv": [dialect.separator, dialect.escape]}
 
 
 def parquet_inputs(
@@ -121,7 +126,8 @@ def _read_files(
 ) -> DataFrame:
     """Rows that tasks of ours read: JSON on its way to Spark, which finds the types."""
     files = find_files(settings.inputs, settings.format, KEY, stores)
-    wanted = Wanted(settings.format, Columns((settings.text_column,)), as_rows=True, stores=stores)
+    columns, dialect = Columns((settings.text_column,)), Dialect.of(settings)
+    wanted = Wanted(settings.format, columns, as_rows=True, stores=stores, dialect=dialect)
     names = _known_columns(files, wanted)
     schema = None
     if names is not None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipelines.corpus.readers.spark_rows import has_columns
 from pipelines.embedding.column import check_columns
 from pipelines.embedding.comparing import compare_rows
 from pipelines.embedding.deleted_rows import DeletedRows, read_deleted, write_deleted
@@ -215,7 +216,8 @@ def _check_key(types: Mapping[str, pa.DataType], key: str | None, where: str) ->
     if key is None:
         return
     if key not in types:
-        raise InputError(KEY_COLUMN, f"{where} has no column `{key}`", f"it has {', '.join(types)}")
+        problem = f"{where} has no column `{key}`"
+        raise InputError(KEY_COLUMN, problem, has_columns(types, "embedding"))
     if not is_key(types[key]):
         raise InputError(
             KEY_COLUMN,

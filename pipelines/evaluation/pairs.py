@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Figure, OnObserved, SnapshotTables, Tables
 from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_length
@@ -35,11 +36,14 @@ class PairFiles:
     Attributes:
         key: The setting that names the files; that of the columns is ``KEY_columns``.
         columns: Names of the first text, the second text and the number.
+        stores: How object stores are reached.
+        dialect: Of CSV files.
     """
 
     key: str
     columns: tuple[str, str, str]
     stores: StorageSettings = DEFAULT_STORES
+    dialect: Dialect = RFC_4180
 
     @property
     def columns_key(self) -> str:
@@ -89,13 +93,13 @@ def pair_evaluation(
     """
     name = key.rpartition(".")[2]
 
-    def columns(config: Config) -> tuple[str, str, str]:
+    def kind_of(config: Config) -> PairFiles:
         names: tuple[str, str, str] = getattr(config.evaluation, f"{name}_columns")
-        return names
+        return PairFiles(key, names, config.storage, Dialect.of(config.evaluation))
 
     def check_before(config: Config, file: str) -> None:
         check()
-        check_file(file, PairFiles(key, columns(config), config.storage))
+        check_file(file, kind_of(config))
 
     def quality(cosines: np.ndarray, scores: np.ndarray) -> dict[str, float]:
         found = measure(cosines, scores)
@@ -122,9 +126,7 @@ def pair_evaluation(
         ],
         short_name=lambda file: _stem_and_suffix(file)[0],
         check=check_before,
-        read=lambda session, config, file: {
-            "pairs": read(session, file, PairFiles(key, columns(config), config.storage))
-        },
+        read=lambda session, config, file: {"pairs": read(session, file, kind_of(config))},
         measure=measure_all,
         measure_snapshot=measure_snapshot,
         intervals=partial(pair_intervals, quality),
@@ -170,12 +172,14 @@ def check_file(file: str, kind: PairFiles) -> None:
     """
     from pipelines.corpus.readers.inputs import find_files
     from pipelines.corpus.readers.sources import columns_in
+    from pipelines.corpus.readers.spark_rows import has_columns
 
     for path in find_files([file], "columns", kind.key, kind.stores):
-        _, there = columns_in(path, kind.key)
+        _, there = columns_in(path, kind.key, kind.dialect)
         missing = next((name for name in kind.columns if name not in there), None)
         if missing is not None:
-            problem, remedy = f"{path} has no column `{missing}`", f"it has {', '.join(there)}"
+            problem = f"{path} has no column `{missing}`"
+            remedy = has_columns(there, "evaluation")
             raise InputError(kind.columns_key, problem, remedy)
 
 
@@ -238,6 +242,8 @@ def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
             "pairs": "columns",
             "pair_columns": kind.columns[:2],
             "score_column": kind.columns[2],
+            "csv_separator": kind.dialect.separator,
+            "csv_escape": kind.dialect.escape,
         }
     )
     keys = dict.fromkeys(("corpus.pair_columns", "corpus.score_column"), kind.columns_key)
@@ -246,6 +252,7 @@ def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     except InputError as error:
         by_name = "corpus.format" in error.remedy
         remedy = "give it the ending of its format" if by_name else error.remedy
+        remedy = remedy.replace("corpus.csv_", "evaluation.csv_")
         raise InputError(keys.get(error.key, kind.key), error.problem, remedy) from None
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from pipelines.corpus.readers.csv_dialect import Dialect
 from pipelines.corpus.readers.inputs import find_files, stamp_of
+from pipelines.corpus.readers.spark_rows import has_columns
 from pipelines.embedding.footers import read_inputs
 from pipelines.embedding.inputs import input_stamps, stage_table
 from pipelines.errors import InputError
@@ -39,6 +41,7 @@ class Source:
         inputs: Files, folders, globs or names.
         texts: Its columns of texts, by the settings that name them.
         others: Its columns of plain values, the same.
+        dialect: Of CSV files.
     """
 
     key: str
@@ -46,12 +49,19 @@ class Source:
     inputs: tuple[str, ...]
     texts: Mapping[str, str]
     others: Mapping[str, str]
+    dialect: Dialect
 
     @property
     def as_embedding(self) -> EmbeddingSettings:
         """As the readers of tables take it."""
         text = next(iter(self.texts.values()))
-        return EmbeddingSettings(inputs=self.inputs, format=self.format, text_column=text)
+        return EmbeddingSettings(
+            inputs=self.inputs,
+            format=self.format,
+            text_column=text,
+            csv_separator=self.dialect.separator,
+            csv_escape=self.dialect.escape,
+        )
 
 
 def pairs_source(config: Config) -> Source | None:
@@ -72,6 +82,7 @@ def pairs_source(config: Config) -> Source | None:
             "mining.positive_column": settings.positive_column,
         },
         others={key: name for key, name in others.items() if name is not None},
+        dialect=Dialect.of(settings),
     )
 
 
@@ -87,6 +98,7 @@ def documents_source(config: Config) -> Source | None:
         inputs=settings.documents,
         texts={"mining.documents_column": settings.documents_column},
         others={} if group is None else {"mining.documents_group_column": group},
+        dialect=Dialect.of(settings),
     )
 
 
@@ -131,10 +143,11 @@ def check_columns(source: Source, is_text: IsText) -> None:
     Raises:
         InputError: A column is missing, or holds something else.
     """
-    there, where = ", ".join(is_text), ", ".join(source.inputs)
+    where = ", ".join(source.inputs)
     for key, name in {**source.texts, **source.others}.items():
         if name not in is_text:
-            raise InputError(key, f"{where} has no column `{name}`", f"it has {there}")
+            problem = f"{where} has no column `{name}`"
+            raise InputError(key, problem, has_columns(is_text, "mining"))
         if key in source.texts and not is_text[name]:
             raise InputError(key, f"`{name}` of {where} holds no text", "name a column of strings")
         if is_text[name] is None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from pipelines.registry import Registry
@@ -31,6 +38,42 @@ class Settings(BaseModel):
         Raises:
             InputError: Two settings contradict each other.
         """
+
+
+def _separator(given: str | None) -> str | None:
+    sign = {"\\t": "\t", "tab": "\t"}.get(given or "", given)
+    if sign is not None and (len(sign) != 1 or sign in '"\r\n'):
+        raise ValueError("one character is wanted, no quote or line end; \\\\t is a tab")
+    return sign
+
+
+def _escape(given: str | None) -> str | None:
+    if given is not None and (len(given) != 1 or given in "\r\n"):
+        raise ValueError("one character is wanted, most often a backslash")
+    # A quote before a quote is the rule anyway.
+    return None if given == '"' else given
+
+
+CsvSeparator = Annotated[
+    str | None,
+    AfterValidator(_separator),
+    Field(
+        description=(
+            "Sign between the fields of CSV files, such as `;`. Unset: a comma. Files named `.tsv` "
+            "and `.tab` have tabs."
+        )
+    ),
+]
+CsvEscape = Annotated[
+    str | None,
+    AfterValidator(_escape),
+    Field(
+        description=(
+            "Sign before a quote within the quotes of a CSV field, and before itself: a backslash "
+            "in what Spark writes. Unset: quotes there are doubled."
+        )
+    ),
+]
 
 
 @dataclass(frozen=True)

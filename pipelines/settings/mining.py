@@ -10,7 +10,7 @@ from pydantic import Field
 from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.errors import InputError
 from pipelines.mining import SEARCHES
-from pipelines.settings.base import Choice, Settings, choice_of
+from pipelines.settings.base import Choice, CsvEscape, CsvSeparator, Settings, choice_of
 from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class MiningSettings(Settings):
             "training in `prepared.folder`."
         ),
     )
+    csv_separator: CsvSeparator = None
+    csv_escape: CsvEscape = None
     anchor_column: str = Field(default="anchor", description="Column of the anchors in `inputs`.")
     positive_column: str = Field(
         default="positive", description="Column of the positives in `inputs`."

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from pipelines.corpus.readers import FORMATS
 from pipelines.errors import InputError
 from pipelines.losses import LOSSES
-from pipelines.settings.base import Settings, choice_of
+from pipelines.settings.base import CsvEscape, CsvSeparator, Settings, choice_of
 from pipelines.settings.list_columns import spelled_out
 from pipelines.settings.objective import AnyObjective
 from pipelines.settings.paths import InputPath
@@ -116,6 +116,8 @@ class SourceForm(Settings):
             "large file, and a line in which a quote stays open goes to the quarantine."
         ),
     )
+    csv_separator: CsvSeparator = None
+    csv_escape: CsvEscape = None
     min_characters: int = Field(default=10, ge=1, description="Shorter texts are dropped.")
     max_characters: int = Field(
         default=5000,

@@ -1,4 +1,7 @@
-"""Comma and tab separated files, with a header. Runs on executors, over lines of any encoding."""
+"""Files of separated fields, with a header: commas, tabs or another sign between them.
+
+Runs on executors, over lines of any encoding.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipelines.corpus.readers.csv_dialect import Dialect
 from pipelines.corpus.readers.csv_parser import WRONG_QUOTES, Line, decoded, quoted_fields
 from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Reading, Wanted
@@ -78,7 +82,8 @@ def csv_records(reading: Reading) -> Iterator[Found]:
     encoding, table = reading.probe.encoding, _Table.of(reading)
     has_header = True
     most = reading.wanted.limits.record
-    for found in quoted_fields(reading.own, encoding, most, len(table.header)):
+    dialect, width = reading.wanted.dialect, len(table.header)
+    for found in quoted_fields(reading.own, encoding, most, width, dialect):
         if not isinstance(found, tuple):
             yield found
         elif has_header:
@@ -101,7 +106,7 @@ def _csv_lines(reading: Reading) -> Iterator[Found]:
     for line in said_lines(reading.own, encoding, blank=b"\r\n"):
         if not isinstance(line, tuple):
             yield line
-        elif line[2].count(b'"') % 2:
+        elif _is_open(line, reading):
             has_header = False
             yield quarantined_record(*line, encoding.codec, NOT_CLOSED_IN_LINE)
         elif has_header:
@@ -111,26 +116,35 @@ def _csv_lines(reading: Reading) -> Iterator[Found]:
             yield _csv_line(line, table, encoding)
 
 
+def _is_open(line: Line, reading: Reading) -> bool:
+    """Whether an odd number of quotes delimits fields."""
+    quotes = line[2].count(b'"')
+    if not quotes or reading.wanted.dialect.escape is None:
+        return quotes % 2 == 1
+    text = line[2].decode(reading.probe.encoding.codec, "surrogateescape")
+    return sum(one.count('"') for one in reading.wanted.dialect.rewritten([text])) % 2 == 1
+
+
 def _csv_line(line: Line, table: _Table, encoding: Encoding) -> Record:
     text = decoded(line, encoding)
     if isinstance(text, Record):
         return text
     try:
-        fields = next(csv.reader([text], strict=True))
+        fields = next(table.wanted.dialect.reader([text], strict=True))
     except csv.Error:
         return quarantined_record(*line, encoding.codec, WRONG_QUOTES)
     return table.record(line, fields, encoding)
 
 
-def _tab_header(head: str) -> tuple[str, ...]:
+def _tab_header(head: str, dialect: Dialect) -> tuple[str, ...]:
     lines = (line for line in re.split(r"\r\n|\n|\r", head) if line)
     return _named(next(lines, "").split("\t")) if head.strip("\r\n") else ()
 
 
-def _csv_header(head: str) -> tuple[str, ...]:
+def _csv_header(head: str, dialect: Dialect) -> tuple[str, ...]:
     lines = re.findall(r"[^\r\n]*(?:\r\n|\n|\r|$)", head)
     try:
-        return _named(next(filter(None, csv.reader(lines)), ()))
+        return _named(next(filter(None, dialect.reader(lines, strict=False)), ()))
     except csv.Error as error:
         raise WrongFileError(f"no header line ({error})") from None
 

@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 
+from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
 from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
 from pipelines.corpus.readers.streams import Item, Skipped
@@ -42,9 +43,13 @@ def decoded(line: Line, encoding: Encoding) -> str | Record:
 
 
 def quoted_fields(
-    items: Iterable[Item], encoding: Encoding, most: int, width: int
+    items: Iterable[Item],
+    encoding: Encoding,
+    most: int,
+    width: int,
+    dialect: Dialect = RFC_4180,
 ) -> Iterator[Fields | Found]:
-    """Records as RFC 4180 has them.
+    """Records as RFC 4180 has them, but for the signs of the dialect.
 
     Where quotes are not closed within `most` bytes, or close a record of several lines with another
     number of fields than `width`, only the first line is given up: the next one begins a record
@@ -53,10 +58,11 @@ def quoted_fields(
     Args:
         most: Bytes that a record may have.
         width: Fields of the header.
+        dialect: Of the file.
     """
     # Process-wide, and harmless: what is held is bounded by the lines that are.
     csv.field_size_limit(sys.maxsize)
-    held = _HeldLines(encoding, most, width)
+    held = _HeldLines(encoding, most, width, dialect)
     for item in items:
         if isinstance(item, Skipped):
             yield from held.records(is_last=True)
@@ -94,9 +100,9 @@ class _Stretch:
 class _Reader:
     """Python's reader of records, which can say whether it was let down by the lines' end."""
 
-    def __init__(self, lines: Iterable[str], *, strict: bool = True) -> None:
+    def __init__(self, lines: Iterable[str], dialect: Dialect) -> None:
         self.is_open = False
-        self.reader = csv.reader(self._until_end(lines), strict=strict)
+        self.reader = dialect.reader(self._until_end(lines), strict=True)
 
     def _until_end(self, lines: Iterable[str]) -> Iterator[str]:
         yield from lines
@@ -114,6 +120,7 @@ class _HeldLines:
         encoding: Of the file.
         most: Bytes that a record may have.
         width: Fields of a record.
+        dialect: Of the file.
         offset: Byte of the file that the first line which has not left begins at.
         data: The lines with their ends.
         begin: Where `data` begins among all bytes that were added.
@@ -127,6 +134,7 @@ class _HeldLines:
     encoding: Encoding
     most: int
     width: int
+    dialect: Dialect
     offset: int = 0
     data: bytearray = field(default_factory=bytearray)
     begin: int = 0
@@ -177,7 +185,8 @@ class _HeldLines:
 
     def _fields(self, start: int, end: int) -> list[str]:
         """Those of a record that is known to be whole."""
-        return next(csv.reader(self._texts(start, end)))
+        fields: list[str] = next(self.dialect.reader(self._texts(start, end), strict=False))
+        return fields
 
     def records(self, *, is_last: bool) -> Iterator[Fields | Found]:
         """Gives the records, and keeps the lines of one whose end is not there yet."""
@@ -196,7 +205,7 @@ class _HeldLines:
     def _whole(self) -> Generator[Fields | Found, None, _Stretch | None]:
         """Gives records up to one that is none, or none yet; returns what is known of that."""
         first = self.done
-        lines = _Reader(self._texts(first, len(self.ends)))
+        lines = _Reader(self._texts(first, len(self.ends)), self.dialect)
         try:
             for fields in lines.reader:
                 end = first + lines.reader.line_num
@@ -212,7 +221,7 @@ class _HeldLines:
         """What becomes of the record that is open, by the lines that were not seen yet."""
         first = self.seen
         unseen = self._texts(first, len(self.ends))
-        lines = _Reader(chain(['"' + next(unseen, "")], unseen))
+        lines = _Reader(chain(['"' + next(unseen, "")], unseen), self.dialect)
         try:
             next(lines.reader)
         except csv.Error:
@@ -231,11 +240,11 @@ class _HeldLines:
         if self._fits_closed(self.done, stretch, fields):
             yield self._taken(stretch.end, self._fields(self.done, stretch.end))
             return
-        fields -= _separators(self._text(self.done))
+        fields -= self._separators(self._text(self.done))
         yield self._given_up()
         while self.done < end:
             text = self._text(self.done)
-            alone = _Reader([text])
+            alone = _Reader([text], self.dialect)
             try:
                 yield self._taken(self.done + 1, next(alone.reader))
             except csv.Error:
@@ -243,12 +252,12 @@ class _HeldLines:
                     self.seen = stretch.end
                     return
                 if alone.is_open and stretch.fate is _Fate.CLOSED:
-                    own = fields - _separators('"' + text) + _separators(text)
+                    own = fields - self._separators('"' + text) + self._separators(text)
                     if self._fits_closed(self.done, stretch, own):
                         yield self._taken(stretch.end, self._fields(self.done, stretch.end))
                         return
                 yield self._given_up()
-            fields -= _separators('"' + text)
+            fields -= self._separators('"' + text)
         self.seen = self.done
 
     def _may_close(self, start: int, stretch: _Stretch, *, is_last: bool) -> bool:
@@ -281,8 +290,7 @@ class _HeldLines:
         offset, self.offset = self.offset, self.offset + self.encoding.width(data)
         return offset, self.offset, data
 
-
-def _separators(line: str) -> int:
-    """Those between the fields of a line that is read alone, whether or not its quotes close."""
-    fields: Sequence[str] = next(csv.reader([line], strict=False), ())
-    return max(len(fields) - 1, 0)
+    def _separators(self, line: str) -> int:
+        """Count those between the fields of a line that is read alone, closed or not."""
+        fields: Sequence[str] = next(self.dialect.reader([line], strict=False), ())
+        return max(len(fields) - 1, 0)

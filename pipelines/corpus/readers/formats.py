@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
 from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.rows import Found
 from pipelines.corpus.readers.streams import Item, until
@@ -81,6 +82,7 @@ class Wanted:
             only text of a record is then a JSON object of its columns.
         multiline: Whether a quoted field of a CSV file may hold line ends.
         stores: How object stores are reached.
+        dialect: Of CSV files.
     """
 
     format: str
@@ -89,6 +91,7 @@ class Wanted:
     as_rows: bool = False
     multiline: bool = True
     stores: StorageSettings = DEFAULT_STORES
+    dialect: Dialect = RFC_4180
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class Form:
     Attributes:
         records: The records that begin in a range. Runs on an executor; what it cannot read is a
             record for the quarantine (:func:`.rows.quarantined_record`), never an error.
-        header: The names of the columns in the first bytes, where a first record has them.
+        header: The names of the columns in the first bytes, by the dialect of CSV, where a first
+            record has them.
         columns: The names that the first bytes of a file show, None where they cannot tell; raises
             :class:`.streams.UnreadableError` where there should be some. None where records have no
             named columns.
@@ -153,7 +157,7 @@ class Form:
     """
 
     records: Callable[[Reading], Iterator[Found]]
-    header: Callable[[str], tuple[str, ...]] | None = None
+    header: Callable[[str, Dialect], tuple[str, ...]] | None = None
     columns: Callable[[Probe], tuple[str, ...] | None] | None = None
     is_flat: bool = False
 

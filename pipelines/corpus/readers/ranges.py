@@ -49,7 +49,8 @@ def probe(file: Location, wanted: Wanted) -> Probe:
     if encoding.is_wide:
         head = b"".join(stream_of([head], encoding))
     form = _form_of(file, head, wanted)
-    header = form.header(head.decode(encoding.codec, "replace")) if form.header else ()
+    text = head.decode(encoding.codec, "replace")
+    header = form.header(text, wanted.dialect) if form.header else ()
     return Probe(form, encoding, head, header)
 
 

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.readers import FORMATS, parquet
+from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
 from pipelines.corpus.readers.formats import Columns, Limits, Wanted
 from pipelines.corpus.readers.inputs import (
     COLUMNS,
@@ -31,6 +32,7 @@ from pipelines.corpus.readers.rows import ROW_DDL
 from pipelines.corpus.readers.spark_rows import (
     Names,
     columns_of,
+    has_columns,
     named_columns,
     nothing_readable,
     text_of,
@@ -119,7 +121,7 @@ def read_files(
     if known.columns:
         names = list(named_columns(settings))
         wanted = Wanted(settings.format, columns_of(settings), limits, stores=stores)
-        wanted = replace(wanted, multiline=settings.csv_multiline)
+        wanted = replace(wanted, multiline=settings.csv_multiline, dialect=Dialect.of(settings))
     else:
         wanted, names = Wanted(settings.format, Columns(("text",)), limits, stores=stores), []
     _check_some_readable(files, wanted, names)
@@ -186,6 +188,7 @@ def texts_of(
     columns: Sequence[str],
     key: str,
     stores: StorageSettings = DEFAULT_STORES,
+    dialect: Dialect = RFC_4180,
 ) -> DataFrame:
     """The texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
@@ -195,6 +198,7 @@ def texts_of(
         columns: Those that a file has are taken; it has one at least.
         key: The setting of the inputs; that of the columns is `<key>_columns`.
         stores: How object stores are reached.
+        dialect: Of those that are CSV.
 
     Raises:
         InputError: Something of it cannot be read.
@@ -202,7 +206,7 @@ def texts_of(
     texts = [
         frame
         for file in find_files(inputs, COLUMNS, key, stores)
-        for frame in _texts_of_file(session, file, columns, key, stores)
+        for frame in _texts_of_file(session, file, columns, key, stores, dialect)
     ]
     return reduce(DataFrame.unionByName, texts).where("text is not null")
 
@@ -213,29 +217,35 @@ def _texts_of_file(
     columns: Sequence[str],
     key: str,
     stores: StorageSettings,
+    dialect: Dialect,
 ) -> Iterator[DataFrame]:
-    kind, there = columns_in(file, key)
+    kind, there = columns_in(file, key, dialect)
     wanted = [name for name in columns if name in there]
     if not wanted:
         missing = " or ".join(f"`{name}`" for name in columns)
-        remedy = f"it has {', '.join(there)}" if there else "name files that hold text"
+        section = key.partition(".")[0]
+        remedy = has_columns(there, section) if there else "name files that hold text"
         raise InputError(f"{key}_columns", f"{file} has no column {missing}", remedy)
     for name in wanted:
         if FORMATS.load(kind).form is None:
             frame = parquet.parquet_columns(session, [file], [name])
             yield frame.select(text_of(name, (name,)).alias("text"))
         else:
-            rows = _read(session, [file], Wanted(kind, Columns((name,)), stores=stores))
+            wants = Wanted(kind, Columns((name,)), stores=stores, dialect=dialect)
+            rows = _read(session, [file], wants)
             _check_all_read(rows, key)
             yield rows.select(F.col("text_0").alias("text"))
 
 
-def columns_in(file: Location, key: str) -> tuple[str, tuple[str, ...]]:
+def columns_in(
+    file: Location, key: str, dialect: Dialect = RFC_4180
+) -> tuple[str, tuple[str, ...]]:
     """The format of a file with columns and their names, in CSV and JSON of its first row.
 
     Args:
         file: Its name tells the format.
         key: The setting that names it.
+        dialect: Of a CSV file.
 
     Raises:
         InputError: It says no format, or cannot be read.
@@ -248,7 +258,7 @@ def columns_in(file: Location, key: str) -> tuple[str, tuple[str, ...]]:
         (footer,) = parquet.read_footers([file])
         problem, there = footer.problem, tuple(footer.types)
     else:
-        problem, there = _first_columns_of(file, Wanted(kind, Columns(())))
+        problem, there = _first_columns_of(file, Wanted(kind, Columns(()), dialect=dialect))
     if problem is not None:
         raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
     return kind, there

@@ -85,13 +85,33 @@ def nothing_readable(
 
 def column_remedy(setting: str, columns: Iterable[str]) -> str:
     """What to do about a setting that names a column that is not among those that there are."""
-    there = f"it has {listed(columns)}"
+    there = has_columns(columns, setting.partition(".")[0])
     return f"{there}, or null where documents have none" if setting == _TITLES else there
 
 
+def has_columns(columns: Iterable[str], section: str) -> str:
+    """Name the columns that there are, and the setting where a header was not cut, for a remedy.
+
+    Args:
+        columns: Their names.
+        section: Of the settings that name the file.
+    """
+    names = list(columns)
+    told = f"it has {listed(names)}"
+    shown = (shown for sign, shown in _SEPARATORS.items() if len(names) == 1 and sign in names[0])
+    sign = next(shown, None)
+    return told if sign is None else f"{told}: set {section}.csv_separator to `{sign}`"
+
+
+_SEPARATORS = {";": ";", "\t": "\\t", "|": "|"}
+
+
 def listed(columns: Iterable[str]) -> str:
-    """Names of columns, for a remedy."""
-    return ", ".join(columns)
+    """Names of columns, for a remedy; one with signs that mislead the eye stands in quotes."""
+    return ", ".join(
+        name if name.isprintable() and name.strip() == name and name else f"`{name}`"
+        for name in columns
+    )
 
 
 def raw_rows(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
