@@ -224,17 +224,22 @@ def _fills_no_row(
 ) -> InputError:
     lanes, count = arrangement.lanes, int(source["examples"])
     of = f" of source {source['name']}" if "name" in source else ""
-    problem = f"{count} examples{of} do not fill a row of {lanes} lanes x {arrangement.granule}"
+    granule = arrangement.granule
     if limit is None:
-        remedy = f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus"
-        return InputError("lanes.granule", problem, remedy)
+        return InputError(
+            "lanes.granule",
+            f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}",
+            f"at most {max(count // lanes, 2)}, a smaller lanes.count, or a larger corpus",
+        )
     groups = "1 group" if limit.groups == 1 else f"{limit.groups} groups"
-    problem += (
-        f": they are of {groups} (equal anchors, or a value of corpus.group_column), the largest "
-        f"of {limit.members}, and a granule holds one example of a group"
-    )
     most = "" if limit.granule is None else f"at most {limit.granule}, or "
-    return InputError("lanes.granule", problem, f"{most}a corpus with more groups")
+    return InputError(
+        "lanes.granule",
+        f"{count} examples{of} do not fill a row of {lanes} lanes x {granule}: they are of "
+        f"{groups} (equal anchors, or a value of corpus.group_column), the largest of "
+        f"{limit.members}, and a granule holds one example of a group",
+        f"{most}a corpus with more groups",
+    )
 
 
 def _examples(session: SparkSession, tokens: TokensFolder) -> DataFrame:

@@ -146,8 +146,8 @@ def check_columns(source: Source, is_text: IsText) -> None:
     where = ", ".join(source.inputs)
     for key, name in {**source.texts, **source.others}.items():
         if name not in is_text:
-            problem = f"{where} has no column `{name}`"
-            raise InputError(key, problem, has_columns(is_text, "mining"))
+            lacking = f"{where} has no column `{name}`"
+            raise InputError(key, lacking, has_columns(is_text, "mining"))
         if key in source.texts and not is_text[name]:
             raise InputError(key, f"`{name}` of {where} holds no text", "name a column of strings")
         if is_text[name] is None:

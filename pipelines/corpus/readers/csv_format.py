@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipelines.corpus.readers.csv_dialect import Dialect
+from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
 from pipelines.corpus.readers.csv_parser import WRONG_QUOTES, Line, decoded, quoted_fields
 from pipelines.corpus.readers.encodings import Encoding
 from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Reading, Wanted
@@ -136,12 +136,12 @@ def _csv_line(line: Line, table: _Table, encoding: Encoding) -> Record:
     return table.record(line, fields, encoding)
 
 
-def _tab_header(head: str, dialect: Dialect) -> tuple[str, ...]:
+def _tab_header(head: str, dialect: Dialect = RFC_4180) -> tuple[str, ...]:
     lines = (line for line in re.split(r"\r\n|\n|\r", head) if line)
     return _named(next(lines, "").split("\t")) if head.strip("\r\n") else ()
 
 
-def _csv_header(head: str, dialect: Dialect) -> tuple[str, ...]:
+def _csv_header(head: str, dialect: Dialect = RFC_4180) -> tuple[str, ...]:
     lines = re.findall(r"[^\r\n]*(?:\r\n|\n|\r|$)", head)
     try:
         return _named(next(filter(None, dialect.reader(lines, strict=False)), ()))
