@@ -184,6 +184,7 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     from rich.console import Console
     from rich.text import Text
 
+    from pipelines.files import storage
     from pipelines.files.run_folder import RunFolder
     from pipelines.report.tables import VERDICT_STYLES, metrics_table
     from pipelines.report.verdict import verdict
@@ -191,7 +192,9 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     folder = RunFolder.of(config)
     console = Console()
     console.print(metrics_table(figures))
-    if found := verdict(figures):
+    # Which state the model is stands there, and in no evaluation.
+    recorded = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
+    if found := verdict({**recorded, **figures}):
         # Not as markup: the name of a set may hold brackets.
         console.print(Text(str(found), VERDICT_STYLES[found.word]))
     print(f"report  {folder.report}")

@@ -10,7 +10,7 @@ from typing import Literal
 from pipelines.errors import InputError, PromotionRefused
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import figure_named
-from pipelines.evaluation.intervals import Interval
+from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, CONFIDENCE, WORSE, Interval
 from pipelines.evaluation.sets import Role
 from pipelines.settings import PromotionSettings
 
@@ -36,6 +36,7 @@ class Judgement:
         tolerance: How many points lower than ``served`` the value may be.
         minimum: The fewest points, if the settings name them.
         required: See ``promotion.required``.
+        confidence: Of the interval.
     """
 
     metric: str
@@ -45,6 +46,7 @@ class Judgement:
     minimum: float | None
     interval: Interval | None = None
     required: Literal["not_worse", "better"] = "not_worse"
+    confidence: float = CONFIDENCE
 
     @property
     def refusal(self) -> PromotionRefused | None:
@@ -58,13 +60,25 @@ class Judgement:
         # There is nothing to compare with where the model in service has NaN.
         if self.served is None or math.isnan(self.served):
             return None
-        if self.required == "better" and not self.low > 0:
+        if self.required == "better" and self.told != BETTER:
             return self._refused("promotion.required", "it must be better")
         # What cannot be seen in two decimals is no difference, but where there is nothing else.
         unseen = 0.0 if self.interval is None else _UNSEEN
-        if self.high < -self.tolerance - unseen:
+        if self.told == WORSE and self.high < -self.tolerance - unseen:
             return self._refused("promotion.tolerance", f"{self.tolerance:g} less would do")
         return None
+
+    @property
+    def told(self) -> str:
+        """`better`, `worse` or `cannot be told`, as in verdicts; by the figures without interval.
+
+        All metrics must pass, so no one's chances add to those of others.
+        """
+        if self.interval is not None:
+            return self.interval.told(confidence=self.confidence)
+        if self.low == 0:
+            return CANNOT_BE_TOLD
+        return BETTER if self.low > 0 else WORSE
 
     @property
     def low(self) -> float:
@@ -78,10 +92,18 @@ class Judgement:
         assert self.served is not None
         return self.value - self.served if self.interval is None else self.interval.high
 
+    @property
+    def _evidence(self) -> str:
+        """What the test says where the interval alone would let the model pass as better."""
+        interval = self.interval
+        if interval is None or interval.p is None or interval.low <= 0 or self.told == BETTER:
+            return ""
+        return f", {interval.differing} differ, p {interval.p:.2g}"
+
     def _refused(self, key: str, remedy: str) -> PromotionRefused:
         lies = ""
         if self.interval is not None:
-            lies = f" (the difference is {self.low:+.2f} to {self.high:+.2f})"
+            lies = f" (the difference is {self.low:+.2f} to {self.high:+.2f}{self._evidence})"
         return PromotionRefused(
             key,
             f"{self.metric} is {self.value:.4f}, the model in service has {self.served:.4f}{lies}, "
@@ -159,6 +181,7 @@ def judge(
             minimum=settings.minimum.get(metric),
             interval=_interval(intervals or {}, metric),
             required=settings.required,
+            confidence=settings.confidence,
         )
         for metric in metrics
     ]

@@ -12,14 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, FEWEST_ITEMS, WORSE
+from pipelines.evaluation.intervals import (
+    BETTER,
+    CANNOT_BE_TOLD,
+    CONFIDENCE,
+    FEWEST_DIFFERING,
+    FEWEST_ITEMS,
+    WORSE,
+)
 from pipelines.evaluation.sets import Role
-from pipelines.report.comparison import Comparison, compare
+from pipelines.report.comparison import Comparison, compare, main_lines
 from pipelines.report.text import shown
 
 MIXED = "mixed"
 _SUBJECTS = {Role.JUDGED: "judged sets", Role.HELD_OUT: "held-out pairs of the corpus"}
 _STAND_IN = "These stand in for questions of people, and what they gain need not be gained there."
+_UNTRAINED = 1.0
+"""A share of the start's weights, of which nothing is trained."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +40,17 @@ class Verdict:
         sentence: That, how sure it is, what was lost elsewhere and what could not be judged.
         next_step: What to do now.
         is_proxy: No set with judged questions was measured.
+        tested: Which figures of which sets were tested, and how.
     """
 
     word: str
     sentence: str
     next_step: str
     is_proxy: bool
+    tested: str = ""
 
     def __str__(self) -> str:
-        return f"{self.sentence} {self.next_step}"
+        return " ".join(filter(None, (self.sentence, self.next_step, self.tested)))
 
 
 def verdict(figures: Mapping[str, Any]) -> Verdict | None:
@@ -47,6 +58,7 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
 
     Args:
         figures: As ``metrics.json`` has them; see :func:`pipelines.report.comparison.compare`.
+            Under `model` which state it is, where that is known.
 
     Returns:
         None where nothing was measured whose interval is known.
@@ -56,35 +68,31 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
         by_role.setdefault(line.role, []).append(line)
     subject = Role.JUDGED if by_role[Role.JUDGED] else Role.HELD_OUT
     deciding, guards = by_role[subject], by_role[Role.GUARD]
+    # Held-out pairs prove no gain where questions are judged, but what they lose is lost.
+    elsewhere = [*guards, *(by_role[Role.HELD_OUT] if subject == Role.JUDGED else ())]
+    lost = [line for line in elsewhere if line.verdict == WORSE]
     known = [line for line in [*deciding, *guards] if line.verdict]
     unknown = [line for line in [*deciding, *guards] if not line.verdict]
-    if not known:
+    if not known and not lost:
         return None
     told = [line for line in deciding if line.verdict]
-    lost = [line for line in guards if line.verdict == WORSE]
     word = _word(told or lost)
     sentences = _of_deciding(word, subject, told) if told else []
     if lost:
         sentences.append(f"Lost elsewhere: {_all_told(lost)}.")
-    elif guards and not any(line in unknown for line in guards):
+    if guards and not any(line in unknown or line in lost for line in guards):
         sentences.append("No guard shows a loss.")
     if unknown:
         sentences.append(
-            f"Not judged, for fewer than {FEWEST_ITEMS} queries or figures that are no numbers: "
-            f"{'; '.join(map(_of_unknown, unknown))}."
+            f"Not judged, for fewer than {FEWEST_ITEMS} queries, a single group of them or figures "
+            f"that are no numbers: {'; '.join(map(_of_unknown, unknown))}."
         )
     is_proxy = subject == Role.HELD_OUT
     next_step = _next_step(word, told, is_proxy=is_proxy, lost=bool(lost), unknown=bool(unknown))
-    return Verdict(word, " ".join(sentences), next_step, is_proxy)
-
-
-def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
-    """The first figure of each set of those that are better the higher they are."""
-    first: dict[str, Comparison] = {}
-    for line in lines:
-        if line.difference is not None and line.better == "higher":
-            first.setdefault(line.evaluation, line)
-    return list(first.values())
+    if figures.get("model", {}).get("start_share") == _UNTRAINED:
+        sentences.insert(0, "The model has the weights of the start: nothing was trained.")
+        next_step = "Set training.start_share below 1 to train it, or use the start as it is."
+    return Verdict(word, " ".join(sentences), next_step, is_proxy, _what_was_tested(told, subject))
 
 
 def _word(lines: Sequence[Comparison]) -> str:
@@ -99,7 +107,6 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison]) -> list[
         for told in (BETTER, WORSE, CANNOT_BE_TOLD)
     }
     sure, unsure = [*by_word[BETTER], *by_word[WORSE]], by_word[CANNOT_BE_TOLD]
-    # Of many sets some are better by chance: how many there are belongs to it.
     share = f"{len(sure)} of {len(lines)} " if sure and unsure else ""
     on = f"{share}{_SUBJECTS[subject]}"
     starts = {
@@ -111,9 +118,32 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison]) -> list[
     sentences = [f"{starts[word]}: {_all_told(sure or unsure)}."]
     if sure and unsure:
         sentences.append(f"Cannot be told: {_all_told(unsure)}.")
+    lost = by_word[WORSE]
+    if lost and all((line.adjusted_p or 0.0) > 1 - CONFIDENCE for line in lost):
+        by_chance = 1 - (1 - (1 - CONFIDENCE) / 2) ** len(lines)
+        sentences.append(
+            f"A loss counts by itself; of {len(lines)} sets without a change, one or more shows it "
+            f"in {100 * by_chance:.0f} % of trainings."
+        )
     if subject == Role.HELD_OUT:
         sentences.append(_STAND_IN)
     return sentences
+
+
+def _what_was_tested(lines: Sequence[Comparison], subject: Role) -> str:
+    """Which figures of the sets that decide, and how."""
+    if not lines:
+        return ""
+    metrics = " and ".join(dict.fromkeys(line.metric for line in lines))
+    if len(lines) == 1:
+        on = f"{shown(lines[0].evaluation)} ({lines[0].basis})"
+    else:
+        on = f"{len(lines)} {_SUBJECTS[subject].replace('pairs', 'sets of pairs')}"
+    by = f"a {100 * CONFIDENCE:.0f} % interval"
+    if all(line.interval is not None and line.interval.p is not None for line in lines):
+        by += " and a sign-flip test"
+    holm = f", gains with Holm's correction for {len(lines)} sets" if len(lines) > 1 else ""
+    return f"Tested: {metrics} on {on} by {by}{holm}."
 
 
 def _all_told(lines: Sequence[Comparison]) -> str:
@@ -121,14 +151,23 @@ def _all_told(lines: Sequence[Comparison]) -> str:
 
 
 def _told(line: Comparison) -> str:
-    """A figure, its difference and the interval of that."""
+    """A figure, its difference and the interval of that; why it is no evidence, where it is not."""
     interval = line.interval
     assert interval is not None, "only figures with one are told"
     told = (
         f"{line.metric} on {shown(line.evaluation)} {line.difference:+.2f} "
         f"({interval.low:+.2f} to {interval.high:+.2f})"
     )
-    if line.verdict != CANNOT_BE_TOLD or not interval.detectable:
+    if line.verdict != CANNOT_BE_TOLD:
+        return told
+    if interval.differing is not None and interval.differing < FEWEST_DIFFERING:
+        what = "groups" if interval.groups else line.basis.partition(",")[0].rpartition(" ")[2]
+        count = f"only {interval.differing}" if interval.differing else "no"
+        return f"{told}, where {count} {what} differ"
+    if not interval.low <= 0 <= interval.high and interval.p is not None:
+        among = "" if line.adjusted_p == interval.p else f", {line.adjusted_p:.2g} among the sets"
+        return f"{told}, p {interval.p:.2g}{among}"
+    if not interval.detectable:
         return told
     return f"{told}, where differences show from {interval.detectable:.1f} on"
 
