@@ -13,16 +13,23 @@ from pipelines.files import records, storage
 from pipelines.models.architecture import NORMALISING, Modules
 from pipelines.models.checkpoint_files import read_checkpoint
 from pipelines.models.spec import Activation, Dense, EncoderSpec, Pooling
-from pipelines.models.weights import (
-    WEIGHT_FILE,
-    Weights,
-    dense_name,
-    save_weights,
+from pipelines.models.weights import WEIGHT_FILE, Weights, dense_name, save_weights
+from pipelines.tokens.model_files import (
+    ADAPTER_FILE,
+    DENSE_KEYS,
+    LENGTH_FILE,
+    NORMALIZE_KEYS,
+    POOLING_KEYS,
+    TRANSFORMER,
+    check_keys,
+    read_known,
+    read_length_file,
+    tokenizer_arguments,
 )
+from pipelines.tokens.tokenizer_files import read_options
 
 CONFIG_FILE = "config.json"
-LENGTH_FILE = "sentence_bert_config.json"
-TRANSFORMER, POOLING, DENSE = "Transformer", "Pooling", "Dense"
+POOLING, DENSE = "Pooling", "Dense"
 
 KEY = "encoder.start"
 _POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -69,13 +76,31 @@ def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
     layers = kinds.count(DENSE)
     normalise = kinds[-1] == NORMALISING
     expected = [TRANSFORMER, POOLING, *[DENSE] * layers, *[NORMALISING] * normalise]
-    if kinds != expected or modules[0][1] != "":
+    if kinds != expected:
         refuse(folder, f"has the modules {', '.join(kinds)}")
+    if normalise:
+        read_known(folder / modules[-1][1] / CONFIG_FILE, NORMALIZE_KEYS)
     return {
         "pooling": _pooling(folder, folder / modules[1][1]),
         "dense": tuple(_dense(folder, home) for home in _dense_homes(folder, modules)),
         "normalise": normalise,
     }
+
+
+def transformer_home(folder: Path, modules: Modules) -> Path:
+    """Return where the files of the transformer are: the folder itself, or that of its module.
+
+    Raises:
+        InputError: With the key ``encoder.start``: an adapter stands beside the weights.
+    """
+    home = folder / modules[0][1] if modules else folder
+    if (home / ADAPTER_FILE).is_file():
+        raise InputError(
+            KEY,
+            f"{home / ADAPTER_FILE} changes the weights beside it",
+            "merge the adapter into its model with peft (merge_and_unload)",
+        )
+    return home
 
 
 def read_dense(folder: Path, modules: Modules) -> Weights:
@@ -125,21 +150,24 @@ def write_head(
     return modules
 
 
-def told_length(folder: Path, most: int) -> int:
-    """Tokens of a text that the folder of a transformer tells, in the older or the newer place."""
-    places = ((LENGTH_FILE, "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
-    for name, key in places:
-        path = folder / name
-        value = records.read_object(path).get(key) if path.is_file() else None
-        if value:
-            return int(min(value, most))
-    return most
+def told_length(home: Path, most: int) -> int:
+    """Tokens of a text that the files beside a transformer tell, and no more than it has places."""
+    options = read_options(home, KEY, of_transformer=True)
+    told = (
+        tokenizer_arguments(home).get("model_max_length"),
+        read_length_file(home).get("max_seq_length"),
+        options.get("model_max_length"),
+        options.get("max_len"),
+    )
+    return next((int(min(value, most)) for value in told if value), most)
 
 
 def _pooling(folder: Path, home: Path) -> Pooling:
-    config = records.read_object(home / CONFIG_FILE)
+    path = home / CONFIG_FILE
+    config = records.read_object(path)
     if config.get("include_prompt", True) is False:
         refuse(folder, "leaves prompts out when it pools (`include_prompt: false`)")
+    check_keys(path, config, POOLING_KEYS)
     chosen = [
         _POOLING_KEYS.get(key, key)
         for key, value in config.items()
@@ -158,7 +186,8 @@ def _dense_homes(folder: Path, modules: Modules) -> Iterator[Path]:
 
 
 def _dense(folder: Path, home: Path) -> Dense:
-    config = records.read_object(home / CONFIG_FILE)
+    path = home / CONFIG_FILE
+    config = records.read_object(path)
     activation = config.get("activation_function", "torch.nn.Tanh")
     unknown = {
         "activation_function": activation if activation not in _ACTIVATIONS else None,
@@ -169,6 +198,7 @@ def _dense(folder: Path, home: Path) -> Dense:
     for key, value in unknown.items():
         if value:
             refuse(folder, f"has a dense layer with `{key}: {config[key]}`")
+    check_keys(path, config, DENSE_KEYS)
     return Dense(
         width=config["out_features"],
         bias=config.get("bias", True),

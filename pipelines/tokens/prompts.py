@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import InputError
-from pipelines.files import records
 from pipelines.settings import Config
+from pipelines.tokens.model_files import PROMPT_KEYS, read_known
 from pipelines.tokens.start import start_folder
 
 PROMPTS_FILE = "config_sentence_transformers.json"
@@ -120,7 +120,7 @@ def read_prompts(folder: Path) -> Prompts:
     """
     path = folder / PROMPTS_FILE
     try:
-        return Prompts.from_json(records.read_object(path)) if path.is_file() else NO_PROMPTS
+        return Prompts.from_json(read_known(path, PROMPT_KEYS))
     except (TypeError, ValueError) as error:
         raise InputError("encoder.start", f"{path} cannot be used: {error}", "mend it") from None
 

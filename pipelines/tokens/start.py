@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from pipelines.errors import InputError
@@ -17,6 +18,7 @@ from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
 from pipelines.settings.teacher import START
+from pipelines.tokens.model_files import MODULE_KEYS, check_keys
 
 if TYPE_CHECKING:
     from pipelines.models.architecture import Architecture
@@ -81,6 +83,8 @@ def teacher_folder(config: Config) -> Location:
 class _Module(TypedDict):
     """An entry of ``modules.json``."""
 
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
     type: str
     path: str
 
@@ -95,6 +99,14 @@ def folder_modules(folder: Path) -> list[tuple[str, str]]:
     path = folder / MODULES_FILE
     modules: list[_Module] = records.read(path, list[_Module]) if path.is_file() else []
     for module in modules:
+        check_keys(path, module, MODULE_KEYS)
+        code = folder / f"{module['type'].partition('.')[0]}.py"
+        if code.is_file():
+            raise InputError(
+                "encoder.start",
+                f"{path} names {module['type']}, a module of {code.name} that is never run",
+                "name a model of modules of sentence-transformers",
+            )
         place = PurePosixPath(module["path"])
         if place.is_absolute() or ".." in place.parts:
             raise InputError(

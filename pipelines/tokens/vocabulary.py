@@ -18,6 +18,7 @@ from pipelines.files import records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.settings import Config, TokenSettings
+from pipelines.tokens.model_files import TRANSFORMER, read_length_file
 from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.special_tokens import SpecialEnds, special_ends
 from pipelines.tokens.start import (
@@ -27,6 +28,18 @@ from pipelines.tokens.start import (
     start_architecture,
     start_folder,
 )
+from pipelines.tokens.tokenizer_files import (
+    CONFIG_FILE,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_FILE,
+    VOCABULARY_FILE,
+    applied,
+    check_word_pieces,
+    lower_case,
+    read_options,
+    tokenizer_class,
+    written_options,
+)
 from pipelines.tokens.vocabulary_learning import (
     SPECIAL_TOKENS,
     WORD_START,
@@ -35,10 +48,6 @@ from pipelines.tokens.vocabulary_learning import (
     learn_wordpieces,
 )
 
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-VOCABULARY_FILE = "vocab.txt"
-SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 OTHER_FILES = (VOCABULARY_FILE, SPECIAL_TOKENS_FILE)
 _USUAL_MASKS = ("[MASK]", "<mask>")
 _RARE_WORD = "\ua66e"
@@ -164,18 +173,19 @@ def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
         InputError: There is no tokenizer, or it is damaged.
         DamagedFileError: A file beside it is.
     """
-    _read_tokenizer("tokens.vocabulary", source).save(str(target / TOKENIZER_FILE))
-    source = _home(source)
+    tokenizer, options = _read_files("tokens.vocabulary", source)
+    tokenizer.save(str(target / TOKENIZER_FILE))
+    home = _home(source)
     # The copies would be named by whoever reads them later.
     for name in (CONFIG_FILE, SPECIAL_TOKENS_FILE):
-        if (source / name).is_file():
-            _read_options(source / name)
+        if (home / name).is_file():
+            _read_options(home / name)
     for name in OTHER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
-    if (source / CONFIG_FILE).is_file():
-        shutil.copyfile(source / CONFIG_FILE, target / CONFIG_FILE)
-    _set_max_length(target, max_length)
+        if (home / name).is_file():
+            shutil.copyfile(home / name, target / name)
+    kind = tokenizer_class(home, options)
+    written = written_options(tokenizer, options, kind) or {"tokenizer_class": "BertTokenizer"}
+    storage.write_json(target / CONFIG_FILE, written | {"model_max_length": max_length})
 
 
 def save_wordpieces(
@@ -277,6 +287,11 @@ def _home(folder: Path) -> Path:
 
 
 def _read_tokenizer(key: str, folder: Path) -> Tokenizer:
+    return _read_files(key, folder)[0]
+
+
+def _read_files(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer in a folder, and the options beside it."""
     try:
         return _tokenizer_in(key, folder)
     except InputError:
@@ -287,29 +302,37 @@ def _read_tokenizer(key: str, folder: Path) -> Tokenizer:
         raise InputError(key, problem, "mend it, or name another folder") from error
 
 
-def _tokenizer_in(key: str, folder: Path) -> Tokenizer:
-    folder = _home(folder)
-    if (folder / TOKENIZER_FILE).is_file():
-        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-    elif (folder / VOCABULARY_FILE).is_file():
+def _tokenizer_in(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    home, modules = _home(folder), folder_modules(folder)
+    options: dict[str, Any] = {}
+    # A module without layers takes tokenizer.json as it is.
+    of_transformer = bool(modules) and modules[0][0] == TRANSFORMER
+    if of_transformer or not modules:
+        options = read_options(home, key, of_transformer=of_transformer)
+    if (home / TOKENIZER_FILE).is_file():
+        tokenizer = Tokenizer.from_file(str(home / TOKENIZER_FILE))
+    elif (home / VOCABULARY_FILE).is_file():
+        check_word_pieces(home, options, key)
         # Not `splitlines`: some vocabularies hold characters that it takes for line ends.
-        lines = (folder / VOCABULARY_FILE).read_text(encoding="utf-8").split("\n")
-        path = folder / CONFIG_FILE
-        options = _read_options(path) if path.is_file() else _Options()
+        lines = (home / VOCABULARY_FILE).read_text(encoding="utf-8").split("\n")
         tokenizer = _bert_tokenizer(
             lines[:-1] if lines[-1] == "" else lines, bool(options.get("do_lower_case", True))
         )
     else:
         raise InputError(
             key,
-            f"there is no {TOKENIZER_FILE} or {VOCABULARY_FILE} in {folder}",
+            f"there is no {TOKENIZER_FILE} or {VOCABULARY_FILE} in {home}",
             "a tokenizer folder",
         )
+    if of_transformer or not modules:
+        applied(tokenizer, home, options, key)
+    if of_transformer and read_length_file(home, key).get("do_lower_case"):
+        lower_case(tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     # Fails here, and not at some text of a corpus, if there is no token for words that are unknown.
     tokenizer.encode(_RARE_WORD)
-    return tokenizer
+    return tokenizer, options
 
 
 def _read_options(path: Path) -> _Options:
@@ -326,11 +349,3 @@ def _bert_tokenizer(pieces: Sequence[str], lowercase: bool) -> Tokenizer:
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     whole = BertWordPieceTokenizer(vocabulary, lowercase=lowercase)
     return Tokenizer.from_str(whole.to_str())
-
-
-def _set_max_length(folder: Path, max_length: int) -> None:
-    path = folder / CONFIG_FILE
-    told = _read_options(path) if path.is_file() else {"tokenizer_class": "BertTokenizer"}
-    # The name of where it was copied from would be looked up by some releases.
-    options = {name: value for name, value in told.items() if name != "name_or_path"}
-    storage.write_json(path, options | {"model_max_length": max_length})

@@ -19,14 +19,15 @@ from pipelines.models.checkpoint_files import read_checkpoint
 from pipelines.models.sentence_modules import (
     CONFIG_FILE,
     KEY,
-    TRANSFORMER,
     read_dense,
     read_head,
     refuse,
     told_length,
+    transformer_home,
     write_head,
 )
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, check_weights, save_weights
+from pipelines.tokens.model_files import TRANSFORMER
 from pipelines.tokens.prompts import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
 
@@ -49,7 +50,7 @@ def _recognises(layout: Layout, folder: Path, modules: Modules) -> bool:
     """Whether a folder holds a transformer, or is a plain checkpoint, of one of the types."""
     if modules and modules[0][0] != TRANSFORMER:
         return False
-    path = folder / CONFIG_FILE
+    path = (folder / modules[0][1] if modules else folder) / CONFIG_FILE
     return path.is_file() and model_type(records.read_object(path)) in layout.classes
 
 
@@ -59,7 +60,8 @@ def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Wei
     Raises:
         InputError: With the key ``encoder.start``: it is another architecture, or incomplete.
     """
-    config = _config(folder)
+    home = transformer_home(folder, modules)
+    config = _config(home)
     if model_type(config) not in layout.classes:
         refuse(folder, f"has `model_type: {model_type(config)}`")
     for key, value in layout.unknown(config).items():
@@ -70,11 +72,11 @@ def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Wei
         refuse(folder, f"has a config.json without {error}")
     spec = layout.spec(
         **fields,
-        max_length=told_length(folder, fields["positions"]),
+        max_length=told_length(home, fields["positions"]),
         prompts=read_prompts(folder),
         **read_head(folder, modules),
     )
-    weights = _read_weights(layout, folder, spec) | read_dense(folder, modules)
+    weights = _read_weights(layout, home, spec) | read_dense(folder, modules)
     try:
         check_weights(spec, weights)
     except ValueError as error:
@@ -107,12 +109,13 @@ def _lengths(layout: Layout, folder: Path, modules: Modules) -> Lengths:
         InputError: With the key ``encoder.start``: there is no config.json, or no positions in it.
     """
     key = layout.keys["positions"]
-    path = folder / CONFIG_FILE
+    home = transformer_home(folder, modules)
+    path = home / CONFIG_FILE
     config = records.read_object(path) if path.is_file() else {}
     if config.get(key) is None:
         raise InputError(KEY, f"{folder} has no {CONFIG_FILE} with {key}", "a transformer")
     positions = config[key] - layout.skipped_rows(layout.pad_token_id(config))
-    return Lengths(told_length(folder, positions), positions)
+    return Lengths(told_length(home, positions), positions)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -17,15 +17,16 @@ from pipelines.models.hf.spec import HfSpec, config_text
 from pipelines.models.sentence_modules import (
     CONFIG_FILE,
     KEY,
-    TRANSFORMER,
     read_dense,
     read_head,
     refuse,
     told_length,
+    transformer_home,
     write_head,
 )
 from pipelines.models.weights import Weights, check_weights
 from pipelines.tokens.lengths import UNLIMITED
+from pipelines.tokens.model_files import TRANSFORMER
 from pipelines.tokens.prompts import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
 
@@ -34,7 +35,7 @@ def recognises(folder: Path, modules: Modules) -> bool:
     """Whether a folder holds a transformer that tells its type."""
     if modules and modules[0][0] != TRANSFORMER:
         return False
-    path = folder / CONFIG_FILE
+    path = (folder / modules[0][1] if modules else folder) / CONFIG_FILE
     return path.is_file() and isinstance(records.read_object(path).get("model_type"), str)
 
 
@@ -45,20 +46,20 @@ def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
         InputError: With the key ``encoder.start``: the library does not know it without code from
             its folder, it is no encoder, or it is incomplete.
     """
-    library = _library(folder)
-    config = records.read_object(folder / CONFIG_FILE)
-    shape = library.read_shape(folder, config)
+    library, home = _library(folder), transformer_home(folder, modules)
+    config = records.read_object(home / CONFIG_FILE)
+    shape = library.read_shape(home, config)
     spec = HfSpec(
         config=config_text(config),
         vocabulary=shape.vocabulary,
         hidden=shape.hidden,
         pad_token_id=shape.pad_token_id,
         largest_dropout=shape.dropout,
-        max_length=told_length(folder, shape.positions or UNLIMITED),
+        max_length=told_length(home, shape.positions or UNLIMITED),
         prompts=read_prompts(folder),
         **read_head(folder, modules),
     )
-    weights = {**library.read_weights(folder, spec), **read_dense(folder, modules)}
+    weights = {**library.read_weights(home, spec), **read_dense(folder, modules)}
     try:
         check_weights(spec, weights)
     except ValueError as error:
@@ -81,9 +82,10 @@ def write(
 
 def lengths(folder: Path, modules: Modules) -> Lengths:
     """Tokens of a text that the model in a folder reads, and the positions that it knows."""
-    config = records.read_object(folder / CONFIG_FILE)
-    positions = _library(folder).read_shape(folder, config).positions or UNLIMITED
-    return Lengths(told_length(folder, positions), positions)
+    home = transformer_home(folder, modules)
+    config = records.read_object(home / CONFIG_FILE)
+    positions = _library(folder).read_shape(home, config).positions or UNLIMITED
+    return Lengths(told_length(home, positions), positions)
 
 
 def weight_shapes(spec: HfSpec) -> Shapes:
