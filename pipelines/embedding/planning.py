@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipelines.arrow_columns import is_key, is_read_by_spark, is_text
 from pipelines.embedding.column import check_columns
 from pipelines.embedding.comparing import compare_rows
 from pipelines.embedding.deleted_rows import DeletedRows, read_deleted, write_deleted
 from pipelines.embedding.executor import Columns
 from pipelines.embedding.footers import InputFile, in_threads, read_inputs
 from pipelines.embedding.inputs import parquet_inputs, stage_table
-from pipelines.embedding.keys import is_key
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.partitions import Constants, partition_columns
 from pipelines.embedding.parts import PartSize, RowRange, cut_file
@@ -121,6 +121,7 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
         aside = begun.aside
         files, constants = _files(session, asked, aside, home)
         _check_files(files, constants, asked.settings, asked.options)
+        _tell_spark_columns(files, asked.settings.merge_into)
         deleted = read_deleted(versions.current(home))
         if deleted is not None:
             _check_deletable(files, constants, deleted, home)
@@ -189,8 +190,8 @@ def _check_files(
         named = {one.name: pa.type_for_alias(one.type) for one in constants.get(file.path, ())}
         types = named | file.types
         where = "the table" if file.path.parent.name == STAGED else str(file.path)
-        is_text = {name: _is_text(kind) for name, kind in types.items()}
-        check_columns(is_text, columns_of(settings), options, where)
+        texts = {name: is_text(kind) for name, kind in types.items()}
+        check_columns(texts, columns_of(settings), options, where)
         _check_key(file.types, settings.key_column, where)
 
 
@@ -222,12 +223,6 @@ def _check_key(types: Mapping[str, pa.DataType], key: str | None, where: str) ->
             f"`{key}` of {where} holds {types[key]}",
             "name a column of whole numbers or strings",
         )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _parts(
@@ -330,6 +325,30 @@ def _compared(
     kept, changes = run_job(session, "embedding: comparing keys", compare)
     counted = [replace(part, reused=kept.get(part.name, part.reused)) for part in parts]
     return counted, changes if before else None
+
+
+def _tell_spark_columns(files: Sequence[InputFile], merge_into: str | None) -> None:
+    """Say which columns keep Spark from reading the table; pandas and pyarrow read them.
+
+    Raises:
+        InputError: Spark would have to read them for a merge.
+    """
+    unknown = {
+        f"`{name}` ({kind})": None
+        for file in files
+        for name, kind in file.types.items()
+        if not (is_read_by_spark(kind) or pa.types.is_null(kind))
+    }
+    if not unknown:
+        return
+    columns = ", ".join(unknown)
+    if merge_into is not None:
+        raise InputError(
+            "embedding.merge_into",
+            f"Spark does not read {columns} of the inputs",
+            "leave them out, or write them as strings or numbers",
+        )
+    logger.warning("embedding: Spark does not read a table with %s; pandas and pyarrow do", columns)
 
 
 def _tell(plan: Plan, linked: int) -> None:

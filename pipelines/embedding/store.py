@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import TypedDict
 
+from pipelines.arrow_columns import concatenated, is_list
 from pipelines.embedding.footers import PART_ID, in_threads
 from pipelines.embedding.parts import read_rows
 from pipelines.embedding.places import begun_folders
@@ -226,7 +227,7 @@ def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
             KEY, f"{files[0].path} has no column `{vector}`", f"it has {', '.join(schema.names)}"
         )
     kind = schema.field(vector).type
-    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not is_list(kind):
         raise InputError(KEY, f"`{vector}` holds {kind}", "name a column of vectors")
     for file in files:
         for batch in read_rows(file.path, 0, file.rows, [vector]):
@@ -275,4 +276,4 @@ def rows_at(
         found.append(pa.Table.from_batches(batches).take(pa.array(inside - start)))
     if not found:
         return pq.read_schema(arrow_source(table.files[0].path)).empty_table().select(list(columns))
-    return pa.concat_tables(found).take(pa.array(numbers))
+    return concatenated(found).take(pa.array(numbers))

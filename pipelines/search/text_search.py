@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipelines.arrow_columns import as_text
 from pipelines.embedding.options import embedding_options
 from pipelines.embedding.store import VectorTable, on_this_machine, rows_at
 from pipelines.embedding.vectors import shortened
@@ -125,10 +126,10 @@ def _texts_and_keys(
     if not columns:
         return nothing, nothing
     rows = rows_at(table, positions, columns)
-    texts = nothing if table.text is None else rows.column(table.text).to_pylist()
+    texts = nothing if table.text is None else as_text(rows.column(table.text)).to_pylist()
     if table.key is None:
         return texts, nothing
-    return texts, [str(key) for key in rows.column(table.key).to_pylist()]
+    return texts, as_text(rows.column(table.key)).to_pylist()
 
 
 def embed_queries(
