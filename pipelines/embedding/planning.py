@@ -121,7 +121,10 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
         aside = begun.aside
         files, constants = _files(session, asked, aside, home)
         _check_files(files, constants, asked.settings, asked.options)
-        _tell_spark_columns(files, asked.settings.merge_into)
+        if unknown := _unknown_to_spark(files):
+            logger.warning(
+                "embedding: Spark does not read a table with %s; pandas and pyarrow do", unknown
+            )
         deleted = read_deleted(versions.current(home))
         if deleted is not None:
             _check_deletable(files, constants, deleted, home)
@@ -193,6 +196,12 @@ def _check_files(
         texts = {name: is_text(kind) for name, kind in types.items()}
         check_columns(texts, columns_of(settings), options, where)
         _check_key(file.types, settings.key_column, where)
+    if settings.merge_into is not None and (unknown := _unknown_to_spark(files)):
+        raise InputError(
+            "embedding.merge_into",
+            f"Spark does not read {unknown} of the inputs",
+            "leave them out, or write them as strings or numbers",
+        )
 
 
 def _check_deletable(
@@ -327,28 +336,15 @@ def _compared(
     return counted, changes if before else None
 
 
-def _tell_spark_columns(files: Sequence[InputFile], merge_into: str | None) -> None:
-    """Say which columns keep Spark from reading the table; pandas and pyarrow read them.
-
-    Raises:
-        InputError: Spark would have to read them for a merge.
-    """
-    unknown = {
+def _unknown_to_spark(files: Sequence[InputFile]) -> str:
+    """The columns that keep Spark from reading a table; pandas and pyarrow read them."""
+    found = {
         f"`{name}` ({kind})": None
         for file in files
         for name, kind in file.types.items()
         if not (is_read_by_spark(kind) or pa.types.is_null(kind))
     }
-    if not unknown:
-        return
-    columns = ", ".join(unknown)
-    if merge_into is not None:
-        raise InputError(
-            "embedding.merge_into",
-            f"Spark does not read {columns} of the inputs",
-            "leave them out, or write them as strings or numbers",
-        )
-    logger.warning("embedding: Spark does not read a table with %s; pandas and pyarrow do", columns)
+    return ", ".join(found)
 
 
 def _tell(plan: Plan, linked: int) -> None:

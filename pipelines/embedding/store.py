@@ -71,6 +71,7 @@ class VectorTable:
         model_sha256: Digest of the files of the model that made the vectors, if it is known.
         prompt_name: Which of its prompts stood before the texts; None: the default one, if any.
         key: Column of the keys, if it has one.
+        precision: With which the model computed the vectors, if it is known.
         stores: How the store of its model is reached.
     """
 
@@ -84,6 +85,7 @@ class VectorTable:
     model_sha256: str | None = None
     prompt_name: str | None = None
     key: str | None = None
+    precision: str | None = None
     stores: StorageSettings = DEFAULT_STORES
 
     @property
@@ -118,6 +120,7 @@ class _Manifest(TypedDict, total=False):
     key_column: str | None
     model: str | None
     dimensions: int
+    precision: str
     settings: _MadeBy
 
 
@@ -164,6 +167,7 @@ def open_table(
         model_sha256=settings.get("embedding.model"),
         prompt_name=settings.get("embedding.prompt_name"),
         key=known.get("key_column"),
+        precision=known.get("precision"),
         stores=stores,
     )
 

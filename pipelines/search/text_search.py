@@ -138,7 +138,7 @@ def embed_queries(
     backend: str = "auto",
     model: str | Location | None = None,
 ) -> np.ndarray:
-    """Vectors of the queries, by the table's model and as long as the table's.
+    """Vectors of the queries, by the table's model, in its precision and as long as the table's.
 
     The model's prompt for queries stands before them; see
     :meth:`~pipelines.tokens.prompts.Prompts.asking`.
@@ -167,7 +167,10 @@ def embed_queries(
             f"{table.folder} was made with another model than {options.model}",
             "embed the table again, or name the model that made it",
         )
-    embed = load_embedder(options.model, backend=options.backend, precision="auto")
+    # Otherwise rows that are about as near would change places. A table in bf16 may be searched
+    # where the processor has no such numbers.
+    precision = "fp32" if table.precision == "fp32" else "auto"
+    embed = load_embedder(options.model, backend=options.backend, precision=precision)
     vectors = embed(queries, embed.prompts.asking(table.prompt_name))
     return shortened(vectors, table.dimensions, normalise=options.normalise)
 

@@ -37,7 +37,7 @@ from pipelines.tracking import pyfunc  # noqa: E402
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart  # noqa: E402
 
 MODEL = "model"
-EXAMPLE = ["A sentence to embed.", "Another one."]
+EXAMPLE = [{pyfunc.TEXT: text} for text in ("A sentence to embed.", "Another one.")]
 _PARAMS_AT_ONCE = 100
 _METRICS_AT_ONCE = 1000
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
