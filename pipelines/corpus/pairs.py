@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+from pipelines.corpus.readers.spark_rows import number_in
 from pipelines.corpus.units import text_level, unit_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
@@ -87,14 +88,14 @@ def hashed(units: DataFrame, settings: CorpusSettings) -> DataFrame:
     named = F.when(F.col("group").isNotNull(), F.xxhash64("group"))
     group = F.coalesce(named, own)
     low, high = settings.score_range
-    score = F.expr("try_cast(score as double)")
+    score = F.expr(number_in("score"))
     reason = F.col("reason")
     if settings.group_column:
         reason = F.coalesce(reason, F.when(F.col("group").isNull(), NO_GROUP))
     if settings.score_column:
         outside = F.isnan(score) | ~score.between(low, high)
         reason = F.coalesce(reason, F.when(score.isNull(), NO_SCORE), F.when(outside, OUT_OF_RANGE))
-    scores = F.expr("transform(candidate_scores, score -> try_cast(score as float))")
+    scores = F.expr(f"transform(candidate_scores, score -> {number_in('score', 'float')})")
     if settings.score_columns:
         reason = F.coalesce(reason, F.when(F.exists(scores, _is_no_number), NO_SCORE))
     return units.where("quarantined is null").select(

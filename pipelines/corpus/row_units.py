@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from pipelines.arrow_lists import lists_of
+from pipelines.arrow_columns import lists_of
 from pipelines.corpus.cleaning.paragraphs import split_paragraphs
 from pipelines.corpus.cleaning.prose import NO_PROSE, summary_pair
 from pipelines.corpus.cleaning.rules import (

@@ -13,6 +13,7 @@ from pipelines.embedding.vectors import SCALE_SUFFIX
 from pipelines.errors import InputError
 from pipelines.models.inference.backends import GPU_BACKEND
 from pipelines.spark.capacity import conf_value, task_threads
+from pipelines.spark.frames import holds_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,13 +70,12 @@ def with_vectors(frame: DataFrame, options: EmbeddingOptions, columns: Columns) 
         ArrayType,
         ByteType,
         FloatType,
-        StringType,
         StructField,
         StructType,
     )
 
     types = {field.name: field.dataType for field in frame.schema.fields}
-    check_columns({n: isinstance(t, StringType) for n, t in types.items()}, columns, options)
+    check_columns({name: holds_text(kind) for name, kind in types.items()}, columns, options)
     is_quantised = options.quantise != "none"
     value = ByteType() if is_quantised else FloatType()
     # Estimators such as KMeans take no array that might hold nulls.

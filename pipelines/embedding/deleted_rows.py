@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipelines.arrow_columns import as_text
 from pipelines.corpus.deleted_keys import hashed_keys
 from pipelines.corpus.unit_schema import hash_of
-from pipelines.embedding.executor import as_text
 from pipelines.embedding.parts import RowRange, read_rows
 from pipelines.embedding.plan import DELETED_FILE
 from pipelines.files import records, storage

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from pipelines.arrow_columns import as_text
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.vectors import (
     SCALE_SUFFIX,
@@ -118,18 +119,6 @@ def _spread(
     if kept is not None:
         whole[kept.rows] = getattr(kept, what)
     return whole
-
-
-def as_text(column: pa.Array) -> pa.StringArray:
-    """A column as well-formed strings, with U+FFFD for bytes that are no UTF-8."""
-    texts = column.cast(pa.string()) if column.type != pa.string() else column
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        raw = texts.cast(pa.binary()).to_pylist()
-        mended = [value if value is None else value.decode(errors="replace") for value in raw]
-        return pa.array(mended, pa.string())
-    return texts
 
 
 def embed_batches(

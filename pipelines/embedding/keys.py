@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.embedding.executor import as_text
+from pipelines.arrow_columns import as_text
 from pipelines.embedding.partitions import Constants, with_constants
 from pipelines.embedding.parts import read_rows
 from pipelines.files.locations import Location, arrow_source
@@ -81,14 +81,6 @@ class KeyScan:
     def rows(self) -> int:
         """The number of rows."""
         return self.stop - self.start
-
-
-def is_key(kind: pa.DataType) -> bool:
-    """Whether a column of a type can hold keys."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return bool(texts or pa.types.is_integer(kind))
 
 
 def scan_keys(scans: Iterable[KeyScan]) -> Iterator[pa.RecordBatch]:

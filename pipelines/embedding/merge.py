@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipelines.arrow_columns import column_for_spark, schema_for_spark
 from pipelines.embedding import MERGE_FORMATS
 from pipelines.embedding.plan import MANIFEST_FILE, MERGED_FILE
 from pipelines.errors import InputError
@@ -128,15 +129,10 @@ def read_all_columns(session: SparkSession, folder: Location) -> DataFrame:
     if isinstance(folder, Path):
         return session.read.option("mergeSchema", "true").parquet(read_path(folder))
     files = data_files(folder)
-    known = [footer.schema.to_arrow_schema() for footer in read_footers(files)]
-    plain = [pa.schema([(field.name, _plain(field.type)) for field in found]) for found in known]
-    schema = pa.unify_schemas(plain)
+    known = [schema_for_spark(footer.schema.to_arrow_schema()) for footer in read_footers(files)]
+    schema = pa.unify_schemas(known)
     work = partial(_read_all_columns, schema=schema)
     return frame_from_parts(session, parts_of_files(files), work, from_arrow_schema(schema))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _read_all_columns(parts: Iterator[Part], *, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -144,7 +140,7 @@ def _read_all_columns(parts: Iterator[Part], *, schema: pa.Schema) -> Iterator[p
     for part in parts:
         for batch in read_part(part, schema.names):
             columns = [
-                batch[field.name].cast(field.type)
+                column_for_spark(batch[field.name]).cast(field.type)
                 if field.name in batch.schema.names
                 else pa.nulls(batch.num_rows, field.type)
                 for field in schema

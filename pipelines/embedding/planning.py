@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipelines.arrow_columns import is_key, is_read_by_spark, is_text
 from pipelines.corpus.readers.spark_rows import has_columns
 from pipelines.embedding.column import check_columns
 from pipelines.embedding.comparing import compare_rows
@@ -24,7 +25,6 @@ from pipelines.embedding.deleted_rows import DeletedRows, read_deleted, write_de
 from pipelines.embedding.executor import Columns
 from pipelines.embedding.footers import InputFile, in_threads, read_inputs
 from pipelines.embedding.inputs import parquet_inputs, stage_table
-from pipelines.embedding.keys import is_key
 from pipelines.embedding.options import EmbeddingOptions
 from pipelines.embedding.partitions import Constants, partition_columns
 from pipelines.embedding.parts import PartSize, RowRange, cut_file
@@ -122,6 +122,10 @@ def new_version(session: SparkSession, asked: Asked, work: Work) -> Version:
         aside = begun.aside
         files, constants = _files(session, asked, aside, home)
         _check_files(files, constants, asked.settings, asked.options)
+        if unknown := _unknown_to_spark(files):
+            logger.warning(
+                "embedding: Spark does not read a table with %s; pandas and pyarrow do", unknown
+            )
         deleted = read_deleted(versions.current(home))
         if deleted is not None:
             _check_deletable(files, constants, deleted, home)
@@ -190,9 +194,15 @@ def _check_files(
         named = {one.name: pa.type_for_alias(one.type) for one in constants.get(file.path, ())}
         types = named | file.types
         where = "the table" if file.path.parent.name == STAGED else str(file.path)
-        is_text = {name: _is_text(kind) for name, kind in types.items()}
-        check_columns(is_text, columns_of(settings), options, where)
+        texts = {name: is_text(kind) for name, kind in types.items()}
+        check_columns(texts, columns_of(settings), options, where)
         _check_key(file.types, settings.key_column, where)
+    if settings.merge_into is not None and (unknown := _unknown_to_spark(files)):
+        raise InputError(
+            "embedding.merge_into",
+            f"Spark does not read {unknown} of the inputs",
+            "leave them out, or write them as strings or numbers",
+        )
 
 
 def _check_deletable(
@@ -224,12 +234,6 @@ def _check_key(types: Mapping[str, pa.DataType], key: str | None, where: str) ->
             f"`{key}` of {where} holds {types[key]}",
             "name a column of whole numbers or strings",
         )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _parts(
@@ -332,6 +336,17 @@ def _compared(
     kept, changes = run_job(session, "embedding: comparing keys", compare)
     counted = [replace(part, reused=kept.get(part.name, part.reused)) for part in parts]
     return counted, changes if before else None
+
+
+def _unknown_to_spark(files: Sequence[InputFile]) -> str:
+    """The columns that keep Spark from reading a table; pandas and pyarrow read them."""
+    found = {
+        f"`{name}` ({kind})": None
+        for file in files
+        for name, kind in file.types.items()
+        if not (is_read_by_spark(kind) or pa.types.is_null(kind))
+    }
+    return ", ".join(found)
 
 
 def _tell(plan: Plan, linked: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.arrow_columns import type_for_spark
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 
@@ -33,7 +34,8 @@ def common_schema(file: pq.ParquetFile) -> pa.Schema:
     """The columns with the types that rows of the file are given; see :func:`in_common_types`.
 
     Timestamps of 96 bits are moments (`timestamp[us, UTC]`), as they are to Spark, which writes
-    them. Those in ns, which Spark does not read, are in us.
+    them. Those in ns, which Spark does not read, are in us. Views of strings and bytes, which older
+    readers do not know, are strings and bytes.
     """
     leaves = (file.schema.column(number) for number in range(len(file.schema)))
     fields = [field.with_type(_common_type(field.type, leaves)) for field in file.schema_arrow]
@@ -49,6 +51,8 @@ def _common_type(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.Dat
     if rebuilt is not None:
         return rebuilt(kind, lambda field: field.with_type(_common_type(field.type, leaves)))
     leaf = next(leaves)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return type_for_spark(kind)
     if not pa.types.is_timestamp(kind):
         return kind
     if leaf.physical_type == "INT96":

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import TypedDict
 
+from pipelines.arrow_columns import concatenated, is_list
 from pipelines.embedding.footers import PART_ID, in_threads
 from pipelines.embedding.parts import read_rows
 from pipelines.embedding.places import begun_folders
@@ -70,6 +71,7 @@ class VectorTable:
         model_sha256: Digest of the files of the model that made the vectors, if it is known.
         prompt_name: Which of its prompts stood before the texts; None: the default one, if any.
         key: Column of the keys, if it has one.
+        precision: With which the model computed the vectors, if it is known.
         stores: How the store of its model is reached.
     """
 
@@ -83,6 +85,7 @@ class VectorTable:
     model_sha256: str | None = None
     prompt_name: str | None = None
     key: str | None = None
+    precision: str | None = None
     stores: StorageSettings = DEFAULT_STORES
 
     @property
@@ -117,6 +120,7 @@ class _Manifest(TypedDict, total=False):
     key_column: str | None
     model: str | None
     dimensions: int
+    precision: str
     settings: _MadeBy
 
 
@@ -163,6 +167,7 @@ def open_table(
         model_sha256=settings.get("embedding.model"),
         prompt_name=settings.get("embedding.prompt_name"),
         key=known.get("key_column"),
+        precision=known.get("precision"),
         stores=stores,
     )
 
@@ -226,7 +231,7 @@ def _dimensions(files: Sequence[VectorFile], vector: str) -> int:
             KEY, f"{files[0].path} has no column `{vector}`", f"it has {', '.join(schema.names)}"
         )
     kind = schema.field(vector).type
-    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not is_list(kind):
         raise InputError(KEY, f"`{vector}` holds {kind}", "name a column of vectors")
     for file in files:
         for batch in read_rows(file.path, 0, file.rows, [vector]):
@@ -275,4 +280,4 @@ def rows_at(
         found.append(pa.Table.from_batches(batches).take(pa.array(inside - start)))
     if not found:
         return pq.read_schema(arrow_source(table.files[0].path)).empty_table().select(list(columns))
-    return pa.concat_tables(found).take(pa.array(numbers))
+    return concatenated(found).take(pa.array(numbers))

@@ -118,6 +118,7 @@ def embed_table(session: SparkSession, config: Config) -> EmbeddingSummary:
             with activity("embedding", "planning the parts", running_tasks):
                 options = _as_before(session, options, work, identity)
                 _tell_of_prompts(options)
+                _tell_of_scales(options, settings.output_column)
                 asked = Asked(settings, identity, options, config.storage)
                 version = new_version(session, asked, work)
         plan = version.plan
@@ -159,6 +160,17 @@ def _tell_of_prompts(options: EmbeddingOptions) -> None:
         )
 
 
+def _tell_of_scales(options: EmbeddingOptions, vector: str) -> None:
+    """Logs what int8 vectors can be compared by, since other systems know nothing of scales."""
+    if options.quantise != "none":
+        logger.info(
+            "embedding: int8 vectors are right under cosine similarity alone: for inner products "
+            "and distances multiply each by its `%s%s`",
+            vector,
+            SCALE_SUFFIX,
+        )
+
+
 def _finish(
     version: Version, options: EmbeddingOptions, columns: Columns, embedded: int, began: float
 ) -> EmbeddingSummary:
@@ -187,6 +199,8 @@ def _finish(
                 "scale_column": f"{columns.vector}{SCALE_SUFFIX}" if quantised else None,
                 "dimensions": options.dimensions,
                 "type": "int8" if quantised else "float32",
+                # Of the vectors as they are stored; None: any that the model was trained for.
+                "compare_by": "cosine" if quantised else None,
                 "normalised": options.normalise,
                 "model": str(options.model),
                 "backend": plan.backend,

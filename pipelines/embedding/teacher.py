@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipelines.arrow_columns import as_text
 from pipelines.corpus.cleaning.rules import clean
 from pipelines.embedding.options import embedding_options, model_digest
 from pipelines.embedding.store import VectorTable, open_table
@@ -32,7 +33,7 @@ from pipelines.lanes.teacher import TeacherVectors
 from pipelines.progress import next_part
 from pipelines.settings import Config, EmbeddingSettings
 from pipelines.settings.teacher import START
-from pipelines.spark.frames import Scratch, read_files, read_parquet, write_parquet
+from pipelines.spark.frames import Scratch, read_columns_of_any, read_parquet, write_parquet
 from pipelines.tokens.prompts import read_prompts, reads_alike
 from pipelines.tokens.start import teacher_folder
 
@@ -290,7 +291,7 @@ def _keyed(session: SparkSession, tables: Sequence[VectorTable], config: Config)
         assert name is not None, "the tables have been looked at"
         told = TeacherVectors(width=table.dimensions, precision=config.teacher.precision, source="")
         columns = [name, table.vector, *([table.scale] if table.scale else [])]
-        rows = read_files(session, [file.path for file in table.files]).select(*columns)
+        rows = read_columns_of_any(session, [file.path for file in table.files], columns)
         stored = partial(stored_batches, columns=columns, told=told, are_texts=of_text)
         kind = "string" if of_text else "long"
         frame = rows.mapInArrow(stored, f"{KEY} {kind}, {VECTOR} binary")
@@ -318,7 +319,7 @@ def stored_batches(
         keys, vectors, *scales = (there.column(name) for name in columns)
         stored = told.write(unit_length(vectors_of(vectors, *scales)))
         yield pa.RecordBatch.from_arrays(
-            [clean(keys) if are_texts else keys, stored], [KEY, VECTOR]
+            [clean(as_text(keys)) if are_texts else keys, stored], [KEY, VECTOR]
         )
 
 

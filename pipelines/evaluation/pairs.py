@@ -153,13 +153,15 @@ def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+    from pipelines.corpus.readers.spark_rows import number_in
+
     rows = _read(session, file, kind)
     unread = rows.where("quarantined is not null").orderBy("offset").first()
     if unread is not None:
         raise InputError(
             kind.key, f"{file} has an unreadable row ({unread['quarantined']})", "mend the file"
         )
-    pairs = rows.select("text_0", "text_1", F.expr("try_cast(score as double)").alias("score"))
+    pairs = rows.select("text_0", "text_1", F.expr(number_in("score")).alias("score"))
     _check(file, pairs, kind)
     return pairs
 

@@ -42,6 +42,13 @@ class Anchors:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def lowest_positive_scores(self) -> np.ndarray:
+        """[pairs], the score of the least similar positive of the anchor of each pair."""
+        lowest = np.full(int(self.numbers.max(initial=-1)) + 1, np.inf)
+        np.minimum.at(lowest, self.numbers, self.positive_scores)
+        found: np.ndarray = lowest[self.numbers]
+        return found
+
     def are_positives(self, rows: np.ndarray, documents: np.ndarray) -> np.ndarray:
         """Whether each document is a known positive of the anchor of each pair.
 

@@ -51,7 +51,10 @@ def _is_above(_: Anchors, found: Neighbours, settings: MiningSettings) -> np.nda
 
 
 def _is_too_near(anchors: Anchors, found: Neighbours, settings: MiningSettings) -> np.ndarray:
-    limits = score_limits(anchors.positive_scores, settings)
+    scores = anchors.positive_scores
+    if settings.margin_positive == "lowest":
+        scores = anchors.lowest_positive_scores()
+    limits = score_limits(scores, settings)
     too_near: np.ndarray = found.scores > limits[found.queries]
     return too_near
 
@@ -65,7 +68,7 @@ def score_limits(positive_scores: np.ndarray, settings: MiningSettings) -> np.nd
     score below 0 is taken away from it, too, so that a limit is never above the score.
 
     Args:
-        positive_scores: [pairs].
+        positive_scores: [pairs], of whichever positive `mining.margin_positive` says.
         settings: Of the job.
     """
     limits = np.full(len(positive_scores), np.inf)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pyarrow as pa
-
+from pipelines.arrow_columns import is_plain, is_text
 from pipelines.corpus.readers.csv_dialect import Dialect
 from pipelines.corpus.readers.inputs import find_files, stamp_of
 from pipelines.corpus.readers.spark_rows import has_columns
@@ -18,8 +17,9 @@ from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config, EmbeddingSettings
-from pipelines.spark.frames import read_files, read_parquet
+from pipelines.spark.frames import holds_text, read_columns_of_any, read_parquet
 from pipelines.spark.parquet_parts import data_files
+from pipelines.spark.releases import valid_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -119,15 +119,10 @@ def check_sources(config: Config) -> None:
         except InputError as error:
             raise InputError(source.key, error.problem, error.remedy) from None
         for file in footers:
-            check_columns(source, {name: _is_text(kind) for name, kind in file.types.items()})
-
-
-def _is_text(kind: pa.DataType) -> bool | None:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_nested(kind):
-        return None
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+            kinds = file.types.items()
+            check_columns(
+                source, {name: is_text(kind) if is_plain(kind) else None for name, kind in kinds}
+            )
 
 
 def _check_prepared(config: Config) -> None:
@@ -200,8 +195,8 @@ def read_pairs(
     frame = _read_table(session, config, source, staged / "pairs", output)
     settings = config.mining
     columns = [
-        _column(settings.anchor_column).alias("anchor"),
-        _column(settings.positive_column).alias("positive"),
+        _text(settings.anchor_column).alias("anchor"),
+        _text(settings.positive_column).alias("positive"),
         _group_id(settings.group_column),
     ]
     for name, column in (("group", settings.group_column), ("key", settings.key_column)):
@@ -233,7 +228,7 @@ def read_documents(
         return None
     frame = _read_table(session, config, source, staged / "documents", output)
     settings = config.mining
-    text = _column(settings.documents_column).alias("text")
+    text = _text(settings.documents_column).alias("text")
     found = frame.select(text, _group_id(settings.documents_group_column))
     return found.where(has_text("text"))
 
@@ -241,28 +236,22 @@ def read_documents(
 def _read_table(
     session: SparkSession, config: Config, source: Source, staged: Location, output: Location
 ) -> DataFrame:
-    from pyspark.sql.types import StringType
-
     if source.format == "parquet":
         files = find_files(source.inputs, "parquet", source.key, config.storage)
-        frame = read_files(session, files)
-    else:
-        try:
-            stage_table(
-                session, source.as_embedding, config.storage, staged, output, "mining.output"
-            )
-        except InputError as error:
-            if error.key == "mining.output":
-                raise
-            remedy = error.remedy.replace("embedding.format", _format_key(source))
-            raise InputError(source.key, error.problem, remedy) from None
-        frame = read_parquet(session, staged)
-    plain = {field.name: _is_plain(field.dataType) for field in frame.schema.fields}
+        wanted = list(dict.fromkeys((*source.texts.values(), *source.others.values())))
+        return read_columns_of_any(session, files, wanted)
+    try:
+        stage_table(session, source.as_embedding, config.storage, staged, output, "mining.output")
+    except InputError as error:
+        if error.key == "mining.output":
+            raise
+        remedy = error.remedy.replace("embedding.format", _format_key(source))
+        raise InputError(source.key, error.problem, remedy) from None
+    frame = read_parquet(session, staged)
     types = {field.name: field.dataType for field in frame.schema.fields}
-    check_columns(
-        source,
-        {name: isinstance(types[name], StringType) if plain[name] else None for name in types},
-    )
+    plain = {name: _is_plain(kind) for name, kind in types.items()}
+    texts = {name: holds_text(kind) if plain[name] else None for name, kind in types.items()}
+    check_columns(source, texts)
     return frame
 
 
@@ -292,6 +281,11 @@ def _column(name: str) -> Column:
 
     quoted = name.replace("`", "``")
     return F.col(f"`{quoted}`")
+
+
+def _text(name: str) -> Column:
+    """A column of texts as strings, whether the file says so or holds bytes."""
+    return valid_text(_column(name).cast("string"))
 
 
 def has_groups(config: Config) -> bool:

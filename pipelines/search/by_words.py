@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipelines.embedding.executor import as_text
+from pipelines.arrow_columns import as_text
 from pipelines.embedding.parts import read_rows
 from pipelines.embedding.store import VectorFile, VectorTable
 from pipelines.errors import InputError

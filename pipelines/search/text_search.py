@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipelines.arrow_columns import as_text
 from pipelines.embedding.options import embedding_options
 from pipelines.embedding.store import VectorTable, on_this_machine, rows_at
 from pipelines.embedding.vectors import shortened
@@ -125,10 +126,10 @@ def _texts_and_keys(
     if not columns:
         return nothing, nothing
     rows = rows_at(table, positions, columns)
-    texts = nothing if table.text is None else rows.column(table.text).to_pylist()
+    texts = nothing if table.text is None else as_text(rows.column(table.text)).to_pylist()
     if table.key is None:
         return texts, nothing
-    return texts, [str(key) for key in rows.column(table.key).to_pylist()]
+    return texts, as_text(rows.column(table.key)).to_pylist()
 
 
 def embed_queries(
@@ -137,7 +138,7 @@ def embed_queries(
     backend: str = "auto",
     model: str | Location | None = None,
 ) -> np.ndarray:
-    """Vectors of the queries, by the table's model and as long as the table's.
+    """Vectors of the queries, by the table's model, in its precision and as long as the table's.
 
     The model's prompt for queries stands before them; see
     :meth:`~pipelines.tokens.prompts.Prompts.asking`.
@@ -166,7 +167,10 @@ def embed_queries(
             f"{table.folder} was made with another model than {options.model}",
             "embed the table again, or name the model that made it",
         )
-    embed = load_embedder(options.model, backend=options.backend, precision="auto")
+    # Otherwise rows that are about as near would change places. A table in bf16 may be searched
+    # where the processor has no such numbers.
+    precision = "fp32" if table.precision == "fp32" else "auto"
+    embed = load_embedder(options.model, backend=options.backend, precision=precision)
     vectors = embed(queries, embed.prompts.asking(table.prompt_name))
     return shortened(vectors, table.dimensions, normalise=options.normalise)
 

@@ -96,7 +96,8 @@ class EmbeddingSettings(Settings):
     quantise: Literal["none", "int8"] = Field(
         default="none",
         description=(
-            "`int8`: a byte for each value, and a scale for each vector in `<output_column>_scale`."
+            "`int8`: a byte for each value, and a scale for each vector in "
+            "`<output_column>_scale`; other systems may compare such vectors by cosine alone."
         ),
     )
     part_megabytes: int = Field(

@@ -136,6 +136,14 @@ class MiningSettings(Settings):
         le=2,
         description="The same, if its score is above the positive's less this much.",
     )
+    margin_positive: Literal["lowest"] | None = Field(
+        default=None,
+        description=(
+            "Of an anchor with several positives, the one whose score both margins begin at. "
+            "Unset: that of the pair. `lowest`: the least similar one, for all pairs, as "
+            "`mine_hard_negatives` of sentence-transformers has it."
+        ),
+    )
     min_score: float | None = Field(
         default=None, ge=-1, le=1, description="Least cosine of a negative."
     )

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.arrow_columns import column_for_spark, is_read_by_spark, schema_for_spark
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
@@ -32,7 +33,7 @@ from pipelines.spark.parquet_parts import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -97,6 +98,58 @@ def read_files(
     return frame.select("*", address.alias(origin))
 
 
+def read_columns(
+    session: SparkSession,
+    paths: Sequence[Location],
+    names: Sequence[str],
+    origin: str | None = None,
+) -> DataFrame:
+    """Read the named columns of Parquet files of one schema, whatever their Arrow types are.
+
+    Spark does not look at the others, whose types it may not know (times, half floats). Where it
+    does not know a type that is wanted, executors read the files by pyarrow.
+
+    Args:
+        paths: All of file systems or all of stores.
+        names: One may be there twice.
+        origin: As of :func:`read_files`.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    stored = pq.read_schema(arrow_source(paths[0]))
+    wanted = [stored.field(name) for name in dict.fromkeys(names)]
+    schema = from_arrow_schema(schema_for_spark(wanted))
+    if all(is_read_by_spark(field.type) for field in wanted):
+        return read_files(session, paths, schema, origin)
+    return _by_executors(session, paths, schema, origin)
+
+
+def holds_text(kind: DataType) -> bool:
+    """Tell whether a column of a frame can hold texts, as files of them can."""
+    from pyspark.sql.types import BinaryType, NullType, StringType
+
+    return isinstance(kind, StringType | BinaryType | NullType)
+
+
+def read_columns_of_any(
+    session: SparkSession, paths: Sequence[Location], names: Sequence[str]
+) -> DataFrame:
+    """Read the named columns of Parquet files whose types may differ.
+
+    A column that has several types is one of strings.
+    """
+    schemas = [footer.schema.to_arrow_schema() for footer in read_footers(paths)]
+    alike: dict[tuple[pa.DataType, ...], list[Location]] = {}
+    for path, schema in zip(paths, schemas, strict=True):
+        types = tuple(schema.field(name).type for name in names)
+        alike.setdefault(types, []).append(path)
+    frames = [read_columns(session, files, names) for files in alike.values()]
+    for name in names:
+        if len({frame.schema[name].dataType.simpleString() for frame in frames}) > 1:
+            frames = [frame.withColumn(name, frame[name].cast("string")) for frame in frames]
+    return reduce(type(frames[0]).unionByName, frames)
+
+
 def _by_executors(
     session: SparkSession,
     paths: Sequence[Location],
@@ -107,7 +160,7 @@ def _by_executors(
     from pyspark.sql.types import StringType, StructField, StructType
 
     if schema is None:
-        schema = from_arrow_schema(pq.read_schema(arrow_source(paths[0])))
+        schema = from_arrow_schema(schema_for_spark(pq.read_schema(arrow_source(paths[0]))))
     work = partial(_read_rows, columns=schema.names, origin=origin)
     if origin is not None:
         schema = StructType([*schema.fields, StructField(origin, StringType())])
@@ -123,9 +176,12 @@ def _read_rows(
     """The rows of files, with the columns in the order of the frame. Runs on an executor."""
     for part in parts:
         for batch in read_part(part, columns):
-            rows = batch.select(columns)
+            values = [column_for_spark(batch.column(name)) for name in columns]
+            rows = pa.RecordBatch.from_arrays(values, list(columns))
             if origin is not None:
-                rows = rows.append_column(origin, pa.repeat(str(part.path), rows.num_rows))
+                path = part.path
+                address = path.as_uri() if isinstance(path, Path) else str(path)
+                rows = rows.append_column(origin, pa.repeat(address, rows.num_rows))
             yield rows
 
 

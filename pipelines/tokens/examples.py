@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipelines.arrow_lists import list_lengths, with_values
+from pipelines.arrow_columns import list_lengths, with_values
 from pipelines.tokens.encoding import TextEncoder, shortened
 from pipelines.tokens.words import TEXT_COLUMNS
 

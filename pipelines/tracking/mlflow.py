@@ -21,6 +21,7 @@ for variable, limit in LIMITS.items():
     os.environ.setdefault(variable, limit)
 
 import mlflow  # noqa: E402
+import numpy as np  # noqa: E402
 from mlflow.entities import Metric, Param, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.models import ModelSignature  # noqa: E402
@@ -36,7 +37,7 @@ from pipelines.tracking import pyfunc  # noqa: E402
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart  # noqa: E402
 
 MODEL = "model"
-EXAMPLE = ["A sentence to embed.", "Another one."]
+EXAMPLE = [{pyfunc.TEXT: text} for text in ("A sentence to embed.", "Another one.")]
 _PARAMS_AT_ONCE = 100
 _METRICS_AT_ONCE = 1000
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
@@ -187,17 +188,29 @@ def log_model(folder: Path, step: int, registered: str | None) -> None:
         loader_module=pyfunc.__name__,
         data_path=str(folder),
         code_paths=[str(Path(pipelines.__file__).parent)],
-        signature=ModelSignature(
-            inputs=Schema([ColSpec(DataType.string)]),
-            outputs=Schema([TensorSpec(example.dtype, (-1, example.shape[1]))]),
-            params=ParamSchema([ParamSpec(pyfunc.PROMPT_NAME, DataType.string, "")]),
-        ),
+        signature=_signature(example),
         input_example=EXAMPLE,
         pip_requirements=requirements(),
         registered_model_name=registered,
         await_registration_for=0,
         step=step,
     )
+
+
+def _signature(example: np.ndarray) -> ModelSignature:
+    """The column of texts by its name, which MLflow does not enforce.
+
+    By a signature with names it refuses lists and Series, and by one without it takes the first
+    column of any frame for the texts. So the model looks at its input itself, which MLflow leaves
+    to models whose signature comes from type hints.
+    """
+    signature = ModelSignature(
+        inputs=Schema([ColSpec(DataType.string, pyfunc.TEXT)]),
+        outputs=Schema([TensorSpec(example.dtype, (-1, example.shape[1]))]),
+        params=ParamSchema([ParamSpec(pyfunc.PROMPT_NAME, DataType.string, "")]),
+    )
+    signature._is_signature_from_type_hint = True
+    return signature
 
 
 def requirements() -> list[str]:

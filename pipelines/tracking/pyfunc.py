@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 PROMPT_NAME = "prompt_name"
+TEXT = "text"
+"""The column of texts in the model's signature."""
 
 
 class SentenceEncoder:
@@ -26,7 +28,7 @@ class SentenceEncoder:
         """Embeds texts.
 
         Args:
-            model_input: A text, a list, array or Series of texts, or a DataFrame of one column.
+            model_input: See :func:`texts_of`.
             params: ``prompt_name`` says which of the model's prompts stands before the texts, as
                 for :class:`~pipelines.models.inference.embedder.TextEmbedder`.
 
@@ -34,35 +36,67 @@ class SentenceEncoder:
             float32 [texts, width].
 
         Raises:
-            ValueError: There are several columns.
+            ValueError: There are several columns, and none is called ``text``.
             TypeError: Something is no text.
         """
         return self._embed(texts_of(model_input), (params or {}).get(PROMPT_NAME) or None)
 
 
 def texts_of(model_input: Any) -> list[str]:
-    """The texts of what :meth:`SentenceEncoder.predict` takes.
+    """Return the texts of what :meth:`SentenceEncoder.predict` takes.
+
+    Of several columns the texts are those of ``text``; a column that is alone may have any name.
+
+    Args:
+        model_input: A text; a list, array or Series of texts; a DataFrame of pandas; a dictionary
+            of columns, or a list of dictionaries, as servers of models are sent them.
 
     Raises:
-        ValueError: There are several columns.
+        ValueError: There are several columns, and none is called ``text``.
         TypeError: Something is no text.
     """
     if isinstance(model_input, str):
         return [model_input]
-    columns = getattr(model_input, "columns", None)
-    if columns is not None:
-        if len(columns) != 1:
-            named = ", ".join(map(str, columns))
-            raise ValueError(
-                f"one column of texts is needed, and there are {len(columns)}: {named}"
-            )
-        model_input = model_input.iloc[:, 0]
-    values = model_input.ravel() if isinstance(model_input, np.ndarray) else model_input
-    texts = list(values)
+    values = _text_column(model_input)
+    texts = [_field(value) if isinstance(value, dict) else value for value in values]
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"row {row} is no text: {text!r}")
+            raise TypeError(
+                f"row {row} of {len(texts)} is no text: {text!r}. "
+                "Leave such rows out, or fill them in."
+            )
     return texts
+
+
+def _text_column(model_input: Any) -> list[Any]:
+    if isinstance(model_input, dict):
+        found = _field(model_input)
+        return [found] if isinstance(found, str) else list(found)
+    if isinstance(model_input, np.ndarray):
+        if model_input.ndim > 1 and model_input.shape[-1] != 1:
+            raise ValueError(f"an array of one column is needed, and it has {model_input.shape}")
+        return list(model_input.ravel())
+    if not hasattr(model_input, "columns"):
+        return list(model_input)
+    if not hasattr(model_input, "iloc"):
+        raise TypeError(f"{type(model_input)} is no DataFrame of pandas. For Spark use spark_udf.")
+    return list(model_input.iloc[:, _place([*model_input.columns])])
+
+
+def _field(row: dict[Any, Any]) -> Any:
+    return row[[*row][_place([*row])]]
+
+
+def _place(names: list[Any]) -> int:
+    """Where the column of texts is."""
+    if len(names) == 1:
+        return 0
+    if names.count(TEXT) != 1:
+        named = ", ".join(map(str, names))
+        raise ValueError(
+            f"one column called `{TEXT}` is needed, and there are {len(names)}: {named}"
+        )
+    return names.index(TEXT)
 
 
 def load(folder: str | Path) -> SentenceEncoder:

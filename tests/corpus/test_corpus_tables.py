@@ -1,10 +1,14 @@
 """Parquet and tables by name: Spark reads them, and wrong files are counted."""
 
+import datetime
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.readers.sources import read_rows
+from pipelines.corpus.readers.spark_rows import number_in
 from pipelines.corpus.readers.tables import DELTA, ICEBERG, table_and_version
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
@@ -57,6 +61,49 @@ def test_parquet_columns_with_odd_names_and_bytes(spark, tmp_path):
     settings = corpus(path, text_column="the.text `x`")
     rows = sorted(row["text_0"] for row in read_rows(spark, settings).collect())
     assert rows == ["good", "\ufffd bad"]
+
+
+def test_values_are_read_whatever_arrow_type_stores_them(spark, tmp_path):
+    """A file for each way to store them: Spark does not know all of these types."""
+    texts = [pa.string_view(), pa.large_string(), pa.binary_view(), pa.large_binary()]
+    lists = [pa.list_(pa.string_view()), pa.large_list(pa.string()), pa.list_(pa.binary(), 2)]
+    numbers = [pa.uint8(), pa.float16(), pa.decimal128(9, 2), pa.decimal256(50, 1), pa.bool_()]
+    for number in range(5):
+        text = pa.array(["good", "Grüße"]).cast(texts[number % 4])
+        write(
+            tmp_path / f"{number}.parquet",
+            text=text if number < 4 else text.dictionary_encode(),
+            score=pa.array([1, 0], pa.int64()).cast(numbers[number]),
+            wrong=pa.array([["x", "y"]] * 2).cast(lists[number % 3]),
+            group=pa.array([datetime.time(1)] * 2),
+        )
+    write(tmp_path / "5.parquet", text=pa.nulls(1), score=pa.nulls(1), wrong=pa.nulls(1))
+    settings = corpus(
+        tmp_path,
+        pairs="triplets",
+        triplet_columns=("text", "text", "wrong[1]"),
+        score_column="score",
+    )
+    frame = read_rows(spark, settings)
+    rows = frame.where("quarantined is null").withColumn("number", F.expr(number_in("score")))
+    found = sorted((row["text_0"], row["negatives"], row["number"]) for row in rows.collect())
+    assert found == [("Grüße", ["y"], 0.0)] * 5 + [("good", ["y"], 1.0)] * 5
+    (lost,) = frame.where("quarantined is not null").collect()
+    assert lost["quarantined"] == "column `wrong` holds null"
+    settings = corpus(tmp_path, group_column="group", pairs="group")
+    times = read_rows(spark, settings).where("quarantined is null").select("group").distinct()
+    assert [row["group"] for row in times.collect()] == ["01:00:00.000000"]
+    settings = corpus(tmp_path / "5.parquet", score_column="score")
+    (row,) = read_rows(spark, settings).collect()
+    assert (row["text_0"], row["score"], row["quarantined"]) == (None, None, None)
+    assert row["file"] == str(tmp_path / "5.parquet")
+
+
+def test_booleans_are_numbers_however_they_are_spelled(spark):
+    words = ["true", "False", " TRUE ", "1", "0.5", "yes", None, "1e-3"]
+    frame = spark.createDataFrame([(word,) for word in words], "word string")
+    found = [row[0] for row in frame.select(F.expr(number_in("word"))).collect()]
+    assert found == [1.0, 0.0, 1.0, 1.0, 0.5, None, None, 0.001]
 
 
 @pytest.mark.parametrize(

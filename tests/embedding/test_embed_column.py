@@ -4,8 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipelines.arrow_columns import as_text
 from pipelines.embedding.column import embed_column
-from pipelines.embedding.executor import as_text, blocks, cached_embedder, task_device
+from pipelines.embedding.executor import blocks, cached_embedder, task_device
 from pipelines.embedding.options import embedding_options
 from pipelines.errors import InputError
 

@@ -107,6 +107,42 @@ def test_nanoseconds_that_would_be_lost_are_refused(spark, job, tmp_path) -> Non
         list(read_rows(path, 0, 2))
 
 
+def test_texts_and_keys_however_arrow_stores_them(spark, job, tmp_path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    kinds = (pa.string(), pa.string_view(), pa.binary_view(), pa.large_string(), None, pa.null())
+    for number, kind in enumerate(kinds):
+        texts = pa.array([f"text {number}", None])
+        if kind is None:
+            texts = texts.dictionary_encode()
+        else:
+            texts = pa.nulls(2) if pa.types.is_null(kind) else texts.cast(kind)
+        keys = pa.array([2 * number, 2 * number + 1])
+        ids = keys.cast(pa.string()).cast(pa.string_view()) if number else keys
+        pq.write_table(pa.table({"id": ids, "text": texts}), folder / f"{number}.parquet")
+    for embedded in (12, 0):
+        summary = embed_table(spark, job(folder, key_column="id"))
+        found = spark.read.parquet(f"file://{tmp_path}/table")
+        there = {int(row["id"]) for row in found.where("embedding is not null").collect()}
+        assert there == {0, 2, 4, 6, 8}
+        assert (found.count(), summary.embedded) == (12, embedded)
+    # Views are strings and bytes, which older readers know.
+    types = [pq.read_schema(path) for path in sorted((tmp_path / "table").glob("*.parquet"))]
+    assert {str(schema.field("id").type) for schema in types} == {"int64", "string"}
+    assert pd.read_parquet(tmp_path / "table").shape == (12, 3)
+
+
+def test_columns_that_spark_does_not_read_are_told(spark, job, tmp_path, caplog) -> None:
+    path = tmp_path / "in.parquet"
+    others = {"at": [datetime.time(1)], "half": pa.array([1.5], pa.float16())}
+    pq.write_table(pa.table({"text": ["a"], **others}), path)
+    with pytest.raises(InputError, match=r"merge_into: Spark does not read `at` \(time64.*`half`"):
+        check_job(job(path, merge_into="lake.t", key_column="text"))
+    embed_table(spark, job(path))
+    assert "Spark does not read a table with `at` (time64[us]), `half` (halffloat)" in caplog.text
+    assert pd.read_parquet(tmp_path / "table")["half"].tolist() == [1.5]
+
+
 def test_names_of_columns_that_pandas_would_parse(spark, job, tmp_path) -> None:
     pd.DataFrame({0: ["a", "b"], 1: [1, 2]}).to_parquet(tmp_path / "in.parquet")
     embed_table(spark, job(tmp_path / "in.parquet", text_column="0"))

@@ -10,6 +10,7 @@ from embedding_rounds import embed_here, write_lake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipelines.arrow_columns import is_key
 from pipelines.embedding.keys import (
     MATCHES,
     NEW,
@@ -18,7 +19,6 @@ from pipelines.embedding.keys import (
     STAYS,
     KeyScan,
     digests_of,
-    is_key,
     match,
     scan_keys,
 )
@@ -102,9 +102,12 @@ def test_rows_of_a_part_that_cannot_be_used_stand_for_it(tmp_path) -> None:
 
 def test_what_can_be_a_key() -> None:
     words = pa.dictionary(pa.int32(), pa.string())
-    good = [pa.int8(), pa.uint64(), pa.string(), pa.large_string(), words]
+    runs = pa.run_end_encoded(pa.int32(), pa.int64())
+    good = [pa.int8(), pa.uint64(), pa.string(), pa.large_string(), pa.string_view(), words]
+    good += [pa.decimal128(38, 0), runs, pa.null()]
     bad = [pa.float64(), pa.bool_(), pa.list_(pa.int64()), pa.binary(), pa.timestamp("us")]
-    assert [is_key(kind) for kind in (*good, *bad)] == [True] * 5 + [False] * 5
+    bad += [pa.decimal128(10, 2), pa.binary_view()]
+    assert [is_key(kind) for kind in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
 def lake_of(rows: Mapping[int, tuple[str, str | None]]) -> dict[str, list[tuple[int, str | None]]]:

@@ -1,5 +1,7 @@
 """Paraphrase classification on the cluster, against sentence-transformers' evaluator."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -90,6 +92,19 @@ def test_equals_sentence_transformers_on_parade(
     rows = [tuple(row.values()) for row in pq.read_table(path, columns=list(columns)).to_pylist()]
     check_against_library(figures["parade-validation"], rows, evaluator, reference)
     assert figures["parade-validation"]["average_precision"] > 60
+
+
+def test_labels_may_be_booleans(spark, tmp_path) -> None:
+    rows = [{**dict(zip(COLUMNS, row, strict=True)), "label": row[2] == 1} for row in PAIRS]
+    files = [tmp_path / f"pairs.{form}" for form in ("parquet", "jsonl", "csv")]
+    pq.write_table(pa.Table.from_pylist(rows), files[0])
+    files[1].write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    lines = [",".join(COLUMNS), *(",".join(map(str, row.values())) for row in rows)]
+    files[2].write_text("\n".join(lines))
+    wanted = sorted((first, float(label)) for first, _, label in PAIRS)
+    for file in files:
+        pairs = labelled_pairs(spark, str(file), PairFiles(FILES, COLUMNS))
+        assert sorted((row["text_0"], row["score"]) for row in pairs.collect()) == wanted
 
 
 def test_nothing_is_better_than_calling_all_unlike() -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lanes_factory import small_manifest
 
-from pipelines.arrow_lists import lists_of
+from pipelines.arrow_columns import lists_of
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.lanes.files import SCHEMA, LaneManifest, decode, negative_side, ragged

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mining_cases import bytes_of, rows_of
@@ -16,6 +18,7 @@ from pipelines.cli import main
 from pipelines.embedding.places import next_folder
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.mining.inputs import check_sources, read_pairs
 from pipelines.mining.staging import STAGED_FILE
 from pipelines.models.inference.embedder import load_embedder
 
@@ -188,6 +191,28 @@ def test_further_documents_prompts_and_other_formats(spark, job, lines, tmp_path
     score = embed([quoted[0]], "query") @ embed([row["negative_0"]], "document").T
     assert abs(score.item() - row["negative_0_score"]) < 1e-5
     assert "key" not in row
+
+
+def test_pairs_are_read_whatever_arrow_type_stores_them(spark, job, tmp_path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    kinds = (pa.string(), pa.string_view(), pa.binary(), pa.large_string())
+    for number, kind in enumerate(kinds):
+        texts = {name: pa.array([f"{name} {number}"]).cast(kind) for name in ("q", "a")}
+        at = pa.array([datetime.time(1)])
+        topic = pa.array([number]).cast(pa.uint8() if number else pa.decimal128(9, 0))
+        pq.write_table(
+            pa.table({**texts, "topic": topic, "id": [number], "at": at}),
+            folder / f"{number}.parquet",
+        )
+    empty = {name: pa.nulls(1) for name in ("q", "a", "topic", "id")}
+    pq.write_table(pa.table(empty), folder / "9.parquet")
+    config = job(inputs=[str(folder)])
+    check_sources(config)
+    rows = read_pairs(spark, config, tmp_path / "staged", tmp_path / "mined").collect()
+    found = sorted((row["anchor"] or "", row["positive"] or "", str(row["key"])) for row in rows)
+    assert found == [("", "", "None"), *((f"q {n}", f"a {n}", str(n)) for n in range(4))]
+    assert len({row["group_id"] for row in rows}) == 5
 
 
 def test_an_index_finds_nearly_the_same(spark, job, mined) -> None:

@@ -22,6 +22,7 @@ SETTINGS = {
     "all scores": {"relative_margin": None},
     "relative margin": {},
     "both margins": {"relative_margin": 0.02, "absolute_margin": 0.1},
+    "margin of the lowest": {"relative_margin": 0.02, "margin_positive": "lowest"},
     "bounds": {"relative_margin": None, "min_score": 0.2, "max_score": 0.6},
     "margin, and groups are allowed": {"same_group": True},
 }

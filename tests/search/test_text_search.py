@@ -92,6 +92,42 @@ def test_the_command_asks_the_model_of_the_settings(spark, table, model, lines, 
     assert main([*question, "--set", f"embedding.model={kept}"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("made_in", "asked_in"), [("fp32", "fp32"), ("bf16", "auto"), (None, "auto")]
+)
+def test_queries_are_as_precise_as_the_table(table, made_in, asked_in, monkeypatch) -> None:
+    manifest = {"text_column": "text", "key_column": None, "vector_column": "embedding"}
+    known = manifest if made_in is None else manifest | {"precision": made_in}
+    storage.write_json(table.folder / "_manifest.json", known)
+    opened = open_table(table.folder)
+    assert opened.precision == made_in
+    asked = []
+
+    def load(folder, *, backend, precision):
+        asked.append(precision)
+        return load_embedder(folder, backend=backend, precision="fp32")
+
+    monkeypatch.setattr("pipelines.search.text_search.load_embedder", load)
+    embed_queries(replace(table, precision=opened.precision), ["a question"])
+    assert asked == [asked_in]
+
+
+def test_texts_and_keys_of_files_of_other_types_are_found(model, table, lines) -> None:
+    vectors = pq.read_table(table.folder / "part-0.parquet").column("embedding")[:2]
+    texts = pa.array(lines[:2])
+    stored = [
+        {"text": texts.cast(pa.binary()), "id": pa.array([1, 2])},
+        {"text": texts.dictionary_encode(), "id": pa.array(["3", "4"], pa.string_view())},
+    ]
+    for number, columns in enumerate(stored):
+        rows = pa.table(columns | {"embedding": vectors})
+        pq.write_table(rows, table.folder / f"part-{number}.parquet")
+    found = find_texts(
+        replace(open_table(table.folder), text="text", key="id", model=str(model)), lines[:1], 2
+    )
+    assert [(hit.text, hit.key) for hit in found] == [(lines[0], "1"), (lines[0], "3")]
+
+
 def test_queries_have_the_prompt_that_finds_the_texts_of_the_table(model, table, tmp_path) -> None:
     prompts = {"query": "ask: ", "passage": "text: ", "topic": "topic: "}
     storage.write_json(model / "config_sentence_transformers.json", {"prompts": prompts})

@@ -101,11 +101,13 @@ class Case:
         """
         anchor, positive = self.pairs[row]
         scores = np.round((self.documents @ self.anchors[anchor]).astype(float), 6)
-        limit = np.inf
+        limit, near = np.inf, scores[positive]
+        if settings.margin_positive == "lowest":
+            near = min(scores[other] for some, other in self.pairs if some == anchor)
         if settings.relative_margin is not None:
-            limit = scores[positive] - settings.relative_margin * abs(scores[positive])
+            limit = near - settings.relative_margin * abs(near)
         if settings.absolute_margin is not None:
-            limit = min(limit, scores[positive] - settings.absolute_margin)
+            limit = min(limit, near - settings.absolute_margin)
         found, dropped = [], []
         for document, score in enumerate(scores):
             if settings.min_score is not None and score < settings.min_score:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import mlflow
 import numpy as np
+import pandas as pd
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 from relays import free_port, relay
 
 from pipelines.settings import Config, StorageSettings
@@ -23,6 +25,7 @@ from pipelines.tracking import proxy as link
 from pipelines.tracking.base import RunStart
 from pipelines.tracking.databricks import databricks_environment
 from pipelines.tracking.mlflow import release, requirements
+from pipelines.tracking.pyfunc import texts_of
 from pipelines.tracking.run_tracking import RunTracking
 
 TEXTS = ["A cat sleeps on the sofa.", "The market fell by three per cent."]
@@ -35,7 +38,8 @@ texts = json.loads(sys.argv[3])
 vectors = model.predict(texts)
 asked = {"prompt_name": "query"}  # of which the model has none
 same = model.predict(pandas.DataFrame({"any name": texts}), params=asked)
-print(json.dumps([pipelines.__file__, vectors.tolist(), same.tolist()]))
+named = model.predict(pandas.DataFrame({"id": ["k-1", "k-2"], "text": texts}))
+print(json.dumps([pipelines.__file__, *(found.tolist() for found in (vectors, same, named))]))
 """
 
 
@@ -148,21 +152,59 @@ def test_the_model_loads_where_this_package_is_not_there(
         env=elsewhere,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    package, vectors, of_a_frame = json.loads(done.stdout.splitlines()[-1])
+    package, vectors, of_a_frame, by_name = json.loads(done.stdout.splitlines()[-1])
     # Its own copy, not what is installed here.
     assert "artifacts" in package or "tmp" in package
     assert not package.startswith(str(Path(__file__).resolve().parents[2] / "pipelines"))
     np.testing.assert_allclose(vectors, expected, atol=1e-4)
-    assert of_a_frame == vectors
+    assert of_a_frame == by_name == vectors
 
     mlflow.set_tracking_uri(mlflow_server)
     embed = mlflow.pyfunc.spark_udf(
         spark, "models:/encoder/1", result_type="array<float>", env_manager="local"
     )
-    frame = spark.createDataFrame([(text,) for text in TEXTS], "text string")
-    rows = frame.select("text", embed("text").alias("vector")).collect()
-    found = {row["text"]: row["vector"] for row in rows}
-    np.testing.assert_allclose([found[text] for text in TEXTS], expected, atol=1e-4)
+    frame = spark.createDataFrame([("k", text) for text in TEXTS], "id string, text string")
+    for column in (embed("text"), embed(), embed(F.struct("id", "text"))):
+        rows = frame.select("text", column.alias("vector")).collect()
+        found = {row["text"]: row["vector"] for row in rows}
+        np.testing.assert_allclose([found[text] for text in TEXTS], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TEXTS,
+        tuple(TEXTS),
+        np.array(TEXTS),
+        np.array(TEXTS).reshape(2, 1),
+        pd.Series(TEXTS, name="caption"),
+        pd.DataFrame({"caption": TEXTS}),
+        pd.DataFrame({"id": ["k-1", "k-2"], "text": pd.Categorical(TEXTS)}),
+        {"text": TEXTS, "id": ["k-1", "k-2"]},
+        [{"id": "k-1", "text": TEXTS[0]}, {"text": TEXTS[1]}],
+    ],
+)
+def test_what_a_model_takes_for_texts(given) -> None:
+    assert texts_of(given) == TEXTS
+    assert texts_of(TEXTS[0]) == texts_of({"text": TEXTS[0], "id": "k-1"}) == TEXTS[:1]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (pd.DataFrame({"id": ["k-1"], "caption": ["a"]}), "called `text` .* are 2: id, caption"),
+        (pd.DataFrame([["a", "b"]], columns=["text", "text"]), "there are 2: text, text"),
+        ([{"id": "k-1", "caption": "a"}], "called `text` is needed"),
+        (np.array([["k-1", "a"], ["k-2", "b"]]), r"it has \(2, 2\)"),
+        (["a", None], "row 1 of 2 is no text: None"),
+        (pd.DataFrame({"text": ["a", None]}), "row 1 of 2 is no text"),
+        (pd.Series(["a", float("nan")]), "row 1 of 2 is no text: nan"),
+        ([1, 2], "row 0 of 2 is no text: 1"),
+    ],
+)
+def test_what_a_model_does_not_take_for_texts(given, problem) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        texts_of(given)
 
 
 def test_a_model_is_registered_again_only_if_it_has_changed(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.arrow_lists import with_values
+from pipelines.arrow_columns import with_values
 from pipelines.errors import InputError
 
 KEY = "corpus.redact"

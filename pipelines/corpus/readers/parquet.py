@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
-from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import StructField, StructType
 
+from pipelines.arrow_columns import is_list_of_values, is_plain
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import FileNames, Format
 from pipelines.corpus.readers.inputs import is_hidden
@@ -31,7 +29,7 @@ from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
 from pipelines.settings.list_columns import column_of
-from pipelines.spark.frames import read_files
+from pipelines.spark.frames import read_columns
 
 _FOOTERS_AT_ONCE = 16
 _ORIGIN = "_sentence_pipelines_file"
@@ -93,15 +91,10 @@ def _footer(file: Location) -> ParquetFile:
         return ParquetFile(file, {}, problem="not Parquet, or without its end")
     except OSError as error:
         return ParquetFile(file, {}, problem=f"not readable ({str(error).splitlines()[0][:120]})")
-    nested = tuple(field.name for field in schema if pa.types.is_nested(field.type))
+    nested = tuple(field.name for field in schema if not is_plain(field.type))
     types = {field.name: str(field.type) for field in schema}
-    lists = tuple(field.name for field in schema if _is_list_of_values(field.type))
+    lists = tuple(field.name for field in schema if is_list_of_values(field.type))
     return ParquetFile(file, types, nested, lists, metadata.num_rows)
-
-
-def _is_list_of_values(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_list and not pa.types.is_nested(kind.value_type)
 
 
 def read_parquet(
@@ -131,43 +124,24 @@ def read_parquet(
         raise _no_parquet(footers, names)
     asked = {*read}
     footers = [footer for footer in footers if footer.path in asked]
-    alike: dict[tuple[str, ...], list[Location]] = {}
+    alike: dict[tuple[str, ...], list[ParquetFile]] = {}
     for footer in (footer for footer in footers if problems[footer.path] is None):
         types = tuple(footer.types[column_of(name, footer.types)] for name in wanted)
-        alike.setdefault(types, []).append(footer.path)
+        alike.setdefault(types, []).append(footer)
     columns = columns_of(settings)
     frames = [
         rows_of(
-            parquet_columns(session, paths, wanted, _ORIGIN), columns, {"input": F.col(_ORIGIN)}
+            read_columns(session, [file.path for file in alike_files], stored, _ORIGIN),
+            columns,
+            {"input": F.col(_ORIGIN)},
         )
-        for paths in alike.values()
+        for alike_files in alike.values()
+        if (stored := [column_of(name, alike_files[0].types) for name in wanted])
     ]
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
     if lost:
         frames.append(_quarantined(session, lost))
     return reduce(DataFrame.unionByName, frames)
-
-
-def parquet_columns(
-    session: SparkSession,
-    paths: Sequence[Location],
-    names: Sequence[str],
-    origin: str | None = None,
-) -> DataFrame:
-    """The named columns of Parquet files of one schema.
-
-    Spark does not look at the others, whose types it may not know (nanoseconds, half floats).
-    """
-    schema = pq.read_schema(arrow_source(paths[0]))
-    try:
-        fields = [
-            StructField(name, from_arrow_type(schema.field(name).type))
-            for name in dict.fromkeys(column_of(name, schema.names) for name in names)
-        ]
-    except PySparkTypeError:
-        # Unsigned numbers, say, which Spark's own reader of footers takes for wider ones.
-        return read_files(session, paths, origin=origin)
-    return read_files(session, paths, StructType(fields), origin)
 
 
 def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:

@@ -45,6 +45,7 @@ from pipelines.settings import CorpusSettings, StorageSettings
 from pipelines.settings.list_columns import column_of
 from pipelines.settings.storage import DEFAULT_STORES
 from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.frames import read_columns
 from pipelines.spark.tasks import frame_from_tasks
 
 logger = logging.getLogger(__name__)
@@ -228,8 +229,8 @@ def _texts_of_file(
         raise InputError(f"{key}_columns", f"{file} has no column {missing}", remedy)
     for name in wanted:
         if FORMATS.load(kind).form is None:
-            frame = parquet.parquet_columns(session, [file], [name])
-            yield frame.select(text_of(name, (name,)).alias("text"))
+            frame = read_columns(session, [file], [column_of(name, there)])
+            yield frame.select(text_of(name, there).alias("text"))
         else:
             wants = Wanted(kind, Columns((name,)), stores=stores, dialect=dialect)
             rows = _read(session, [file], wants)

@@ -146,6 +146,20 @@ def text_of(name: str, columns: Collection[str]) -> Column:
     return valid_text(found.cast("string"))
 
 
+def number_in(text: str, kind: str = "double") -> str:
+    """Return the SQL that reads a column of texts as numbers; null for what is none.
+
+    `true` and `false` are 1 and 0, in any case: Parquet and JSON have booleans, and programs write
+    them to CSV in their own way.
+
+    Args:
+        text: Name of the column, or of what SQL calls it.
+        kind: Of the numbers.
+    """
+    number = f"case lower(trim({text})) when 'true' then '1' when 'false' then '0' else {text} end"
+    return f"try_cast({number} as {kind})"
+
+
 def rows_of(
     frame: DataFrame, columns: Columns, more: Mapping[str, Column] | None = None
 ) -> DataFrame:

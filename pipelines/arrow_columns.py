@@ -1,0 +1,220 @@
+"""Columns of Arrow: what their types hold, as text, as Spark reads them, and lists.
+
+An Arrow type says how values are stored, and several types store the same values. Every reader of
+tables asks this module what a column holds, so that all of them take the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SPARK_DIGITS = 38
+"""Of a decimal number, at most."""
+
+_WIDER = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+}
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values: without a dictionary, run ends or an extension."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    return kind
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Tell whether a column of a type can hold texts.
+
+    Bytes are texts in UTF-8, as in files of writers that do not say so. A column of nulls is one of
+    texts: a file whose texts are all missing has no other type.
+    """
+    kind = plain_type(kind)
+    return _is_string(kind) or _is_binary(kind) or bool(pa.types.is_null(kind))
+
+
+def is_key(kind: pa.DataType) -> bool:
+    """Tell whether a column of a type can hold keys: strings, or numbers without a fraction.
+
+    Bytes cannot: two keys that are no UTF-8 could have the same text.
+    """
+    kind = plain_type(kind)
+    whole = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
+    return _is_string(kind) or bool(whole or pa.types.is_null(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Tell whether a column of a type holds lists, however they are stored."""
+    checks = (
+        pa.types.is_list,
+        pa.types.is_large_list,
+        pa.types.is_fixed_size_list,
+        pa.types.is_list_view,
+        pa.types.is_large_list_view,
+    )
+    return any(check(kind) for check in checks)
+
+
+def is_list_of_values(kind: pa.DataType) -> bool:
+    """Tell whether a column of a type holds lists of plain values."""
+    return is_list(kind) and is_plain(kind.value_type)
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Tell whether a column of a type has one value in each row."""
+    return not (is_list(plain_type(kind)) or pa.types.is_nested(plain_type(kind)))
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in checks)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    return any(check(kind) for check in (*checks, pa.types.is_fixed_size_binary))
+
+
+_KNOWN_TO_SPARK = (
+    (_is_string, pa.string()),
+    (_is_binary, pa.binary()),
+    (pa.types.is_null, pa.string()),
+    (pa.types.is_time, pa.string()),
+    (pa.types.is_decimal, pa.string()),
+    (pa.types.is_duration, pa.int64()),
+)
+"""What tells types that Spark does not know, or not so, and what their values are there."""
+
+
+def is_read_by_spark(kind: pa.DataType) -> bool:
+    """Tell whether Spark's own reader of Parquet takes a column of a type.
+
+    It takes a column of nulls for one of numbers.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        # Of an extension the file may have a logical type that Spark does not know, as of UUIDs.
+        return _is_string(kind.storage_type)
+    if pa.types.is_map(kind):
+        return is_read_by_spark(kind.key_type) and is_read_by_spark(kind.item_type)
+    if pa.types.is_struct(kind):
+        return all(is_read_by_spark(field.type) for field in kind)
+    if is_list(kind) or pa.types.is_dictionary(kind):
+        return is_read_by_spark(kind.value_type)
+    if pa.types.is_decimal(kind):
+        return bool(kind.precision <= SPARK_DIGITS)
+    unknown = (pa.types.is_null, pa.types.is_float16, pa.types.is_time)
+    return not any(check(kind) for check in unknown)
+
+
+def type_for_spark(kind: pa.DataType) -> pa.DataType:
+    """Return the type with which Spark has the values of a column, all the way down.
+
+    Numbers that it does not know are in the next wider type, and what is left as strings.
+    """
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.uuid":
+        return pa.string()
+    kind = plain_type(kind)
+    if is_list(kind):
+        return pa.list_(type_for_spark(kind.value_type))
+    if pa.types.is_decimal(kind) and kind.precision <= SPARK_DIGITS:
+        return pa.decimal128(kind.precision, kind.scale)
+    for is_such, known in _KNOWN_TO_SPARK:
+        if is_such(kind):
+            return known
+    return _WIDER.get(kind, kind)
+
+
+def schema_for_spark(fields: Iterable[pa.Field]) -> pa.Schema:
+    """Return the columns of a file, or some of them, in the types that Spark has."""
+    return pa.schema([pa.field(field.name, type_for_spark(field.type)) for field in fields])
+
+
+def plain_column(column: pa.Array) -> pa.Array:
+    """Return the values of a column without a dictionary, run ends or an extension."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.uuid":
+            return pa.array([None if one is None else str(one) for one in column.to_pylist()])
+        return plain_column(column.storage)
+    if pa.types.is_dictionary(kind):
+        return plain_column(column.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return plain_column(pc.run_end_decode(column))
+    return column
+
+
+def column_for_spark(column: pa.Array) -> pa.Array:
+    """Return a column in its :func:`type_for_spark`."""
+    kind = type_for_spark(column.type)
+    return column if column.type == kind else plain_column(column).cast(kind)
+
+
+def as_text(column: pa.Array | pa.ChunkedArray) -> pa.StringArray:
+    """Return a column as well-formed strings, with U+FFFD for bytes that are no UTF-8."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    column = plain_column(column)
+    if pa.types.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
+    # Bytes are looked at once, below.
+    texts = column.cast(pa.string(), safe=not _is_binary(column.type))
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = texts.cast(pa.binary()).to_pylist()
+        mended = [value if value is None else value.decode(errors="replace") for value in raw]
+        return pa.array(mended, pa.string())
+    return texts
+
+
+def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of tables with the same columns.
+
+    A column whose types differ between them has the values without their dictionaries; where that
+    is not enough, texts.
+    """
+    if all(table.schema.equals(tables[0].schema) for table in tables):
+        return pa.concat_tables(tables)
+    columns = {}
+    for name in tables[0].column_names:
+        chunks = [plain_column(chunk) for table in tables for chunk in table[name].chunks]
+        if len({chunk.type for chunk in chunks}) > 1:
+            chunks = [as_text(chunk) for chunk in chunks]
+        columns[name] = pa.chunked_array(chunks)
+    return pa.table(columns)
+
+
+def lists_of(columns: Sequence[pa.Array]) -> pa.ListArray:
+    """A column of lists: in each row what the columns have there, in their order."""
+    rows, count = len(columns[0]), len(columns)
+    by_row = np.arange(count * rows).reshape(count, rows).T.ravel()
+    values = pa.concat_arrays(columns).take(pa.array(by_row))
+    return pa.ListArray.from_arrays(np.arange(0, count * rows + 1, count, dtype=np.int32), values)
+
+
+def list_lengths(lists: pa.ListArray) -> np.ndarray:
+    """How many values each row has, int32 [rows]; zero for a null."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return np.asarray(lengths, np.int32)
+
+
+def with_values(lists: pa.ListArray, values: pa.Array) -> pa.ListArray:
+    """The same lists of other values.
+
+    Args:
+        lists: May have nulls, which stay.
+        values: As many as ``lists.flatten()`` has.
+    """
+    offsets = np.concatenate([[0], np.cumsum(list_lengths(lists))])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=lists.is_null())
