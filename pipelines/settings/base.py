@@ -19,7 +19,6 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pipelines.registry import Registry
-from pipelines.settings.yaml_file import WrittenFloat, WrittenInt
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -90,7 +89,8 @@ def _each(change: Callable[[Any], Any], given: Any) -> Any:
 def _as_written(given: Any) -> Any:
     if isinstance(given, bool):
         return str(given).lower()
-    return given.written if isinstance(given, (WrittenInt, WrittenFloat)) else given
+    # Numbers of a file know how they are written; see `yaml_file`, which help need not import.
+    return getattr(given, "written", given)
 
 
 def _checked_number(given: Any) -> Any:
