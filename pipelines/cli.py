@@ -23,7 +23,7 @@ from pipelines.engines import ENGINES
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
 from pipelines.outcome import Results, noted
-from pipelines.progress import MessageHandler
+from pipelines.progress import MessageHandler, say
 from pipelines.provenance import given_on_command_line
 
 # All else is imported by the command that uses it, so that help and refusals come at once.
@@ -64,7 +64,7 @@ DataFolder = Annotated[
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(f"sentence-pipelines {__version__}")
+        say(f"sentence-pipelines {__version__}")
         raise typer.Exit
 
 
@@ -218,7 +218,7 @@ def benchmark(
 
     def measured(found: Config) -> None:
         figures = measure(found, data)
-        print(json.dumps(figures))
+        say(json.dumps(figures))
         check_bounds(figures)
 
     _configured(measured, config, set_)
@@ -310,13 +310,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except typer.TyperException as error:
             # Without a command the help has been shown already, and the message is empty.
             if problem := error.format_message().rstrip("."):
-                print(f"error: {problem} (see --help)", file=sys.stderr)
+                say(f"error: {problem} (see --help)", file=sys.stderr)
             return 2
     if code == CTRL_C:
         from pipelines.spark.session import under_spark_submit
 
         hint = how_to_go_on(given, submitted=under_spark_submit(), run_begun=interruption.run_begun)
-        print(hint, file=sys.stderr)
+        say(hint, file=sys.stderr)
         return interruption.exit_code
     return code
 
@@ -326,13 +326,13 @@ def _refused(error: PipelineError) -> int:
     from pipelines.settings.redaction import without_password
 
     said = without_password(str(error))
-    print(said if isinstance(error, NothingNew) else f"error: {said}", file=sys.stderr)
+    say(said if isinstance(error, NothingNew) else f"error: {said}", file=sys.stderr)
     code = error.exit_code
     if code == 1 or getattr(error, "key", "").startswith("spark."):
         from pipelines.spark.session import kept_spark_log
 
         if log := kept_spark_log():
-            print(f"Spark's own log: {log}", file=sys.stderr)
+            say(f"Spark's own log: {log}", file=sys.stderr)
     return code
 
 

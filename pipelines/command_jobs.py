@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import one_line
 from pipelines.outcome import Results
+from pipelines.progress import say
 
 _NAMED_KEYS = 20
 _KEY_CHARACTERS = 60
@@ -24,7 +25,7 @@ def prepare(config: Config) -> Results:
     from pipelines.files.prepared_folder import PreparedFolder
 
     manifest = workflow.prepare(config, trains=False)
-    print(f"report  {PreparedFolder.of(config).report}")
+    say(f"report  {PreparedFolder.of(config).report}")
     return {"examples": manifest.examples, "tokens": manifest.tokens, "lanes": manifest.digest}
 
 
@@ -34,13 +35,13 @@ def delete(config: Config, given: Sequence[str], file: str | None) -> Results:
     from pipelines.deletion import read_keys
 
     deletion = workflow.delete(config, read_keys(given, file))
-    print(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
+    say(f"deleted  {deletion.rows} rows of the {deletion.keys} keys that are listed by now")
     if deletion.vectors is not None:
-        print(f"deleted  {deletion.vectors} rows of {config.embedding.output}")
+        say(f"deleted  {deletion.vectors} rows of {config.embedding.output}")
     if deletion.unmatched:
-        print(f"no row   {_told_keys(deletion.unmatched)}")
+        say(f"no row   {_told_keys(deletion.unmatched)}")
     for line in deletion.not_covered:
-        print(f"not covered  {line}")
+        say(f"not covered  {line}")
     figures = {"rows": deletion.rows, "keys": deletion.keys, "vectors": deletion.vectors}
     return {**figures, "unmatched": len(deletion.unmatched)}
 
@@ -64,8 +65,8 @@ def train(config: Config) -> Results:
 
     model = workflow.train(config)
     drawn = workflow.report(config)
-    print(f"report  {drawn}")
-    print(f"model   {model}")
+    say(f"report  {drawn}")
+    say(f"model   {model}")
     metrics = read_json(RunFolder.of(config).metrics)
     return {"model": str(model), **metrics.get("training", {})}
 
@@ -75,7 +76,7 @@ def embed(config: Config) -> Results:
     from pipelines import workflow
 
     made = workflow.embed(config)
-    print(f"table   {made.folder}")
+    say(f"table   {made.folder}")
     return asdict(made)
 
 
@@ -84,7 +85,7 @@ def mine(config: Config) -> Results:
     from pipelines import workflow
 
     mined = workflow.mine(config)
-    print(f"table   {mined.folder}")
+    say(f"table   {mined.folder}")
     return asdict(mined)
 
 
@@ -94,9 +95,9 @@ def clean(config: Config) -> Results:
 
     cleaned = workflow.clean(config)
     for name in cleaned.removed:
-        print(f"removed  {name}")
+        say(f"removed  {name}")
     for name in cleaned.kept:
-        print(f"kept     {name}")
+        say(f"kept     {name}")
     return asdict(cleaned)
 
 
@@ -104,13 +105,12 @@ def search(
     config: Config, asked: Sequence[str], k: int, *, index: bool = False, hybrid: bool = False
 ) -> None:
     """Shows what is nearest to queries."""
-    from rich.console import Console
-
     from pipelines import workflow
+    from pipelines.progress.screen import Screen
     from pipelines.report.tables import hits_table
 
     hits = workflow.search(config, asked, k, indexed=index, hybrid=hybrid)
-    Console().print(hits_table(asked, hits))
+    Screen().print(hits_table(asked, hits))
 
 
 def run(config: Config) -> None:
@@ -133,7 +133,7 @@ def report(config: Config, runs: Sequence[str], output: str | None) -> None:
     """Draws the report of a run, or compares several."""
     from pipelines import workflow
 
-    print(f"report  {workflow.report(config, runs, output)}")
+    say(f"report  {workflow.report(config, runs, output)}")
 
 
 def promote(config: Config) -> Results:
@@ -143,8 +143,8 @@ def promote(config: Config) -> Results:
     promotion = workflow.promote(config)
     for found in promotion.judgements:
         before = "nothing" if found.served is None else f"{found.served:.2f}"
-        print(f"{found.metric}  {found.value:.2f}, in service before: {before}")
-    print(f"in service  {promotion.version}")
+        say(f"{found.metric}  {found.value:.2f}, in service before: {before}")
+    say(f"in service  {promotion.version}")
     figures = {found.metric: found.value for found in promotion.judgements}
     return {"version": promotion.version.name, "figures": figures}
 
@@ -153,16 +153,15 @@ def roll_back(config: Config, to: str | None) -> None:
     """Puts an older model in service again."""
     from pipelines import workflow
 
-    print(f"in service  {workflow.roll_back(config, to)}")
+    say(f"in service  {workflow.roll_back(config, to)}")
 
 
 def show_engines(names: Iterable[str]) -> None:
     """Shows what engines need."""
-    from rich.console import Console
-
     from pipelines.engines.overview import engines_overview
+    from pipelines.progress.screen import Screen
 
-    Console().print(engines_overview(names))
+    Screen().print(engines_overview(names))
 
 
 def show_conf(config: Config, *, as_file: bool) -> None:
@@ -174,28 +173,28 @@ def show_conf(config: Config, *, as_file: bool) -> None:
     chosen = load_engine(config.training.engine)
     check_fit(chosen, config)
     for line in conf_lines(submit_conf(chosen, config), as_file=as_file):
-        print(line)
+        say(line)
     if not chosen.needs_spark:
-        print(f"engine {chosen.name} needs no Spark", file=sys.stderr)
+        say(f"engine {chosen.name} needs no Spark", file=sys.stderr)
 
 
 def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Shows what a run came to."""
-    from rich.console import Console
     from rich.text import Text
 
     from pipelines.files import storage
     from pipelines.files.run_folder import RunFolder
+    from pipelines.progress.screen import Screen
     from pipelines.report.tables import VERDICT_STYLES, metrics_table
     from pipelines.report.verdict import verdict
 
     folder = RunFolder.of(config)
-    console = Console()
-    console.print(metrics_table(figures))
+    console = Screen()
+    console.print(metrics_table(figures, console.width))
     # Which state the model is stands there, and in no evaluation.
     recorded = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
     if found := verdict({**recorded, **figures}):
         # Not as markup: the name of a set may hold brackets.
         console.print(Text(str(found), VERDICT_STYLES[found.word]))
-    print(f"report  {folder.report}")
-    print(f"model   {folder.model}")
+    say(f"report  {folder.report}")
+    say(f"model   {folder.model}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from unicodedata import category
 
+_HARMLESS = "\n\t\u200c\u200d"
 _SHOWN = 200
 """Characters of what a library says, in an error."""
 
@@ -15,6 +17,17 @@ def one_line(text: str) -> str:
     """
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def printable(text: str) -> str:
+    """The text with escapes for what a terminal would obey: ESC, C1, signs of direction.
+
+    Lines and blanks stay, and so do the joiners of scripts and emoji.
+    """
+    return "".join(
+        one if one in _HARMLESS or one.isprintable() or category(one) == "Zs" else one_line(one)
+        for one in text
     )
 
 

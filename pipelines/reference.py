@@ -34,12 +34,34 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTICE = "<!-- Written by `python -m pipelines.reference`; edit the code instead. -->\n\n"
 
 
+_VALUES = """## Values
+
+- **Texts** need no quotes, in the file and behind `--set`: `run.folder: 2026-11-26`, `languages:
+  [no, en]`. Quote what YAML takes for nothing, a list or a mapping: `'null'`, `'[a]'`.
+- **`--set` takes a text to its last character**: `--set "run.folder=runs/try #3"` names that very
+  folder. In the file ` #` begins a comment. Quotes around the whole text are left out.
+- **Numbers are decimal and finite**: `12`, `-3`, `0.5`, `2e-5`. `010`, `1_000`, `0x1F`, `1:30`,
+  `.inf` and `.nan` are refused. `true` and `false` are no numbers.
+- **Lists** may do without brackets behind `--set`: `--set corpus.inputs=a.csv,b.csv`. A list of
+  `--set` replaces that of the file.
+- **Mappings merge.** `--set "run={overwrite: true}"` sets one key and keeps the others of the
+  file, in sections of sections too. `{}` empties a mapping whose names are yours, such as
+  `promotion.minimum`.
+- **A key stands once.** The job refuses a file that sets a key twice, and names both lines.
+- **Paths** may begin with `~`, your home. A path with `$NAME` or `${NAME}` is refused: let your
+  shell replace it.
+
+## All settings
+"""
+
+
 def settings_page() -> str:
     """The reference of all settings, as Markdown."""
     lines = [
         NOTICE + "# Settings\n",
         "One YAML file, and `--set KEY=VALUE` on top. A wrong key, type or range is refused "
         "before Spark starts.\n",
+        _VALUES,
         "| key | type | default | what it is |",
         "|---|---|---|---|",
     ]

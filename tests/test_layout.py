@@ -235,3 +235,12 @@ def names_defined(path: Path) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
+
+
+def test_only_sanitised_text_reaches_the_terminal() -> None:
+    for name, module in MODULES.items():
+        text = module.path.read_text(encoding="utf-8")
+        own = name == "pipelines.progress.screen"
+        assert own or "rich.console import Console" not in text, f"{name}: take Screen"
+        if name in ("pipelines.cli", "pipelines.command_jobs"):
+            assert re.search(r"(?<![\w.])print\(", text) is None, f"{name}: take say"

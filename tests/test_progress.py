@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.progress import MessageHandler, WorkProgress, activity, display, job, next_part, work
+from pipelines.errors import printable
+from pipelines.progress import (
+    MessageHandler,
+    WorkProgress,
+    activity,
+    display,
+    job,
+    next_part,
+    say,
+    work,
+)
 from pipelines.progress.display import LINE_SECONDS, line_interval
 
 STAGES = ("starting", "corpus", "training")
@@ -287,3 +297,31 @@ def test_a_job_notes_the_seconds_of_its_stages():
     assert list(seconds) == list(STAGES)
     assert min(seconds.values()) >= 0
     assert inside == {}
+
+
+STEERING = "\x1b[2J \x9b \u202e \u2067 \x08 \r \ufeff"
+
+
+def test_no_line_steers_the_terminal(capsys):
+    say(f"model   {STEERING}")
+    with activity(f"work {STEERING}", f"part {STEERING}"):
+        handler = MessageHandler()
+        handler.emit(logging.LogRecord("a", logging.INFO, "", 0, "%s\n[red]", (STEERING,), None))
+    told = capsys.readouterr()
+    assert told.out == "model   \\x1b[2J \\x9b \\u202e \\u2067 \\x08 \\r \\ufeff\n"
+    assert "[red]" in told.err
+    assert all(one.isprintable() or one == "\n" for one in told.err)
+
+
+def test_what_people_write_is_shown():
+    text = "naïve 日本\u3000語 \U0001f469\u200d\U0001f52c क्\u200dष a\u00a0b\tc\nd"
+    assert printable(text) == text
+
+
+def test_a_row_of_the_display_steers_no_terminal(capsys, screen):
+    with activity(f"work {STEERING}", f"part {STEERING}"):
+        pass
+    drawn = capsys.readouterr().err
+    assert "\\x1b[2J" in drawn
+    assert not {"\x1b[2J", "\x9b", "\u202e", "\u2067", "\x08"} & set(drawn)
+    assert "\x1b[2J" not in drawn

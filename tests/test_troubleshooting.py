@@ -66,8 +66,8 @@ def said_by(node: ast.AST, known: dict[str, ast.expr]) -> Said | None:
     if name == "ConfRule":
         rule = {part.arg: text_of(part.value, known) for part in node.keywords}
         return Said(rule["key"], f"engine {FILLED} {rule['why']}, set {rule['value']}")
-    if name == "NotLocalError":
-        # Of whichever path it is.
+    if name in ("NotLocalError", "refusal"):
+        # Of whichever setting it is.
         name, given = "InputError", [FILLED, *given]
     if name in INPUT_ERRORS and len(given) == 3:
         return Said(given[0], f"{given[1]}, {given[2]}")

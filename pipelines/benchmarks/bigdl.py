@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines import workflow
@@ -26,6 +25,7 @@ from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.training_job import session_for
 
@@ -147,4 +147,4 @@ def _print(found: dict[int, dict[str, Any]]) -> None:
             f"{100 * figures['outside_arithmetic_share']:.1f} %",
             f"{figures['bigdl_vs_torch_ratio']:.3f}",
         )
-    Console().print(table)
+    Screen().print(table)

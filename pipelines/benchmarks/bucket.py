@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.slow_store import BUCKET, slow_store
@@ -33,6 +32,7 @@ from pipelines.lanes.plan import BatchPlan, plan_segments
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.remote import Fetching
 from pipelines.lanes.writer import COUNTED, write_lanes
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.storage import StorageSettings
 from pipelines.training.feed import StepWork
@@ -338,4 +338,4 @@ def _print(rows: Mapping[str, Sequence[Round]]) -> None:
             f"{statistics.median(one.far.cpu_seconds for one in rounds):.2f} "
             f"({statistics.median(one.near.cpu_seconds for one in rounds):.2f} from the disk)",
         )
-    Console().print(table)
+    Screen().print(table)

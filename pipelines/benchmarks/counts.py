@@ -22,7 +22,6 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 
 from pipelines import workflow
@@ -30,6 +29,7 @@ from pipelines.benchmarks.cpu import local_session
 from pipelines.benchmarks.startup import prepare_config
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
 from pipelines.tokens.start import default_start
@@ -255,4 +255,4 @@ def _print(figures: dict[str, Any]) -> None:
             table.add_row(name, ", ".join(value) or "none")
         else:
             table.add_row(name, f"{value:,}")
-    Console().print(table)
+    Screen().print(table)

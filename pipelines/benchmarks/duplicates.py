@@ -22,7 +22,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
@@ -33,6 +32,7 @@ from pipelines.corpus.readers.sources import read_rows
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import text_level, unit_batches
 from pipelines.errors import InputError
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config, CorpusSettings
 from pipelines.spark.frames import Scratch, Totals
 
@@ -245,6 +245,6 @@ def _print(copies: Sequence[Copy], found: Set[int], threshold: float) -> None:
             f"{sum(meeting) / len(meeting):.3f}",
             style="bold" if low >= threshold else None,
         )
-    console = Console()
+    console = Screen()
     console.print(table)
     console.print(f"threshold {threshold}: {bands.bands} bands of {bands.rows} rows")

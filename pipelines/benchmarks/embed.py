@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
@@ -37,6 +36,7 @@ from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.frames import read_parquet
 from pipelines.tokens.start import default_start
@@ -245,7 +245,7 @@ def _print(
         middle = statistics.median(values)
         rounds = ", ".join(f"{value:.1f}" for value in values)
         table.add_row(name, f"{middle:.1f}", rounds, f"{middle / base:.2f}")
-    console = Console()
+    console = Screen()
     console.print(table)
     console.print(f"least cosine of {len(cosines):,} sentences: {cosines.min():.6f}")
     console.print(f"CPU seconds: Spark job {spark:.1f}, plain loop {loop:.1f}")

@@ -11,11 +11,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.rates import training_rate
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
 FEEDS = ("memory", "lanes", "spark")
@@ -67,4 +67,4 @@ def _print(rates: dict[str, list[float]], ratios: dict[str, float]) -> None:
             ", ".join(f"{value:.1f}" for value in values),
             f"{ratios[feed]:.3f}",
         )
-    Console().print(table)
+    Screen().print(table)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.processes import Usage, measure_command, own_environment, stage_command
@@ -34,6 +33,7 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         sizes = [_measured(config, job, aside) for job in _grown(files, aside / "copies")]
     picture = folder / "growth.svg"
     storage.write_text(picture, _picture(sizes))
-    console = Console()
+    console = Screen()
     # Where output is no terminal, the table would be cut at eighty columns.
     console.width = max(console.width, _TABLE_WIDTH)
     console.print(_table([start, *sizes]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.errors import InputError
@@ -15,6 +14,7 @@ from pipelines.evaluation.observations import Observed
 from pipelines.evaluation.retrieval import BM25_ALONE
 from pipelines.evaluation.sets import named_sets
 from pipelines.evaluation.stage import evaluate
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.evaluation import EvaluationSettings
 from pipelines.settings.stages import for_stage
@@ -80,4 +80,4 @@ def _print(sets: Mapping[str, Mapping[str, Any]]) -> None:
         alone = (f"{found[kind]:.2f}" for kind in ("bm25", "vectors", "hybrid"))
         ends = "" if found["interval"] is None else "{:+.2f} to {:+.2f}".format(*found["interval"])
         table.add_row(name, f"{found['queries']:,}", *alone, f"{found['gain']:+.2f}", ends)
-    Console().print(table)
+    Screen().print(table)

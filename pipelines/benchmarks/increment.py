@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.growth import growth_config
@@ -23,6 +22,7 @@ from pipelines.corpus.readers.inputs import local_files
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     if grown.funnel != whole.funnel:
         raise PipelineError("increment: the corpus that grew is not the one of all files")
     jobs = [start, grown, whole]
-    Console().print(_table(jobs))
+    Screen().print(_table(jobs))
     return increment_figures(len(files), *jobs)
 
 

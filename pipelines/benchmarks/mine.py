@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.embedding.store import VectorFile, VectorTable
@@ -29,6 +28,7 @@ from pipelines.evaluation.embedder import unit_length
 from pipelines.mining.pairs import GROUPS, Texts
 from pipelines.mining.parts import Work, make_parts
 from pipelines.mining.staging import MOST_ROWS, PLACE_BITS, part_name
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config, MiningSettings
 
 DOCUMENTS = (25_000, 100_000, 200_000)
@@ -182,4 +182,4 @@ def _print(parts: list[Measured]) -> None:
         rate = f"{part.anchors_per_cpu_second:,.0f}"
         counts = (f"{part.documents:,}", f"{part.anchors:,}", rate)
         table.add_row(*counts, *sizes)
-    Console().print(table)
+    Screen().print(table)

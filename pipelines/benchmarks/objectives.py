@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from pipelines import workflow
@@ -28,6 +27,7 @@ from pipelines.evaluation.observations import Observations, Observed
 from pipelines.evaluation.stage import evaluate
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.settings.stages import for_stage
@@ -281,4 +281,4 @@ def _print(measured: Mapping[str, Mapping[str, Any]]) -> None:
             f"{found['difference']:+.2f}",
             f"{found['margin']:.2f}",
         )
-    Console().print(table)
+    Screen().print(table)

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
@@ -20,6 +19,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import STAGES
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
 START = "start"
@@ -94,6 +94,6 @@ def _print(spent: Mapping[str, float], rate: float) -> None:
     for name, seconds in spent.items():
         table.add_row(name, f"{seconds:.1f}", f"{seconds / total:.0%}")
     table.add_row("all", f"{total:.1f}", "", style="bold")
-    console = Console()
+    console = Screen()
     console.print(table)
     console.print(f"{rate:.0f} kB of text per CPU second")

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines import workflow
@@ -24,6 +23,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.sets import named_sets
 from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
 from pipelines.losses.loss import spans_steps
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
 
@@ -153,4 +153,4 @@ def _print(found: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         for trainer, figures in by.items():
             all_figures = ", ".join(f"{figure:.2f}" for figure in figures)
             table.add_row(name, trainer, f"{statistics.median(figures):.2f}", all_figures)
-    Console().print(table)
+    Screen().print(table)

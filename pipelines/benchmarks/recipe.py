@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from pipelines import evaluation_job, workflow
@@ -27,6 +26,7 @@ from pipelines.evaluation.observations import Observations
 from pipelines.files import storage
 from pipelines.files.locations import RemotePath, location
 from pipelines.files.run_folder import RunFolder
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.load import parse
 from pipelines.settings.stages import for_stage
@@ -196,7 +196,7 @@ def _print(sets: Mapping[str, Mapping[str, Any]]) -> None:
             f"{held['queries']:,}",
             _told(held),
         )
-    Console().print(table)
+    Screen().print(table)
 
 
 def _told(found: Mapping[str, Any]) -> str:

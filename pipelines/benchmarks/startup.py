@@ -21,7 +21,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.processes import (
@@ -33,6 +32,7 @@ from pipelines.benchmarks.processes import (
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def measure(config: Config, data: str | None, *, cases: str | None = None) -> di
     if "commands" in parts:
         commands = {name: command_cost(*command) for name, command in COMMANDS.items()}
     prepared, engines = _spark_costs(config, data, parts)
-    Console().print(startup_table(commands, prepared, engines))
+    Screen().print(startup_table(commands, prepared, engines))
     return {
         "imports": imports.figures,
         "commands": {name: cost.figures for name, cost in commands.items()},

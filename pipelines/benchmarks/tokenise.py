@@ -26,13 +26,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.parquet_parts import Part, find_parts, read_part
 from pipelines.spark.session import executor_count
@@ -241,7 +241,7 @@ def _library(folder: Path, parts: Sequence[Part]) -> tuple[Cost, int, int]:
 def _datasets(folder: Path, parts: Sequence[Part]) -> Cost | None:
     """The cost of the customary ``Dataset.map``, or None where there is no such package."""
     if importlib.util.find_spec("datasets") is None:
-        Console().print("datasets.map is left out: the package `datasets` is not installed")
+        Screen().print("datasets.map is left out: the package `datasets` is not installed")
         return None
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     datasets = importlib.import_module("datasets")
@@ -284,4 +284,4 @@ def _print(costs: dict[str, Cost | None]) -> None:
                 f"{cost.seconds:.1f}",
                 f"{cost.rate:.2f}",
             )
-    Console().print(table)
+    Screen().print(table)

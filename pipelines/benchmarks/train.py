@@ -28,7 +28,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.data import prepared
@@ -37,6 +36,7 @@ from pipelines.benchmarks.rates import training_rate
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.inference.processor import computes_in_bf16
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 
@@ -204,4 +204,4 @@ def _print(rates: Mapping[str, Sequence[float]]) -> None:
             ", ".join(f"{value:.1f}" for value in values),
             f"{_ratio(rates, name, base):.2f}",
         )
-    Console().print(table)
+    Screen().print(table)

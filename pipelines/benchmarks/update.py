@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.benchmarks.embed import write_sentences
 from pipelines.embedding.table import embed_table
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.tokens.start import default_start
 
@@ -148,4 +148,4 @@ def _print(jobs: dict[str, Measured]) -> None:
         share = f"{100 * one.cpu_seconds / made:.1f} %"
         figures = (f"{one.cpu_seconds:.1f}", f"{one.seconds:.1f}", share)
         table.add_row(name, f"{one.rows:,}", f"{one.embedded:,}", *figures)
-    Console().print(table)
+    Screen().print(table)

@@ -7,7 +7,7 @@ Where output is not a terminal (a log of a scheduler, a file) a line says what b
 lines follow after 30 seconds, then ever more rarely: a job of ten hours writes some hundred.
 """
 
-from pipelines.progress.messages import MessageHandler
+from pipelines.progress.messages import MessageHandler, say
 from pipelines.progress.work import WorkProgress, activity, job, next_part
 
-__all__ = ["MessageHandler", "WorkProgress", "activity", "job", "next_part"]
+__all__ = ["MessageHandler", "WorkProgress", "activity", "job", "next_part", "say"]

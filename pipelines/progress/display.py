@@ -30,12 +30,11 @@ class Display:
 
     def __init__(self, *, stays: bool) -> None:
         # Executors import this module too, but show nothing: they need not have rich.
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from pipelines.progress.notebook import NotebookProgress
+        from pipelines.progress.screen import NotebookProgress, Screen
 
-        self._console = Console(stderr=True)
+        self._console = Screen(stderr=True)
         in_notebook = self._console.is_jupyter
         is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._bar = (NotebookProgress if in_notebook else Progress)(
@@ -121,7 +120,7 @@ class Display:
             self._told = time.monotonic()
             line = self.line_of(self._work)
             if self._bar.disable and line:
-                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+                self._console.print(line, soft_wrap=True)
 
     def _turn_to(self, work: Work) -> None:
         if self._row is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -13,8 +15,10 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pipelines.registry import Registry
 
@@ -23,11 +27,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REFUSED: Final = "refused"
+"""Type of the validation errors that say what is wrong and what would be right."""
+
+# What YAML 1.1 or Python reads as a number, each in its own way: 010, 0x1F, 1_000 and 1:30.
+_OTHER_NOTATION = re.compile(r"[-+]?(0[0-9box_]|[0-9.][0-9.e+-]*[_:])", re.IGNORECASE)
+_LARGEST = 1 << 63
+_LONGEST = 1000
+
 
 class Settings(BaseModel):
     """A section of the configuration: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_asked_for(cls, given: Any, info: ValidationInfo) -> Any:
+        """A text as it is written where one is asked for, and numbers in one notation."""
+        kinds = value_kinds(cls.model_fields[info.field_name or ""].annotation)
+        if kinds & {int, float}:
+            return _each(_checked_number, given)
+        return _each(_as_written, given) if str in kinds else given
 
     def check_with(self, config: Config) -> None:
         """Refuses what no field can refuse by itself; the section's keys are those at fault.
@@ -59,8 +80,8 @@ CsvSeparator = Annotated[
     AfterValidator(_separator),
     Field(
         description=(
-            "Sign between the fields of CSV files, such as `;`. Unset: a comma. Files named `.tsv` "
-            "and `.tab` have tabs."
+            "Sign between the fields of CSV, such as `;`. Unset: a comma, or a tab where the name "
+            "ends in `.tsv` or `.tab`."
         )
     ),
 ]
@@ -74,6 +95,55 @@ CsvEscape = Annotated[
         )
     ),
 ]
+
+
+def value_kinds(annotation: Any) -> set[Any]:
+    """The types of the single values that a setting takes: of each item of a list or mapping."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is None:
+        return {annotation}
+    if origin is Annotated:
+        return value_kinds(parts[0])
+    inner = parts[1:] if origin is Mapping else parts
+    return {kind for part in inner for kind in value_kinds(part)}
+
+
+def refusal(problem: str, remedy: str) -> PydanticCustomError:
+    """What a validator raises where a value has a problem that a user can mend."""
+    return PydanticCustomError(
+        REFUSED, "{problem}, {remedy}", {"problem": problem, "remedy": remedy}
+    )
+
+
+def _each(change: Callable[[Any], Any], given: Any) -> Any:
+    """A value, or each one of a list or of a mapping, changed."""
+    if isinstance(given, Mapping):
+        return {key: _each(change, value) for key, value in given.items()}
+    if isinstance(given, (list, tuple)):
+        return [_each(change, value) for value in given]
+    return change(given)
+
+
+def _as_written(given: Any) -> Any:
+    if isinstance(given, bool):
+        return str(given).lower()
+    # Numbers of a file know how they are written; see `yaml_file`, which help need not import.
+    return getattr(given, "written", given)
+
+
+def _checked_number(given: Any) -> Any:
+    """A value that may be a number, unless it is none that every reader takes for the same."""
+    if isinstance(given, bool):
+        raise refusal(f"`{str(given).lower()}` is no number", "write one, for example 1")
+    plain = given.strip() if isinstance(given, str) else given
+    if isinstance(plain, str) and _OTHER_NOTATION.match(plain):
+        raise refusal(f"`{plain[:50]}` is no decimal number", "write it as 12, -3, 0.5 or 2e-5")
+    digits = plain.lstrip("+-") if isinstance(plain, str) else ""
+    if digits.isdecimal() and len(digits) < _LONGEST:
+        plain = int(digits)
+    if isinstance(plain, int) and abs(plain) >= _LARGEST:
+        raise refusal("it is 2^63 or more", "give a smaller number")
+    return given
 
 
 @dataclass(frozen=True)

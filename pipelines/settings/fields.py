@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeGuard, get_origin
+from itertools import chain
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_origin
 
 import yaml
 
@@ -47,7 +49,7 @@ def fields() -> Iterator[SettingField]:
 
 
 def kinds(section: str, name: str) -> set[Any]:
-    """The generic types that a setting is of (`tuple`, `Mapping`); empty where there is none.
+    """The generic types that a setting may be of (`tuple`, `Mapping`); none where it has none.
 
     Args:
         section: Of the setting.
@@ -61,13 +63,24 @@ def kinds(section: str, name: str) -> set[Any]:
     for part in name.split("."):
         fields = [one.model_fields for one in found if _is_part(one)]
         found = [of_part[part].annotation for of_part in fields if part in of_part]
-    return {get_origin(annotation) for annotation in found}
+    options = chain.from_iterable(map(_options, found))
+    return {get_origin(annotation) for annotation in options} - {None}
 
 
 def is_section(name: str) -> bool:
     """Whether a name is that of a section, and not of the one setting that is in none."""
     known = Config.model_fields.get(name)
     return known is not None and _is_part(known.annotation)
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    """The types that a setting may be of, without what they are annotated with."""
+    if get_origin(annotation) is Annotated:
+        yield from _options(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        yield from chain.from_iterable(map(_options, get_args(annotation)))
+    else:
+        yield annotation
 
 
 def has_parts(section: str, name: str) -> bool:

@@ -8,6 +8,7 @@ One YAML file and dotted overrides on top (``training.workers=4``) give one froz
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -15,14 +16,22 @@ from pydantic import ValidationError
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
+from pipelines.settings.base import REFUSED
 from pipelines.settings.fields import fields, has_parts, is_section, kinds
 from pipelines.settings.objective import own_keys
-from pipelines.settings.paths import NOT_LOCAL
 from pipelines.settings.stages import conf_text
 from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 from pipelines.settings.suggestions import remedy
-from pipelines.settings.yaml_file import Openable, UnusableYamlError, parse_yaml, read_text
+from pipelines.settings.yaml_file import (
+    Openable,
+    RepeatedKeyError,
+    UnusableYamlError,
+    parse_yaml,
+    read_text,
+    scalar,
+)
 
+_QUOTES = ("'", '"')
 _SHOWN = 200
 """Characters of a value in an error."""
 
@@ -34,8 +43,10 @@ def load(
 
     Args:
         path: YAML file; None gives the defaults.
-        overrides: ``key=value`` with a dotted key; the value is read as YAML, and a list may do
-            without its brackets (``corpus.inputs=a.csv,b.csv``).
+        overrides: ``key=value`` with a dotted key. A text counts to its last character, quotes
+            around it left out. Lists and mappings are YAML without comments, and a list may do
+            without its brackets (``corpus.inputs=a.csv,b.csv``). A mapping is merged with what the
+            file has there.
         recorded: The file is that of a run, where keys of other losses say nothing: earlier
             releases wrote them all.
 
@@ -50,16 +61,20 @@ def read_tree(
 ) -> dict[str, Any]:
     """Reads them as :func:`load` does, which checks them too; a nested mapping."""
     tree: dict[str, Any] = {}
-    for key, value in _leaves(_read_yaml(path) if path is not None else {}):
-        # A section all of whose settings are commented out.
-        _put(tree, key, {} if value is None and is_section(key) else value)
+    if path is not None:
+        _merge(tree, _read_yaml(path), path)
     for override in overrides:
         key, separator, text = override.partition("=")
+        key = key.strip()
         if not separator or not key:
             raise InputError(
                 "--set", f"`{_shown(override)}` is not KEY=VALUE", "for example training.workers=2"
             )
-        _put(tree, key.strip(), _parse_value(key.strip(), text))
+        value = _parse_value(key, text)
+        if isinstance(value, Mapping) and _is_mapping(key):
+            _merge(tree, {key: value})
+        else:
+            _put(tree, key, value)
     if recorded:
         # All that the recipe of its release set is in the file.
         tree.pop("recipe", None)
@@ -103,6 +118,8 @@ def _read_yaml(path: str | Openable) -> Mapping[str, Any]:
         raise InputError(
             "--config", f"there is no file {path}", "name an existing YAML file"
         ) from None
+    except RepeatedKeyError as error:
+        raise _repeated(path, error.key, error.lines) from None
     except (OSError, UnicodeDecodeError, UnusableYamlError) as error:
         raise InputError(
             "--config", f"{path} is not readable YAML ({_shown(error)})", "mend the file"
@@ -116,13 +133,71 @@ def _read_yaml(path: str | Openable) -> Mapping[str, Any]:
     return tree
 
 
+def _merge(
+    tree: dict[str, Any], given: Mapping[str, Any], path: str | Openable | None = None
+) -> None:
+    """Puts all that a mapping sets into the tree.
+
+    Args:
+        given: Of the file at `path`, or of an override.
+
+    Raises:
+        InputError: It sets a key twice, with a section and in it.
+    """
+    lines: dict[str, int] = {}
+    for key, line, value in _leaves(given):
+        name = key.replace("spark.spark.", "spark.", 1) if key.startswith("spark.") else key
+        if name in lines:
+            raise _repeated(path, name, (lines[name], line))
+        lines[name] = line
+        # Nothing is set in a section all of whose settings are commented out.
+        if (value is None and path is not None) or value == {}:
+            section, _, part = key.partition(".")
+            if is_section(key) or has_parts(section, part):
+                continue
+        _put(tree, key, value)
+
+
 def _parse_value(key: str, text: str) -> Any:
-    if _is_list(key) and text.strip() not in ("null", "~") and text.strip()[:1] not in ("[", "{"):
-        return [part.strip() for part in text.split(",") if part.strip()]
+    """What an override gives: a text as it stands, unless its setting is a list or a mapping."""
+    section, _, name = key.partition(".")
+    first = text.strip()[:1]
+    if tuple in kinds(section, name):
+        if scalar(text) is None and text.strip():
+            return None
+        if first not in ("[", "{"):
+            return _yaml_value(key, f"[{text}]") if first in _QUOTES else _items(text)
+    elif not _is_mapping(key):
+        if first in _QUOTES:
+            with suppress(UnusableYamlError):
+                quoted = parse_yaml(text, comments=False)
+                return quoted if isinstance(quoted, str) else text
+        return scalar(text)
+    return _yaml_value(key, text)
+
+
+def _yaml_value(key: str, text: str) -> Any:
     try:
-        return parse_yaml(text)
+        return parse_yaml(text, comments=False)
+    except RepeatedKeyError as error:
+        raise _repeated(None, f"{key}.{error.key}", error.lines) from None
     except UnusableYamlError:
         raise InputError(key, f"`{_shown(text)}` is not a YAML value", "quote it") from None
+
+
+def _repeated(path: str | Openable | None, key: str, lines: tuple[int, int]) -> InputError:
+    if path is None:
+        return InputError("--set", f"`{_shown(key)}` is set twice in a value", "keep one of them")
+    first, again = lines
+    return InputError(
+        "--config",
+        f"{path} sets `{_shown(key)}` in line {first} and again in line {again}",
+        "keep one of them",
+    )
+
+
+def _items(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _shown(value: object) -> str:
@@ -131,13 +206,14 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int, Any]]:
+    """Each setting with its whole key, and the line in which its key stands."""
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
             yield from _leaves(value, f"{name}.")
         else:
-            yield name, value
+            yield name, getattr(key, "line", 0), value
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -169,15 +245,17 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
             branch[rest] = value
 
 
-def _is_list(key: str) -> bool:
-    """Whether a setting, with its section, is a list."""
+def _is_mapping(key: str) -> bool:
+    """Whether settings stand below a key, or entries of the user's own."""
     section, _, name = key.partition(".")
-    return tuple in kinds(section, name)
+    return is_section(key) or has_parts(section, name) or Mapping in kinds(section, name)
 
 
 def _input_error(error: ValidationError) -> InputError:
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
+    # Of a setting of several types, the place ends with the type that was tried.
+    parts = (part for part in first["loc"] if not isinstance(part, int))
+    key = ".".join(part for part in parts if not part.startswith(("constrained-", "literal[")))
     # A name may be empty, too.
     key = key or '""'
     if first["type"] == "extra_forbidden":
@@ -189,7 +267,15 @@ def _input_error(error: ValidationError) -> InputError:
     if first["type"] == "tuple_type" and not isinstance(first["input"], dict):
         given = _shown(first["input"])
         return InputError(key, f"`{given}` is no list", f"write [{given}]")
-    if first["type"] == NOT_LOCAL:
+    if first["type"] == REFUSED:
         return InputError(key, first["ctx"]["problem"], first["ctx"]["remedy"])
     message = first["msg"][0].lower() + first["msg"][1:]
-    return InputError(key, f"`{_shown(first['input'])}` does not fit", message)
+    given = first["input"]
+    shown = "null (`~`, or nothing)" if given is None else f"`{_shown(given)}`"
+    if first["type"] == "string_type":
+        return InputError(
+            key,
+            f"{shown} does not fit",
+            "write a text, in quotes where it is null or looks like a list or a mapping",
+        )
+    return InputError(key, f"{shown} does not fit", message)

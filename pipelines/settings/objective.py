@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,7 +98,7 @@ class ObjectiveSettings(Settings):
                 f"it has {len(weights)} weights for {len(self.dimensions)} dimensions",
                 "one for each, or none",
             )
-        if any(not 0 < weight < math.inf for weight in weights):
+        if any(weight <= 0 for weight in weights):
             raise InputError(
                 "objective.dimension_weights",
                 f"it is {', '.join(map(str, weights))}",

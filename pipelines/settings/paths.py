@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import AfterValidator, ValidationInfo
-from pydantic_core import PydanticCustomError
 
-NOT_LOCAL: Final = "not_local"
-"""Type of the validation error of what is not a local path."""
+from pipelines.settings.base import refusal
 
 _MOUNT = "mount it and give the path that the driver and every executor see"
 # A single letter and a colon would be a drive, and a name without a slash may have a colon.
+# `$1` and `a$` are names; `$HOME` and `${HOME}` are meant as what a shell makes of them.
+_VARIABLE = re.compile(r"\$(\{|[A-Za-z_])")
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/", re.IGNORECASE)
 _FILE = re.compile(r"file:(?:(?!//[^/])|//localhost(?=/))/*(?=/)", re.IGNORECASE)
 _IN_STORE = re.compile(
@@ -56,6 +56,7 @@ def local_path(given: str) -> str:
     """
     if not given or "\0" in given:
         raise NotLocalError(f"{given!r} names no file or folder", "give a path")
+    _check_variables(given)
     plain = _FILE.sub("", given, count=1)
     address = _ADDRESS.match(plain)
     if address is not None:
@@ -75,6 +76,7 @@ def stored_path(given: str) -> str:
     Raises:
         NotLocalError: It is neither.
     """
+    _check_variables(given)
     address = _IN_STORE.fullmatch(given)
     if address is None or address["scheme"].lower() in _MOUNTED:
         return local_path(given)
@@ -93,6 +95,18 @@ def stored_path(given: str) -> str:
     if ".." in address["path"].split("/"):
         raise NotLocalError(f"`{given}` goes up", "write the address without `..`")
     return given
+
+
+def _check_variables(given: str) -> None:
+    """Refuses a variable of the environment, whose value the path would not get.
+
+    Raises:
+        NotLocalError: There is one.
+    """
+    if _VARIABLE.search(given):
+        raise NotLocalError(
+            f"`{given}` names a variable, and a setting takes none", "write its value"
+        )
 
 
 def _is_known_to_fsspec(scheme: str) -> bool:
@@ -115,12 +129,15 @@ def _told(check: Callable[[str], str], given: str) -> str:
     try:
         return check(given)
     except NotLocalError as error:
-        told = {"problem": error.problem, "remedy": error.remedy}
-        raise PydanticCustomError(NOT_LOCAL, "{problem}, {remedy}", told) from None
+        raise refusal(error.problem, error.remedy) from None
 
 
 def _checked_input(given: str, info: ValidationInfo) -> str:
-    return given if info.data.get("format") in _BY_NAME else _checked(given)
+    if info.data.get("format") not in _BY_NAME:
+        return _checked(given)
+    # A path of a Delta table; names and addresses are left to Spark.
+    is_path = given.startswith(("~", "$", "/", ".")) and "://" not in given
+    return _checked_local(given) if is_path else given
 
 
 LocalPath = Annotated[str, AfterValidator(_checked_local), IsPath()]

@@ -14,7 +14,7 @@ from pipelines.settings.paths import StoredPath
 if TYPE_CHECKING:
     from pipelines.settings import Config
 
-Points = Annotated[float, Field(allow_inf_nan=False)]
+Points = float
 """A figure times 100, as the evaluation has them."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -295,8 +294,6 @@ def check_sources(config: Config) -> None:
         alone = next(source.name for source in sources if source.weight is None)
         lacking = f"source {alone} has none"
         raise InputError("corpus.sources.weight", lacking, "give all of them one, or none")
-    if any(math.isinf(source.weight or 1) for source in sources):
-        raise InputError("corpus.sources.weight", "it is inf", "a number above 0")
     if config.training.framework == "bigdl":
         raise InputError(
             "training.framework", "bigdl trains on one source alone", "one of tensorflow, torch"

@@ -17,8 +17,10 @@ StageName = Literal["prepare", "train", "evaluate", "embed", "mine"]
 _PREFIX = "spark."
 
 
-def conf_text(value: Any) -> str:
-    """A value of the Spark conf, as Spark reads it."""
+def conf_text(value: Any) -> Any:
+    """A value of the Spark conf, as Spark reads it; one that is none is left as it is."""
+    if value is None or isinstance(value, (list, tuple, Mapping)):
+        return value
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

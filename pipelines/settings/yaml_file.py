@@ -1,9 +1,15 @@
-"""YAML of settings, read in bounded time and memory whatever it holds."""
+"""YAML of settings, read in bounded time and memory whatever it holds.
+
+Numbers are those of YAML 1.2, in decimal, and remember how they are written: a setting that asks
+for text gets `2026` or `1.0` as it stands. `no`, `on`, `010`, `1:30`, `1_000` and dates are texts,
+and so is every key. A mapping may have a key once.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 import yaml
 
@@ -13,17 +19,86 @@ MAX_VALUES = 100_000
 """Values of a document, those counted again that an alias (`*name`) repeats. Nine aliases of nine
 aliases each are a billion after nine lines."""
 LONGEST_NUMBER = 100
-"""Characters of what is a number or a date without quotes; Python takes the square of many."""
+"""Characters of what is a number without quotes; a longer one is a text."""
+
+_MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_DECIMAL = re.compile(
+    r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_TRUTHS = {"true": True, "false": False}
 
 
 class UnusableYamlError(ValueError):
     """The text is no YAML that settings can be read from; the message says why."""
 
 
+class RepeatedKeyError(UnusableYamlError):
+    """A mapping has a key twice, of which a reader would lose one.
+
+    Args:
+        key: As it is written.
+        lines: In which it stands, from 1.
+    """
+
+    def __init__(self, key: str, lines: tuple[int, int]) -> None:
+        super().__init__(f"`{key}` stands in line {lines[0]} and again in line {lines[1]}")
+        self.key = key
+        self.lines = lines
+
+
+class WrittenInt(int):
+    """A whole number that is shown as it is written."""
+
+    written: str
+
+    def __str__(self) -> str:
+        return self.written
+
+
+class WrittenFloat(float):
+    """A number that is shown as it is written."""
+
+    written: str
+
+    def __str__(self) -> str:
+        return self.written
+
+
+class Key(str):
+    """A key of a mapping.
+
+    Attributes:
+        line: In which it stands, from 1.
+    """
+
+    __slots__ = ("line",)
+    line: int
+
+
+def scalar(text: str) -> Any:
+    """What a value without quotes stands for: nothing, a truth value, a number or the text."""
+    plain = text.strip()
+    if plain in ("", "~", "null", "Null", "NULL"):
+        return None
+    if len(plain) <= LONGEST_NUMBER and _DECIMAL.fullmatch(plain):
+        # YAML writes .inf and .nan, and Python does without the point.
+        found: WrittenInt | WrittenFloat = (
+            WrittenInt(plain)
+            if _INTEGER.fullmatch(plain)
+            else WrittenFloat(re.sub(r"\.(?=[in])", "", plain, flags=re.IGNORECASE))
+        )
+        found.written = plain
+        return found
+    return _TRUTHS.get(plain, text)
+
+
 class _Loader(yaml.SafeLoader):
     """Without tags (`!!set`): no setting needs one, and the library fails at some of them."""
 
     has_aliases = False
+    # All other values are resolved by `scalar`.
+    yaml_implicit_resolvers: ClassVar = {"<": [(_MERGE, re.compile("<<"))]}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -34,12 +109,49 @@ class _Loader(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
-    def compose_scalar_node(self, anchor: dict[Any, Any]) -> yaml.ScalarNode:
-        node = super().compose_scalar_node(anchor)
-        if node.tag != "tag:yaml.org,2002:str" and len(node.value) > LONGEST_NUMBER:
-            problem = f"a number has {len(node.value)} characters"
-            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+    def compose_mapping_node(self, anchor: dict[Any, Any]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise RepeatedKeyError(key.value, (lines[key.value], line))
+                lines[key.value] = line
         return node
+
+    def construct_scalar_or_text(self, node: yaml.ScalarNode) -> Any:
+        return scalar(node.value) if node.style is None else node.value
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        self.flatten_mapping(node)
+        return {
+            self._key(key): self.construct_object(value, deep=deep)  # type: ignore[no-untyped-call]
+            for key, value in node.value
+        }
+
+    def _key(self, node: yaml.Node) -> Key:
+        if not isinstance(node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key is no text", node.start_mark)
+        key = Key(node.value)
+        key.line = node.start_mark.line + 1
+        return key
+
+
+_Loader.add_constructor(_TEXT, _Loader.construct_scalar_or_text)
+
+
+class _LoaderOfValues(_Loader):
+    """Without comments: what the command line gives counts to its last character."""
+
+    def scan_to_next_token(self) -> None:
+        while True:
+            while self.peek() == " ":
+                self.forward()
+            if not self.scan_line_break():
+                return
+            if not self.flow_level:
+                self.allow_simple_key = True
 
 
 class Openable(Protocol):
@@ -66,25 +178,34 @@ def read_text(path: str | Openable) -> str:
     return text
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, *, comments: bool = True) -> Any:
     """The value of a YAML document.
+
+    Args:
+        text: Of the document.
+        comments: Whether ` #` begins one, and is not refused.
 
     Raises:
         UnusableYamlError: It is none, or one that nobody writes for settings.
     """
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _values(node, {}) > MAX_VALUES:
-            said = "its aliases stand for" if loader.has_aliases else "it holds"
-            raise UnusableYamlError(f"{said} too many values")
-        return loader.construct_document(node)
+        return _value((_Loader if comments else _LoaderOfValues)(text))
     except RecursionError:
         raise UnusableYamlError("it is nested too deeply") from None
+    except UnusableYamlError:
+        raise
     except (yaml.YAMLError, ValueError) as error:
         raise UnusableYamlError(" ".join(str(error).split())) from None
+
+
+def _value(loader: _Loader) -> Any:
+    node = loader.get_single_node()
+    if node is None:
+        return None
+    if _values(node, {}) > MAX_VALUES:
+        said = "its aliases stand for" if loader.has_aliases else "it holds"
+        raise UnusableYamlError(f"{said} too many values")
+    return loader.construct_document(node)
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:

@@ -1,9 +1,12 @@
 """The table in a terminal."""
 
+import pytest
 from rich.console import Console
 
-from pipelines.report.tables import metrics_table
+from pipelines.progress.screen import Screen
+from pipelines.report.tables import hits_table, metrics_table
 from pipelines.report.verdict import verdict
+from pipelines.search.text_search import Hit
 
 
 def figures(before, after, ends=None):
@@ -116,3 +119,41 @@ def test_brackets_in_a_name_are_shown() -> None:
     names = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
     assert names == ["dev[v2].csv", "[/]"]
     assert any("A[b]" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_screen_breaks_no_word(width) -> None:
+    counts = {"queries": 1500, "documents": 1500}
+    before = {"hybrid retrieval": {**counts, "ndcg@10": 85.1, "recall@10": 90.2}}
+    after = {"hybrid retrieval": {**counts, "ndcg@10": 100.0, "recall@10": 80.2}}
+    known = {"hybrid retrieval": {"recall@10": {"low": -11.2, "high": 15.6, "detectable": 1}}}
+    measured = {"before": before, "after": after, "interval": known}
+    screen = Screen(width=width)
+    with screen.capture() as capture:
+        screen.print(metrics_table(measured, screen.width))
+    words = set(capture.get().replace("│", " ").split())
+    assert words >= {
+        "hybrid",
+        "retrieval",
+        "1,500",
+        "queries,",
+        "documents",
+        "Recall@10",
+        "nDCG@10",
+    }
+    assert words >= {"85.10", "-10.00", "(-11.20", "15.60)", "difference"}
+    assert "…" not in capture.get()
+
+
+def test_a_found_text_steers_no_terminal() -> None:
+    bad = "a\x1b]0;title \x9b31m \u202egnp.exe\u2066 [red]b[/red] :smile: c\nd"
+    hits = [Hit(query=0, rank=1, cosine=0.5, position=1, text=bad, key=f"key {bad}")]
+    screen = Screen(width=300)
+    with screen.capture() as capture:
+        screen.print(hits_table([bad, "other"], hits))
+        screen.print(bad)
+    shown = capture.get()
+    assert all(one.isprintable() or one == "\n" for one in shown)
+    assert shown.count("a\\x1b]0;title \\x9b31m \\u202egnp.exe\\u2066 [red]b[/red] :smile: c") == 4
+    lines = [line for line in shown.splitlines() if line.startswith("│")]
+    assert len({len(line) for line in lines}) == 1

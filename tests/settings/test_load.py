@@ -4,11 +4,9 @@ import re
 from typing import get_args
 
 import pytest
-import yaml
 
 from pipelines.errors import InputError
 from pipelines.settings import Config
-from pipelines.settings import load as config
 from pipelines.settings.base import Choice
 from pipelines.settings.load import dump, load, parse
 from pipelines.settings.paths import IsPath
@@ -25,9 +23,14 @@ def test_overrides_win_over_the_file(tmp_path):
     assert (loaded.training.workers, loaded.training.learning_rate) == (2, 5e-4)
 
 
-def test_spark_keys_flat_and_nested():
+def load_text(folder, text, *overrides):
+    (folder / "job.yaml").write_text(text)
+    return load(folder / "job.yaml", overrides)
+
+
+def test_spark_keys_flat_and_nested(tmp_path):
     tree = "spark.master: local[2]\nspark:\n  executor: {memory: 2g}\n  ui.enabled: true\n"
-    found = load_text(tree).spark.conf
+    found = load_text(tmp_path, tree).spark.conf
     assert found == {"master": "local[2]", "executor.memory": "2g", "ui.enabled": "true"}
 
 
@@ -57,13 +60,6 @@ def test_a_list_may_do_without_its_brackets(tmp_path):
         InputError, match=r"^corpus\.inputs: `a\.csv` is no list, write \[a\.csv\]$"
     ):
         load(tmp_path / "a.yaml")
-
-
-def load_text(text):
-    merged = {}
-    for key, value in config._leaves(yaml.safe_load(text)):
-        config._put(merged, key, value)
-    return parse(merged)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +94,10 @@ def load_text(text):
         ),
         ("promotion.tolerance=0.5", r"^promotion\.tolerance: `0\.5` does not fit"),
         ("novalue", r"^--set: `novalue` is not KEY=VALUE"),
-        ("training.seed=[", r"^training\.seed: `\[` is not a YAML value"),
+        ("corpus.inputs=[", r"^corpus\.inputs: `\[` is not a YAML value"),
+        ("training.workers=2 # a", r"^training\.workers: `2 # a` does not fit"),
+        ("training.workers=true", r"^training\.workers: `true` is no number"),
+        ("training.start_share=.inf", r"^training\.start_share: `\.inf` does not fit"),
         ("training=3", r"^training: "),
     ],
 )
@@ -251,3 +250,144 @@ def test_a_section_that_is_empty_in_the_file_takes_overrides(tmp_path):
     (tmp_path / "job.yaml").write_text("spark: yarn\n")
     with pytest.raises(InputError, match=r"^spark: `yarn` is not a section"):
         load(tmp_path / "job.yaml", ["spark.ui.enabled=true"])
+
+
+TEXTS = ("runs/try #3", "2026-11-26", "1e3", "007", "no", "true", "True", "1.0", "a: b", "[x]")
+TEXTS += ("{a: b}", "&a", "*b", "!!x", "@vol", "%d", "x,y", " a ", "- a", "a$1", "'a' #b", "1_000")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_of_the_command_line_counts_to_its_last_character(text):
+    given = [f"run.folder={text}", f"spark.app.name={text}", f"encoder.prompts.query={text}"]
+    loaded = load(None, given)
+    assert loaded.run.folder == loaded.spark.conf["app.name"] == text
+    assert loaded.encoder.prompts["query"] == text
+
+
+def test_quotes_around_a_text_are_left_out():
+    assert load(None, ["run.folder='2026'"]).run.folder == "2026"
+    assert load(None, ['spark.app.name=""']).spark.conf == {"app.name": ""}
+    given = load(None, ["corpus.inputs='a,b #1.csv', c", "corpus.format=csv"])
+    assert given.corpus.inputs == ("a,b #1.csv", "c")
+
+
+@pytest.mark.parametrize("value", ["[a #1.csv, b]", "[a] # b", "['a', b] #"])
+def test_a_list_of_the_command_line_has_no_comments(value):
+    with pytest.raises(InputError, match=r"^corpus\.inputs: .* is not a YAML value, quote it"):
+        load(None, [f"corpus.inputs={value}"])
+
+
+def test_a_file_may_leave_quotes_out_where_a_text_is_asked_for(tmp_path):
+    text = """
+corpus: {inputs: [2026, no, 2026-11-26], format: csv, languages: [no]}
+run: {folder: 007}
+encoder: {prompts: {query: 1.0, no: on}}
+spark: {app.name: 1e3, ui.enabled: true}
+"""
+    loaded = load_text(tmp_path, text)
+    assert loaded.corpus.inputs == ("2026", "no", "2026-11-26")
+    assert (loaded.corpus.languages, loaded.run.folder) == (("no",), "007")
+    assert loaded.encoder.prompts == {"query": "1.0", "no": "on"}
+    assert loaded.spark.conf == {"app.name": "1e3", "ui.enabled": "true"}
+    assert load_text(tmp_path, dump(loaded)) == loaded
+
+
+@pytest.mark.parametrize("value", ["null", "~", "", "[a]", "{}"])
+def test_what_is_no_text_is_refused_with_the_cure(tmp_path, value):
+    for key in ("run.folder", "embedding.text_column", "spark.app"):
+        with pytest.raises(InputError, match=rf"^{key}.*: .* does not fit, .* in quotes"):
+            load_text(tmp_path, f"{key}: {value}\n")
+
+
+NUMBERS = ("lanes.seed", "training.learning_rate", "encoder.max_length", "spark.wait_seconds")
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+@pytest.mark.parametrize(
+    "number", ["010", "-010", "1:30", "1_000", "0x1F", "0b11", "0o17", "'010'"]
+)
+def test_a_number_has_one_notation(tmp_path, key, number):
+    told = rf"^{key}: `.*` is no decimal number, write it as"
+    with pytest.raises(InputError, match=told):
+        load(None, [f"{key}={number}"])
+    with pytest.raises(InputError, match=told):
+        load_text(tmp_path, f"{key}: {number}\n")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "objective.temperature",
+        "training.learning_rate",
+        "training.clip_norm",
+        "corpus.near_duplicates",
+    ],
+)
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan", "inf", "nan", "1e999"])
+def test_a_number_is_finite(tmp_path, key, number):
+    told = rf"^{key}: `.*` does not fit, input should be a finite number"
+    with pytest.raises(InputError, match=told):
+        load_text(tmp_path, f"{key}: {number}\n")
+    section, _, name = key.partition(".")
+    with pytest.raises(InputError, match="finite"):
+        parse({section: {name: float(number.lstrip("-."))}})
+
+
+def test_a_whole_number_has_64_bits():
+    with pytest.raises(InputError, match=r"^lanes\.seed: it is 2\^63 or more"):
+        load(None, [f"lanes.seed={1 << 63}"])
+    with pytest.raises(InputError, match=r"^lanes\.seed: "):
+        parse({"lanes": {"seed": 10**3000}})
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "lines"),
+    [
+        ("run: {keep: 1}\ncorpus:\n  inputs: [a]\nrun: {folder: b}\n", "run", (1, 4)),
+        ("encoder:\n  lora:\n    rank: 1\n    alpha: 2\n    rank: 3\n", "rank", (3, 5)),
+        ("corpus:\n  sources:\n  - {name: a, name: b}\n", "name", (3, 3)),
+        ("run.folder: a\nrun:\n  folder: b\n", "run.folder", (1, 3)),
+        ("spark.master: a\nspark:\n  spark.master: b\n", "spark.master", (1, 3)),
+        ("run: {<<: {keep: 1}, <<: {keep: 2}}\n", "<<", (1, 1)),
+        ("run:\n  'keep': 1\n  keep: 1\n", "keep", (2, 3)),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path, text, key, lines):
+    told = rf"^--config: .*job\.yaml sets `{key}` in line {lines[0]} and again in line {lines[1]}, "
+    with pytest.raises(InputError, match=told):
+        load_text(tmp_path, text)
+
+
+@pytest.mark.parametrize("value", ["{folder: a, folder: b}", "{folder: a, 'folder': b}"])
+def test_a_value_sets_a_key_once(value):
+    with pytest.raises(InputError, match=r"^--set: `run\.folder` is set twice in a value"):
+        load(None, [f"run={value}"])
+
+
+def test_a_section_of_the_command_line_is_merged_with_that_of_the_file(tmp_path):
+    text = "run: {folder: mine, keep: 3}\nencoder: {layers: 2, lora: {rank: 2}}\n"
+    text += "corpus: {inputs: [a], format: csv}\npromotion: {minimum: {retrieval.ndcg@10: 1}}\n"
+    given = ["run={overwrite: true}", "encoder={lora: {alpha: 3}}", "corpus={inputs: [b]}"]
+    given += ["promotion.minimum={retrieval.mrr@10: 2}", "run={}"]
+    given += ["promotion.metrics=retrieval.ndcg@10,retrieval.mrr@10"]
+    loaded = load_text(tmp_path, text, *given)
+    assert (loaded.run.folder, loaded.run.keep, loaded.run.overwrite) == ("mine", 3, True)
+    assert (loaded.encoder.layers, loaded.encoder.lora.rank, loaded.encoder.lora.alpha) == (2, 2, 3)
+    assert (loaded.corpus.inputs, loaded.corpus.format) == (("b",), "csv")
+    assert loaded.promotion.minimum == {"retrieval.ndcg@10": 1, "retrieval.mrr@10": 2}
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_variable_in_a_path_is_refused(key):
+    for path in ("${DATA}/x", "$DATA/x", "a/$x", "s3://${BUCKET}/x"):
+        with pytest.raises(InputError, match=rf"^{key}: `.*` names a variable, and a setting"):
+            load(None, [f"{key}={path}", "tracking.trackers=[tensorboard]"])
+
+
+@pytest.mark.parametrize("section", ["corpus", "embedding", "mining"])
+def test_the_home_of_a_table_is_found(monkeypatch, section):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    given = [f"{section}.inputs=~/pairs", f"{section}.format=delta"]
+    assert getattr(load(None, given), section).inputs == ("/home/somebody/pairs",)
+    with pytest.raises(InputError, match=rf"^{section}\.inputs: .* names a variable"):
+        load(None, [f"{section}.inputs=$DATA", f"{section}.format=delta"])

@@ -86,7 +86,7 @@ REFUSED = [
     ([PAIRS, PAIRS], r"^corpus\.sources\.name: two sources are called pairs"),
     ([PAIRS | {"weight": 1}, SCORED], r"^corpus\.sources\.weight: source scored has none"),
     ([PAIRS | {"weight": 0}], r"^corpus\.sources\.weight: `0` does not fit"),
-    ([PAIRS | {"weight": float("inf")}], r"^corpus\.sources\.weight: it is inf"),
+    ([PAIRS | {"weight": float("inf")}], r"^corpus\.sources\.weight: `inf` does not fit"),
     ([{"inputs": ["a.csv"]}], r"^corpus\.sources\.name: .* field required"),
     ([PAIRS | {"inputs": []}], r"^corpus\.inputs: source pairs: it is empty"),
     ([PAIRS | {"formt": "csv"}], r"^corpus\.sources\.formt: there is no such setting"),

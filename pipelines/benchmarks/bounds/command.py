@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.bounds.entries import OWN, Run, read_bounds
@@ -26,6 +25,7 @@ from pipelines.benchmarks.processes import cli_command, measure_command, own_env
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress.screen import Screen
 from pipelines.provenance import command_arguments
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
@@ -194,7 +194,7 @@ def _print(verdicts: Sequence[Verdict], seconds: Mapping[str, float]) -> None:
             one.limit,
             "BROKEN" if one.is_broken else "",
         )
-    console = Console()
+    console = Screen()
     # Where output is no terminal, the table would be cut at eighty columns.
     console.width = max(console.width, _TABLE_WIDTH)
     console.print(table)

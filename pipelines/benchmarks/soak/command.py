@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.benchmarks.data import prepared
@@ -25,6 +24,7 @@ from pipelines.benchmarks.soak.steps import soak_runs, soak_steps
 from pipelines.benchmarks.soak.watching import QUANTITIES, SESSION
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
 
@@ -105,7 +105,7 @@ def _told(records: Sequence[Record], folder: Path) -> dict[str, Any]:
     picture = folder / f"soak-{axis}s.svg"
     storage.write_text(picture, soak_picture(records))
     growths = {record.case: record.growths() for record in records}
-    console = Console()
+    console = Screen()
     # Where output is no terminal, the table would be cut at eighty columns.
     console.width = max(console.width, _TABLE_WIDTH)
     console.print(_table(growths, axis))

@@ -10,8 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.processes import check_psutil
 from pipelines.benchmarks.strategies.advice import advice, summaries, told_workers
@@ -25,6 +23,7 @@ from pipelines.benchmarks.strategies.trial import run_trial
 from pipelines.benchmarks.strategies.workloads import named_workload
 from pipelines.errors import InputError, PipelineError
 from pipelines.models.inference.processor import computes_in_bf16
+from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
 
@@ -173,7 +172,7 @@ def _told(
     results = _results(comparison, record, failed, rates)
     write = import_module(PAGE_MODULE).write_results
     page = write(results, folder)
-    console = Console()
+    console = Screen()
     # Where output is no terminal, the table would be cut at eighty columns.
     console.width = max(console.width, _TABLE_WIDTH)
     console.print(results.table())

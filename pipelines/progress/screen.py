@@ -1,10 +1,34 @@
-"""Rows of progress in the output of a notebook's cell."""
+"""What rich draws: tables and rows of progress, in terminals and in the output of notebooks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress
+from rich.segment import Segment
+
+from pipelines.errors import printable
+
+
+class Screen(Console):
+    """A console on which no text steers the terminal, and brackets and colons are signs.
+
+    What is shown is sanitised as it is drawn, whichever table or line it is a part of; a cell that
+    may hold any text is better sanitised before, so that its width is right.
+    """
+
+    def __init__(self, *, stderr: bool = False, **options: Any) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """See :meth:`rich.console.Console.render`."""
+        for text, style, control in super().render(renderable, options):
+            # A control is the library's own, and moves the cursor.
+            yield Segment(text if control else printable(text), style, control)
 
 
 class NotebookProgress(Progress):
