@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pipelines.libraries import REPORT, left_out
 from pipelines.outcome import Results
 
 # Imported by the command that uses it, so that help and refusals come at once.
 if TYPE_CHECKING:
+    from pipelines.files.locations import Location
     from pipelines.settings import Config
 
 
@@ -20,7 +22,7 @@ def prepare(config: Config) -> Results:
     from pipelines.files.prepared_folder import PreparedFolder
 
     manifest = workflow.prepare(config, trains=False)
-    print(f"report  {PreparedFolder.of(config).report}")
+    _print_page(PreparedFolder.of(config).report)
     return {"examples": manifest.examples, "tokens": manifest.tokens, "lanes": manifest.digest}
 
 
@@ -45,8 +47,7 @@ def train(config: Config) -> Results:
     from pipelines.files.storage import read_json
 
     model = workflow.train(config)
-    drawn = workflow.report(config)
-    print(f"report  {drawn}")
+    _print_page(workflow.draw_report(config))
     print(f"model   {model}")
     metrics = read_json(RunFolder.of(config).metrics)
     return {"model": str(model), **metrics.get("training", {})}
@@ -176,5 +177,11 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     if found := verdict(figures):
         # Not as markup: the name of a set may hold brackets.
         console.print(Text(str(found), VERDICT_STYLES[found.word]))
-    print(f"report  {folder.report}")
+    _print_page(folder.report)
     print(f"model   {folder.model}")
+
+
+def _print_page(report: Location | None) -> None:
+    """Prints where a report is, unless it was left out."""
+    if report is not None and not left_out("the report is", REPORT):
+        print(f"report  {report}")
