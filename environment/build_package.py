@@ -219,7 +219,8 @@ def fill(
     if unknown := sorted({*engines, *extras} - known):
         raise PackageError(f"there is no extra {', '.join(unknown)}: {', '.join(sorted(known))}")
     locked = packages.locked_versions(lock)
-    chosen = packages.closure(project, [*engines, *extras], locked)
+    roots = packages.required(project.requires or (), [*engines, *extras])
+    chosen = packages.closure(roots, locked)
     say(f"{len(chosen)} packages for {', '.join([*engines, *extras])}")
     folder = copy_interpreter(tree)
     copied = sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file())

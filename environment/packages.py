@@ -54,25 +54,22 @@ def locked_versions(lock: Path) -> dict[str, str]:
     return {canonicalize_name(pin["name"]): pin["version"] for pin in found}
 
 
-def closure(
-    project: metadata.Distribution, extras: Iterable[str], locked: Mapping[str, str]
-) -> list[metadata.Distribution]:
-    """The installed packages that a project needs, all the way down, by name.
+def closure(roots: Iterable[str], locked: Mapping[str, str]) -> list[metadata.Distribution]:
+    """The installed packages that these need, all the way down, and these, by name.
 
     Packages that the lock leaves out, since nothing that runs here needs them, are left out
     though others declare them. Versions are the lock's, whatever others declare.
 
     Args:
-        project: What is looked at first; not in the result.
-        extras: Of the project.
+        roots: Names of packages.
         locked: The lock.
 
     Raises:
         PackageError: One is not installed, or in another version.
     """
     found: dict[str, metadata.Distribution] = {}
-    wanted = {*required(project, extras)}
-    roots = set(wanted)
+    roots = {*roots}
+    wanted = {*roots}
     while wanted:
         name = wanted.pop()
         if name in found or name in UNUSED:
@@ -86,7 +83,7 @@ def closure(
         check_version(distribution, locked)
         found[name] = distribution
         if name not in DATA:
-            wanted |= set(required(distribution, ()))
+            wanted |= set(required(distribution.requires or (), ()))
     return [found[name] for name in sorted(found)]
 
 
@@ -110,9 +107,14 @@ def check_version(distribution: metadata.Distribution, locked: Mapping[str, str]
         )
 
 
-def required(distribution: metadata.Distribution, extras: Iterable[str]) -> Iterator[str]:
-    """The packages that one declares for this machine, with some of its extras."""
-    for text in distribution.requires or ():
+def required(requirements: Iterable[str], extras: Iterable[str]) -> Iterator[str]:
+    """The packages that requirements name for this machine.
+
+    Args:
+        requirements: As a package declares them.
+        extras: Of that package.
+    """
+    for text in requirements:
         requirement = Requirement(text)
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import one_line
+from pipelines.libraries import REPORT, left_out
 from pipelines.outcome import Results
 from pipelines.progress import say
 
@@ -16,6 +17,7 @@ _KEY_CHARACTERS = 60
 
 # Imported by the command that uses it, so that help and refusals come at once.
 if TYPE_CHECKING:
+    from pipelines.files.locations import Location
     from pipelines.settings import Config
 
 
@@ -25,7 +27,7 @@ def prepare(config: Config) -> Results:
     from pipelines.files.prepared_folder import PreparedFolder
 
     manifest = workflow.prepare(config, trains=False)
-    say(f"report  {PreparedFolder.of(config).report}")
+    _print_page(PreparedFolder.of(config).report)
     return {"examples": manifest.examples, "tokens": manifest.tokens, "lanes": manifest.digest}
 
 
@@ -64,8 +66,7 @@ def train(config: Config) -> Results:
     from pipelines.files.storage import read_json
 
     model = workflow.train(config)
-    drawn = workflow.report(config)
-    say(f"report  {drawn}")
+    _print_page(workflow.draw_report(config))
     say(f"model   {model}")
     metrics = read_json(RunFolder.of(config).metrics)
     return {"model": str(model), **metrics.get("training", {})}
@@ -196,5 +197,11 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     if found := verdict({**recorded, **figures}):
         # Not as markup: the name of a set may hold brackets.
         console.print(Text(str(found), VERDICT_STYLES[found.word]))
-    say(f"report  {folder.report}")
+    _print_page(folder.report)
     say(f"model   {folder.model}")
+
+
+def _print_page(report: Location | None) -> None:
+    """Prints where a report is, unless it was left out."""
+    if report is not None and not left_out("the report is", REPORT):
+        say(f"report  {report}")

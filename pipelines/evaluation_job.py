@@ -21,12 +21,14 @@ from pipelines.evaluation.stage import evaluate
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.digest import digest_model
+from pipelines.models.folder import read_encoder
+from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.runs.evaluations import add_evaluations
 from pipelines.runs.run_metrics import model_step
 from pipelines.settings import Config
-from pipelines.spark.session import running_tasks
+from pipelines.spark.session import running_tasks, under_spark_submit
 from pipelines.tracking import check_trackers
 from pipelines.tracking.names import evaluation_values
 from pipelines.tracking.run_tracking import RunTracking
@@ -63,6 +65,10 @@ def check_settings(config: Config, run: RunFolder) -> None:
         raise InputError("run.folder", f"there is no model in {run.path}", "run `train` first")
     check_trackers(config.tracking)
     check_sets(config)
+    # The driver of a cluster may lack what its executors have.
+    if config.spark.conf.get("master", "local").startswith("local") and not under_spark_submit():
+        spec, _ = read_encoder(run.model)
+        choose_backend("auto", spec.kind)
 
 
 def digests(session: SparkSession, config: Config, run: RunFolder) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from typing_extensions import TypedDict
 
+from pipelines.corpus.cleaning.languages import check_languages
 from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.readers.sources import input_fingerprint
@@ -32,6 +33,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
+from pipelines.libraries import REPORT, left_out
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.sources import by_source
@@ -77,12 +79,8 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     Raises:
         InputError: As the stages have it.
     """
-    from pipelines.report.corpus_page import write_corpus_report
-
     folder = PreparedFolder.of(config)
-    # The stages that need them come hours later.
-    check_tokenizer(config)
-    check_teacher(config)
+    check_needs(config)
     _tell_of_unused_teacher(config)
     fingerprints: dict[str, str | None] = {}
     records = []
@@ -107,9 +105,24 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         fingerprints[stage.name] = fingerprint
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, records)
-    with activity("drawing the report of the corpus"):
-        write_corpus_report(folder.path)
+    if not left_out("the report of the corpus is", REPORT):
+        from pipelines.report.corpus_page import write_corpus_report
+
+        with activity("drawing the report of the corpus"):
+            write_corpus_report(folder.path)
     return LaneManifest.load(folder.lanes.path)
+
+
+def check_needs(config: Config) -> None:
+    """Looks for what stages need that come hours later.
+
+    Raises:
+        InputError: A tokenizer, a teacher or a library is missing, or cannot be used.
+    """
+    for one in by_source(config):
+        check_languages(one.corpus.languages)
+    check_tokenizer(config)
+    check_teacher(config)
 
 
 def _run(

@@ -27,6 +27,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.interruption import run_begun
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan
+from pipelines.libraries import DRIVER, check_installed
 from pipelines.model_card.card import model_card, write_card
 from pipelines.model_card.facts import CardFacts, read_facts
 from pipelines.models.adaptation import split, without_objective
@@ -96,6 +97,8 @@ def check_settings(chosen: Engine, config: Config) -> None:
     """Refuses settings that the engine or the trackers cannot follow."""
     check_fit(chosen, config)
     chosen.check_libraries(config)
+    if config.encoder.lsa.dimensions:
+        check_installed("encoder.lsa.dimensions", "sklearn", where=DRIVER)
     check_trackers(config.tracking)
 
 

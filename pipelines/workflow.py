@@ -20,6 +20,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.reader import check_unchanged
+from pipelines.libraries import DRIVER, REPORT, check_installed, left_out
 from pipelines.model_card.card import write_card
 from pipelines.models.folder import check_start
 from pipelines.pretraining.start import check_objective
@@ -196,7 +197,7 @@ def evaluate(config: Config) -> dict[str, Metrics]:
             # The report says how long it took.
             end_job(folder.path, start_of_job)
             with activity("evaluating", "drawing the report"):
-                report(config)
+                draw_report(config)
                 card = write_card(folder, config)
             tracking.keep(folder.report, folder.metrics, folder.evaluations, card)
     return measured.figures
@@ -217,7 +218,14 @@ def report(config: Config, runs: Sequence[str] = (), output: str | None = None) 
     """
     from pipelines.report.pages import write_page
 
+    for module in REPORT:
+        check_installed("report", module, where=DRIVER)
     return write_page(config, runs, output)
+
+
+def draw_report(config: Config) -> Location | None:
+    """Draws the report of a run at the end of its job; None, and a line, without what draws it."""
+    return None if left_out("the report is", REPORT) else report(config)
 
 
 @file_failures("promoting")
@@ -259,6 +267,7 @@ def run(config: Config) -> dict[str, Metrics]:
 
 def _run(config: Config) -> dict[str, Metrics]:
     from pipelines.corpus.readers.sources import input_fingerprint
+    from pipelines.preparation import check_needs
     from pipelines.tokens.vocabulary import check_tokenizer
 
     chosen = load_engine(config.training.engine)
@@ -268,6 +277,7 @@ def _run(config: Config) -> dict[str, Metrics]:
     tokenizer = check_tokenizer(config)
     check_start(config)
     check_objective(config, tokenizer)
+    check_needs(config)
     for alone in by_source(config):
         input_fingerprint(alone.corpus, config.storage)
     check_sets(config)
@@ -373,6 +383,8 @@ def search(
     from pipelines.search.index import has_index
     from pipelines.search.text_search import find_texts, fits_in_process
 
+    if indexed:
+        check_installed("--index", "usearch")
     table = open_table(config.embedding.output, stores=config.storage)
     here = fits_in_process(table, hybrid=hybrid) and not (indexed and not has_index(table))
     asked = for_stage(config, "embed")

@@ -19,7 +19,8 @@ MODULES = read_modules()
 
 # From left to right; nothing imports from its right. Names of one line may import one another.
 ORDER = """
-errors registry quiet variables lean_tensorflow progress interruption provenance arrow_columns
+errors registry libraries quiet variables lean_tensorflow progress interruption provenance
+arrow_columns
 settings
 files
 spark

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.engines.conf import ConfRule
-from pipelines.engines.libraries import check_installed
 from pipelines.engines.restarts import train_with_restarts
 from pipelines.errors import InputError
+from pipelines.libraries import check_installed
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
@@ -118,7 +118,7 @@ class Engine(ABC):
         if self.spark_majors is not None:
             check_spark(self.name, self.spark_majors)
         for library in self.libraries:
-            check_installed(library, self.name)
+            check_installed("training.engine", library, self.name)
 
     def check_settings(self, config: Config) -> None:  # noqa: B027 - not all engines refuse some
         """Refuses settings that do not fit together on this engine; called before Spark starts.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from pipelines.engines.base import Engine, Mode, monitor_for
-from pipelines.engines.libraries import check_framework
 from pipelines.errors import WorkerLostError
+from pipelines.libraries import check_installed
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
@@ -52,7 +52,7 @@ class LocalEngine(Engine):
 
     @override
     def check_libraries(self, config: Config) -> None:
-        check_framework(config.training.framework)
+        check_installed("training.engine", config.training.framework)
 
     @override
     def check(self, session: SparkSession | None, config: Config) -> None:

@@ -6,7 +6,7 @@ The measure of sentence-transformers' `BinaryClassificationEvaluator`, by cosine
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.base import Figure
 from pipelines.evaluation.metrics import best_accuracy, best_f1
 from pipelines.evaluation.pairs import PairFiles, pair_evaluation, read_pairs
+from pipelines.libraries import check_installed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,24 +85,10 @@ def classification_figures(cosines: np.ndarray, labels: np.ndarray) -> dict[str,
     }
 
 
-def check_installed() -> None:
-    """Looks for scikit-learn, which computes the average precision.
-
-    Raises:
-        InputError: It is not there.
-    """
-    if find_spec("sklearn") is None:
-        raise InputError(
-            "evaluation.classification",
-            "scikit-learn is not installed",
-            'pip install "sentence-pipelines[evaluation]" on the driver and every executor',
-        )
-
-
 EVALUATION = pair_evaluation(
     FILES,
     figures=(Figure.count("pairs"), *FIGURES),
     read=labelled_pairs,
     measure=classification_figures,
-    check=check_installed,
+    check=partial(check_installed, FILES, "sklearn"),
 )

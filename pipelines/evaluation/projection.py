@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 
-from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
+from pipelines.libraries import left_out
 
 PERPLEXITY = 15.0
 """About how many neighbours of a text decide its place."""
@@ -26,10 +24,7 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
 
     Returns:
         [texts, 2], between -1 and 1, the middle at 0. All in the middle where the embeddings are
-        one, are no numbers, or are too few for a map.
-
-    Raises:
-        InputError: scikit-learn is not installed.
+        one, are no numbers, or are too few for a map, and without scikit-learn.
     """
     vectors = unit_length(embeddings)
     if (
@@ -38,12 +33,8 @@ def place_on_map(embeddings: np.ndarray, seed: int) -> np.ndarray:
         or np.ptp(vectors, axis=0).max() < _SPREAD
     ):
         return np.zeros((len(vectors), 2))
-    if find_spec("sklearn") is None:
-        raise InputError(
-            "evaluation",
-            "scikit-learn, which draws the map, is not installed",
-            'pip install "sentence-pipelines[evaluation]" on the driver',
-        )
+    if left_out("the map of the report is", ["sklearn"]):
+        return np.zeros((len(vectors), 2))
     from sklearn.manifold import TSNE
 
     # The exact method: the sums of the other one depend on the number of processors.

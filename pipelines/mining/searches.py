@@ -14,9 +14,10 @@ import numpy as np
 
 from pipelines.embedding.store import VectorTable, read_blocks
 from pipelines.evaluation.nearest import Neighbours
+from pipelines.libraries import check_installed
 from pipelines.mining.anchors import Anchors, is_in
 from pipelines.mining.selection import Selection, some_of
-from pipelines.search.index import build_index, check_installed, has_index, search_index
+from pipelines.search.index import build_index, has_index, search_index
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,5 +117,8 @@ def _build(session: SparkSession, table: VectorTable) -> None:
 
 EXACT = Search(_compare_all)
 INDEX = Search(
-    _ask_index, parts_of_file=16, check=partial(check_installed, "mining.search"), prepare=_build
+    _ask_index,
+    parts_of_file=16,
+    check=partial(check_installed, "mining.search", "usearch"),
+    prepare=_build,
 )

@@ -94,7 +94,7 @@ def _pickle(file: Path) -> Weights:
         raise InputError(
             "encoder.start",
             f"{file} is a pickle, which PyTorch alone reads ({error})",
-            "pip install torch, or a checkpoint in safetensors",
+            'pip install "sentence-pipelines[torch]", or name a checkpoint in safetensors',
         ) from None
     arrays: Weights = module.read_pickle(file)
     return arrays

@@ -78,9 +78,11 @@ class Query:
 
 
 def maps(samples: Mapping[str, Any]) -> list[Map]:
-    """The map of each model, with the same pairs; none where there are no pairs."""
+    """The map of each model, with the same pairs; none where there are no pairs, or no places."""
     pairs, depth = samples.get("pairs", []), samples.get("depth", 0)
-    if not pairs:
+    if not any(
+        place != [0, 0] for pair in pairs for name in MODELS for place in pair[name]["places"]
+    ):
         return []
     return [
         _map(title, [_map_pair(number, pair, name, depth) for number, pair in enumerate(pairs)])

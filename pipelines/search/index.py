@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,6 +30,7 @@ from pipelines.files import records, storage
 from pipelines.files.copies import local_file
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.versions import copy_file, current
+from pipelines.libraries import check_installed
 from pipelines.search.exact import best_of_files, check_queries
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.tasks import collect_from_tasks
@@ -67,7 +67,7 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
         InputError: usearch is not installed.
         PipelineError: An executor could not build an index; what was there stays.
     """
-    check_installed()
+    check_installed("--index", "usearch")
     target = index_folder(table)
     with storage.new_folder(target) as folder:
         files, digests = _without_index(table, folder)
@@ -196,7 +196,7 @@ def search_index(
         InputError: There is no index of this table, or the queries do not fit.
         PipelineError: An executor could not search.
     """
-    check_installed()
+    check_installed("--index", "usearch")
     there = _found(table)
     if not there.is_whole(table):
         raise InputError(
@@ -214,21 +214,6 @@ def _check_digest(copy: Path, *, digest: str | None) -> None:
     """
     if digest is not None and _sha256(copy) != digest:
         raise OSError(f"{copy.name} was not copied as it was written, build the index again")
-
-
-def check_installed(key: str = "--index") -> None:
-    """Makes sure that the library of indexes is there.
-
-    Args:
-        key: What asks for an index.
-
-    Raises:
-        InputError: It is not.
-    """
-    if find_spec("usearch") is None:
-        raise InputError(
-            key, "usearch is not installed", 'pip install "sentence-pipelines[search]"'
-        )
 
 
 def _identity(table: VectorTable) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
 from math import isqrt
 from typing import TYPE_CHECKING
@@ -123,15 +122,8 @@ def duplicate_groups(pairs: DataFrame) -> dict[int, list[int]]:
         The positions of each group, ascending, by its first one, which is the one to keep.
 
     Raises:
-        InputError: scipy is not installed.
         PipelineError: An executor could not compare its rows.
     """
-    if find_spec("scipy") is None:
-        raise InputError(
-            "duplicate_groups",
-            "scipy is not installed",
-            'pip install "sentence-pipelines[search]" on the driver',
-        )
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

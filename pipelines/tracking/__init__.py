@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
+from pipelines.libraries import DRIVER, check_installed
 from pipelines.settings import TrackingSettings
 from pipelines.tracking.databricks import databricks_environment
 
@@ -64,13 +64,7 @@ def check_trackers(settings: TrackingSettings) -> None:
             raise InputError(
                 "tracking.trackers", f"there is no `{name}`", f"one of {', '.join(REGISTRY)}"
             )
-        library = REGISTRY[name].library
-        if find_spec(library) is None:
-            raise InputError(
-                "tracking.trackers",
-                f"{library} is not installed",
-                f'pip install "sentence-pipelines[{name}]" where the driver runs',
-            )
+        check_installed("tracking.trackers", REGISTRY[name].library, name, DRIVER)
 
 
 def tracker_class(name: str) -> Callable[[], Tracker]:

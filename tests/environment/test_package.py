@@ -189,7 +189,8 @@ def site(tmp_path, monkeypatch):
 
 
 def names(extras, locked) -> list[str]:
-    found = packages.closure(metadata.distribution("made-project"), extras, locked)
+    declared = metadata.requires("made-project") or ()
+    found = packages.closure(packages.required(declared, extras), locked)
     return [distribution.name for distribution in found]
 
 

@@ -133,6 +133,6 @@ def test_refuses_what_is_no_label(spark, minilm, tmp_path) -> None:
 
 
 def test_without_scikit_learn_it_is_refused_before_anything_is_read(monkeypatch):
-    monkeypatch.setattr("pipelines.evaluation.classification.find_spec", lambda name: None)
+    monkeypatch.setattr("pipelines.libraries.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"^evaluation\.classification: scikit-learn is not inst"):
         EVALUATION.check(Config(), "no-such-file.tsv")

@@ -1,15 +1,17 @@
 """The map without the library that draws it."""
 
 import numpy as np
-import pytest
 
-from pipelines.errors import InputError
+from pipelines import libraries
 from pipelines.evaluation import projection
 
 
-def test_without_scikit_learn_the_extra_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(projection, "find_spec", {"sklearn": None}.__getitem__)
-    says = r"scikit-learn, .* is not installed, pip install .sentence-pipelines\[evaluation\]"
-    with pytest.raises(InputError, match=says):
-        projection.place_on_map(np.eye(8), 1)
-    np.testing.assert_array_equal(projection.place_on_map(np.ones((8, 2)), 1), np.zeros((8, 2)))
+def test_without_scikit_learn_there_is_no_map_and_one_line_names_the_extra(monkeypatch, caplog):
+    monkeypatch.setattr(libraries, "find_spec", {"sklearn": None}.__getitem__)
+    monkeypatch.setattr(libraries, "_TOLD", set())
+    for _ in range(2):
+        np.testing.assert_array_equal(projection.place_on_map(np.eye(8), 1), np.zeros((8, 2)))
+    assert caplog.messages == [
+        "the map of the report is left out: scikit-learn is not installed, "
+        'pip install "sentence-pipelines[evaluation]"'
+    ]

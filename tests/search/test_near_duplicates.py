@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.embedding.store import Block, open_table
 from pipelines.embedding.vectors import vector_array
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import PipelineError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.search import near_duplicates as duplicates
 from pipelines.search.near_duplicates import (
@@ -117,10 +117,3 @@ def test_what_fails_on_an_executor_is_one_line(spark, table, tmp_path) -> None:
     )
     assert "part-000.parquet" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_without_scipy_the_extra_is_named(spark, monkeypatch) -> None:
-    monkeypatch.setattr(duplicates, "find_spec", {"scipy": None}.__getitem__)
-    pairs = spark.createDataFrame([(0, 1, 0.9)], duplicates.PAIRS_DDL)
-    with pytest.raises(InputError, match=r"scipy is not installed, .*sentence-pipelines\[search\]"):
-        duplicate_groups(pairs)

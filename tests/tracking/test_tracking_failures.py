@@ -117,6 +117,6 @@ def test_a_process_that_cannot_be_ended_holds_nobody_up(tmp_path, monkeypatch, c
 def test_trackers_that_are_not_there_are_refused(monkeypatch):
     with pytest.raises(InputError, match=r"tracking.trackers: there is no `wandb`, one of mlflow"):
         check_trackers(TrackingSettings(trackers=("wandb",)))
-    monkeypatch.setattr("pipelines.tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("pipelines.libraries.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r'is not installed, pip install "sentence-pipelines\[ten'):
         check_trackers(TrackingSettings(trackers=("tensorboard",)))

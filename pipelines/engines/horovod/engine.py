@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import ClassVar
 
 from typing_extensions import override
@@ -13,9 +12,9 @@ from pipelines.engines.base import Mode
 from pipelines.engines.conf import NO_SPECULATION
 from pipelines.engines.horovod.ranks import COLLECTIVES, RankMaker
 from pipelines.engines.horovod.rendezvous import Rendezvous
-from pipelines.engines.libraries import check_framework
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import EngineUnavailable
+from pipelines.libraries import check_installed, is_installed
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
 
@@ -52,8 +51,8 @@ class HorovodEngine(SparkJobEngine):
 
     @override
     def check_libraries(self, config: Config) -> None:
-        check_framework(config.training.framework)
-        if find_spec("horovod") is None:
+        check_installed("training.engine", config.training.framework)
+        if not is_installed("horovod"):
             raise EngineUnavailable(
                 "training.engine",
                 "horovod is not installed",

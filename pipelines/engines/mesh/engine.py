@@ -11,10 +11,10 @@ from typing_extensions import override
 from pipelines.engines.base import Mode
 from pipelines.engines.conf import NO_SPECULATION
 from pipelines.engines.horovod.rendezvous import Rendezvous
-from pipelines.engines.libraries import check_framework
 from pipelines.engines.mesh.cluster import WorkerMaker
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import EngineUnavailable, InputError
+from pipelines.libraries import check_installed
 from pipelines.losses.loss import spans_steps
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
@@ -47,7 +47,7 @@ class MeshEngine(SparkJobEngine):
 
     @override
     def check_libraries(self, config: Config) -> None:
-        check_framework(config.training.framework)
+        check_installed("training.engine", config.training.framework)
         try:
             super().check_libraries(config)
         except EngineUnavailable:

@@ -111,5 +111,5 @@ def _library(folder: Path) -> Any:
         raise InputError(
             KEY,
             f"the model in {folder} is for transformers, which is not installed ({error})",
-            "pip install transformers accelerate torch",
+            'pip install "sentence-pipelines[transformers]" on the driver and every executor',
         ) from None

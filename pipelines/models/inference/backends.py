@@ -5,10 +5,10 @@ A backend computes; its module is imported when it is chosen. Runs on an executo
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Literal, Protocol
 
 from pipelines.errors import InputError
+from pipelines.libraries import EXTRAS, is_installed
 from pipelines.models import ARCHITECTURES
 from pipelines.models.inference import BACKENDS
 from pipelines.models.inference.batches import TokenEmbedder
@@ -88,10 +88,12 @@ def choose_backend(name: str, kind: str | None = None) -> str:
                 f"write one, in {' or '.join(BACKENDS)}",
             )
     for package in wanted:
-        if find_spec(package) is not None:
+        if is_installed(package):
             return package
     raise InputError(
-        BACKENDS.key, f"{' or '.join(wanted)} is not installed", f"pip install {wanted[0]}"
+        BACKENDS.key,
+        f"{' or '.join(wanted)} is not installed",
+        f'pip install "sentence-pipelines[{EXTRAS[wanted[0]]}]" on the driver and every executor',
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,10 +40,6 @@ def check_terms(config: Config, spec: EncoderSpec) -> None:
             KEY,
             f"{spec.embedding_width} numbers and {dimensions} are an odd number of them",
             f"{dimensions + 1}, for example",
-        )
-    if find_spec("sklearn") is None:
-        raise InputError(
-            KEY, "scikit-learn is not installed", "pip install 'sentence-pipelines[evaluation]'"
         )
     pairs = PreparedFolder.of(config).corpus.pairs
     if not find_files(pairs):

