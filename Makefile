@@ -193,7 +193,10 @@ $(MEGATRON_STAMP): $(STAMP)
 	$(IN_VENV) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
 	@$(INSTALL) $(@D) --no-deps --require-hashes -r environment/megatron.lock
+	printf '#!/bin/sh\nexec "$$(dirname "$$0")/python" -m pipelines "$$@"\n' > $(@D)/bin/sentence-pipelines
+	chmod +x $(@D)/bin/sentence-pipelines
 	$(@D)/bin/python -c 'import megatron.core, pipelines.engines.megatron'
+	$(@D)/bin/sentence-pipelines --version
 	touch $@
 
 # The lock of an environment has its name: .venv-airflow, environment/airflow.lock.

@@ -363,3 +363,7 @@ def _ended_in_order() -> Iterator[None]:
     end_with_spark_submit()
     with stopped_at_the_end():
         yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -81,3 +81,15 @@ def test_what_engines_need_is_shown_without_their_libraries(arguments):
     assert code == 0
     assert "spark.speculation" in shown
     assert imported & FRAMEWORKS == set()
+
+
+@pytest.mark.parametrize("module", ["pipelines", "pipelines.cli"])
+def test_a_module_is_the_command_too(module):
+    def asked(*arguments: str) -> subprocess.CompletedProcess[str]:
+        whole = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(whole, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+    assert asked("--version").stdout.startswith("sentence-pipelines ")
+    refused = asked("train", "--set", "nothing.at=all")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: nothing: there is no such setting")

@@ -47,7 +47,7 @@ deletion
 workflow
 ml ml_params notebook
 benchmarks
-outcome command_jobs cli reference
+outcome command_jobs cli __main__ reference
 """
 PLACES = {name: place for place, line in enumerate(ORDER.split("\n")) for name in line.split()}
 LEFTMOST = 0  # of the package itself, which holds the version and nothing else

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LEAST_SHARDING = {"deepspeed": "optimizer"}
+
 
 class TrainingSettings(Settings):
     """Which engine trains the encoder, and how."""
@@ -89,7 +91,8 @@ class TrainingSettings(Settings):
         description=(
             "`torch`, `deepspeed`: what is split between the workers instead of being held by "
             "each; each value includes those before it. With `model_parallel`, `parameters` of "
-            "`torch` splits the part of each worker between the replicas."
+            "`torch` splits the part of each worker between the replicas. Unset, `deepspeed` has "
+            "`optimizer`, since it always splits something."
         ),
     )
     offload: Literal["none", "cpu", "disk"] = Field(
@@ -295,6 +298,14 @@ class TrainingSettings(Settings):
         if tree["elastic"]:
             logger.warning("training.elastic is what training.restarts does now, for all engines")
         return {key: value for key, value in tree.items() if key != "elastic"}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults_of_the_engine(cls, tree: Any) -> Any:
+        """The least that an engine splits, where it cannot do without and nothing is asked for."""
+        if isinstance(tree, dict) and tree.get("engine") in _LEAST_SHARDING:
+            return {"sharding": _LEAST_SHARDING[tree["engine"]], **tree}
+        return tree
 
     def check_with(self, config: Config) -> None:
         """Refuses what the framework cannot do, and steps that workers cannot share."""

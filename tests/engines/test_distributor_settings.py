@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipelines.engines import ENGINES
 from pipelines.engines.base import check_fit
 from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
@@ -75,3 +76,19 @@ def test_a_layout_that_an_engine_does_not_have_is_refused(engine, message, setti
     with pytest.raises(InputError) as caught:
         check_fit(load_engine(engine), config_with(engine, *settings))
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("layout", [{}, STAGES])
+def test_deepspeed_splits_the_least_unless_told(layout):
+    engine, config = load_engine("deepspeed"), config_with("deepspeed", layout)
+    check_fit(engine, config)
+    assert config.training.sharding == "optimizer"
+    with pytest.raises(InputError, match=r"^training\.sharding: engine deepspeed has no `none`"):
+        check_fit(engine, config_with("deepspeed", layout, {"sharding": "none"}))
+
+
+def test_every_engine_has_the_sharding_that_is_its_default():
+    for name in ENGINES:
+        assert (
+            parse({"training": {"engine": name}}).training.sharding in load_engine(name).shardings
+        )

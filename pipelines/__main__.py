@@ -1,0 +1,8 @@
+"""``python -m pipelines`` is the console command, where only the interpreter is at hand."""
+
+import sys
+
+from pipelines.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
