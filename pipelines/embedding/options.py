@@ -11,7 +11,7 @@ from typing import get_args
 from pipelines.errors import InputError
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
-from pipelines.models.folder import read_encoder
+from pipelines.models.folder import read_model
 from pipelines.models.inference.backends import Precision, choose_backend
 
 KEY = "embedding.model"
@@ -68,7 +68,7 @@ def embedding_options(
     """Options that fit the model; see :class:`EmbeddingOptions`.
 
     Args:
-        model: A folder that :func:`~pipelines.models.folder.read_encoder` reads.
+        model: A folder that :func:`~pipelines.models.folder.read_model` reads.
         backend: A name, or ``auto``.
         precision: ``auto``, ``fp32`` or ``bf16``.
         threads: CPU threads of a task.
@@ -90,7 +90,7 @@ def embedding_options(
     if batch_tokens is not None and batch_tokens < 1:
         raise InputError("embedding.batch_tokens", f"{batch_tokens} is too small", "1 or more")
     try:
-        spec, _ = read_encoder(folder)
+        spec, _, _ = read_model(folder)
     except InputError as error:
         raise InputError(KEY, error.problem, error.remedy) from None
     spec.prompts.before(prompt_name)

@@ -17,7 +17,8 @@ from safetensors import deserialize, safe_open
 
 from pipelines.errors import InputError
 from pipelines.files import records
-from pipelines.models.weights import WEIGHT_FILE, Weights
+from pipelines.models.architecture import Shapes
+from pipelines.models.weights import WEIGHT_FILE, Weights, stored_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,18 @@ def read_checkpoint(folder: Path) -> Weights | None:
         )
         return _merged(_pickle(file) for file in files)
     return None
+
+
+def checkpoint_shapes(folder: Path) -> Shapes:
+    """Shapes of a folder's arrays by the names in its safetensors; none if it has only pickles.
+
+    Raises:
+        InputError: See :func:`read_checkpoint`.
+    """
+    shapes: Shapes = {}
+    for file in _files(folder, WEIGHT_FILE):
+        shapes |= stored_shapes(file)
+    return shapes
 
 
 def _files(folder: Path, name: str) -> Sequence[Path]:

@@ -6,6 +6,7 @@ a start. What an architecture has of its own is in the `folder.py` of its packag
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 
 from pipelines.errors import InputError
 from pipelines.files import storage
@@ -50,11 +52,24 @@ from pipelines.tokens.start import (
     folder_modules,
     start_folder,
 )
+from pipelines.tokens.vocabulary import load_tokenizer, rows_needed
 
-__all__ = ["check_start", "default_start", "read_encoder", "start_encoder", "write_encoder"]
+__all__ = [
+    "check_start",
+    "default_start",
+    "read_encoder",
+    "read_model",
+    "start_encoder",
+    "write_encoder",
+]
+
+logger = logging.getLogger(__name__)
 
 KEY = "encoder.start"
 
+_SPARE_ROWS = 1024
+"""Word embeddings without a token that a model may have, to make a round number."""
+_RESIZE = "save model and tokenizer together after resize_token_embeddings, or name another model"
 _SENTENCE_MODULES = "sentence_transformers.models"
 _HEAD = ("pooling", "normalise")
 """What a plain checkpoint does not say, and the settings do."""
@@ -110,6 +125,8 @@ def check_start(config: Config) -> None:
         check_framework(ARCHITECTURES.load(config.encoder.kind), config)
         return
     whole, weights = _read_start(config, folder)
+    if config.tokens.vocabulary == "start":
+        check_rows(folder, whole)
     spec = _smaller(config, whole)
     check_framework(architecture_of(spec), config)
     if spec is not whole:
@@ -147,6 +164,33 @@ def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
         if not np.isfinite(array).all():
             _refuse(folder, f"has numbers in {name} that are not finite")
     return spec, weights
+
+
+def read_model(folder: str | Location) -> tuple[EncoderSpec, Weights, Tokenizer]:
+    """Read an encoder and the tokenizer beside it.
+
+    Raises:
+        InputError: With the key ``encoder.start``: see :func:`read_encoder` and :func:`check_rows`.
+    """
+    folder = local_folder(location(folder))
+    spec, weights = read_encoder(folder)
+    return spec, weights, check_rows(folder, spec)
+
+
+def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
+    """Make sure that an encoder has a word embedding for each token, and return its tokenizer.
+
+    Raises:
+        InputError: With the key ``encoder.start``: it has not, or its tokenizer cannot be read.
+    """
+    tokenizer = load_tokenizer(folder, KEY)
+    tokens = rows_needed(tokenizer)
+    if tokens > spec.vocabulary:
+        raise InputError(KEY, _too_many(folder, tokens, spec), _RESIZE)
+    if spec.vocabulary - tokens > _SPARE_ROWS:
+        told = "%s has %d word embeddings for a tokenizer of %d tokens: is it of another model?"
+        logger.warning(told, folder, spec.vocabulary, tokens)
+    return tokenizer
 
 
 def write_encoder(
@@ -215,13 +259,18 @@ def _trained_spec(
         )
     # Some checkpoints have more rows than words, to make a round number.
     if vocabulary_size > whole.vocabulary:
+        remedy = "set it to `start`, or encoder.start to random"
         raise InputError(
             "tokens.vocabulary",
-            f"it has {vocabulary_size} entries and the start checkpoint {whole.vocabulary}",
-            "`start`, or encoder.start: random",
+            _too_many(folder, vocabulary_size, whole),
+            _RESIZE if config.tokens.vocabulary == "start" else remedy,
         )
     length, prompts = model_length(config), configured_prompts(config)
     return replace(_smaller(config, whole), max_length=length, prompts=prompts)
+
+
+def _too_many(folder: Path, tokens: int, spec: EncoderSpec) -> str:
+    return f"{folder} has {spec.vocabulary} word embeddings for a tokenizer of {tokens} tokens"
 
 
 def _smaller(config: Config, whole: EncoderSpec) -> EncoderSpec:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import torch
+
+NOT_WEIGHTS_ALONE = "is damaged, or asks for code to be run, which is never done"
+"""What is said of a pickle that the restricted reader refuses."""
 
 
 def read_pickle(file: Path) -> dict[str, np.ndarray]:
@@ -16,6 +20,9 @@ def read_pickle(file: Path) -> dict[str, np.ndarray]:
     """
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        # The library advises to load it without this check, which would run its code.
+        raise ValueError(f"{file.name} {NOT_WEIGHTS_ALONE}") from error
     except Exception as error:
         # The library raises nothing narrower: a damaged archive is a RuntimeError or an EOFError.
         first, *_ = str(error).strip().splitlines() or [type(error).__name__]

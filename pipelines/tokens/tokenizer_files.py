@@ -139,14 +139,18 @@ def applied(tokenizer: Tokenizer, home: Path, options: Mapping[str, Any], key: s
     parts = json.loads(tokenizer.to_str())
     if kind in _WORD_PIECES:
         _make_letters(tokenizer, parts, home, options, key)
-    elif kind in _REBUILT and "Lowercase" in _kinds(parts["normalizer"]):
-        _refuse(key, home, f"{TOKENIZER_FILE} lower-cases, which {kind}Tokenizer does not")
+    elif kind in _REBUILT:
+        _check_rebuilt(parts, home, kind, key)
     _check_prefix(parts, home, kind, options, key)
     if options.get("add_bos_token") and not _special(parts):
         _refuse(key, home, f"{CONFIG_FILE} sets `add_bos_token`, and {TOKENIZER_FILE} adds none")
     truncation = parts["truncation"] or {}
     if truncation.get("direction") == "Left" and options.get("truncation_side") != "right":
-        _refuse(key, home, f"{TOKENIZER_FILE} cuts texts on the left")
+        raise InputError(
+            key,
+            f"{home / TOKENIZER_FILE} cuts texts on the left, which is not supported here",
+            "set `direction` of its `truncation` to Right, or name another model",
+        )
     _add_tokens(tokenizer, home, kind, options, key)
     _check_vocabularies(tokenizer, home, key)
 
@@ -225,6 +229,17 @@ def _make_letters(
         strip_accents=accents,
         handle_chinese_chars=chinese is not False,
     )
+
+
+def _check_rebuilt(parts: Mapping[str, Any], home: Path, kind: str, key: str) -> None:
+    """Refuse what a class that makes its tokenizer anew would leave out of tokenizer.json."""
+    expected = "BPE" if kind in _BYTE_PAIRS else "Unigram"
+    model = parts["model"].get("type", expected)
+    if model != expected:
+        _refuse(key, home, f"{kind}Tokenizer makes other tokens than {TOKENIZER_FILE} ({model})")
+    letters = {"Lowercase", "StripAccents", "BertNormalizer"} & {*_kinds(parts["normalizer"])}
+    if letters:
+        _refuse(key, home, f"{kind}Tokenizer leaves {min(letters)} of {TOKENIZER_FILE} out")
 
 
 def _check_prefix(

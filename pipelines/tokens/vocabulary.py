@@ -131,14 +131,27 @@ def named_tokenizer(config: Config) -> Path:
     return local_folder(location(config.tokens.vocabulary, config.storage))
 
 
-def load_tokenizer(folder: Location) -> Tokenizer:
-    """The folder's tokenizer, which neither cuts nor pads."""
-    return _read_tokenizer("tokens.vocabulary", local_folder(folder))
+def load_tokenizer(folder: Location, key: str = "tokens.vocabulary") -> Tokenizer:
+    """The folder's tokenizer, which neither cuts nor pads.
+
+    Args:
+        folder: Of a tokenizer, or of a model.
+        key: The setting that names it.
+
+    Raises:
+        InputError: With the key: there is none, or its files contradict one another.
+    """
+    return _read_tokenizer(key, local_folder(folder))
+
+
+def rows_needed(tokenizer: Tokenizer) -> int:
+    """Rows of a word embedding for a tokenizer: one more than its largest id."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def vocabulary_size(folder: Location) -> int:
-    """Rows of a word embedding for the folder's tokenizer: one more than its largest id."""
-    return max(load_tokenizer(folder).get_vocab().values()) + 1
+    """Rows of a word embedding for the folder's tokenizer."""
+    return rows_needed(load_tokenizer(folder))
 
 
 def read_special_ids(folder: Location) -> SpecialIds:

@@ -16,6 +16,13 @@ from pipelines.models.bert.layout import Layout, model_type
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.weights import POSITIONS, weight_shapes
 from pipelines.models.checkpoint_files import read_checkpoint
+from pipelines.models.model_config import (
+    check_heads,
+    check_implementations,
+    check_layers,
+    check_numbers,
+    check_size,
+)
 from pipelines.models.sentence_modules import (
     CONFIG_FILE,
     KEY,
@@ -66,10 +73,7 @@ def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Wei
         refuse(folder, f"has `model_type: {model_type(config)}`")
     for key, value in layout.unknown(config).items():
         refuse(folder, f"has `{key}: {value}`")
-    try:
-        fields = layout.fields(config)
-    except KeyError as error:
-        refuse(folder, f"has a config.json without {error}")
+    fields = _fields(layout, home, config)
     spec = layout.spec(
         **fields,
         max_length=told_length(home, fields["positions"]),
@@ -114,8 +118,29 @@ def _lengths(layout: Layout, folder: Path, modules: Modules) -> Lengths:
     config = records.read_object(path) if path.is_file() else {}
     if config.get(key) is None:
         raise InputError(KEY, f"{folder} has no {CONFIG_FILE} with {key}", "a transformer")
-    positions = config[key] - layout.skipped_rows(layout.pad_token_id(config))
+    positions = _fields(layout, home, config)["positions"]
     return Lengths(told_length(home, positions), positions)
+
+
+def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec that config.json tells, all of which are possible.
+
+    Raises:
+        InputError: With the key ``encoder.start``: one is missing, or no model can have it.
+    """
+    check_implementations(folder, config)
+    check_numbers(folder, config)
+    for name, key in layout.keys.items():
+        least = 0 if name in ("type_vocabulary", "pad_token_id") else 1
+        if config.get(key) is not None and name != "layer_norm_epsilon":
+            check_size(folder, key, config[key], least)
+    try:
+        fields = layout.fields(config)
+    except KeyError as error:
+        refuse(folder, f"has a config.json without {error}")
+    check_size(folder, layout.keys["positions"], fields["positions"])
+    check_heads(folder, layout.keys["heads"], fields["heads"], fields["hidden"])
+    return fields
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -133,6 +158,9 @@ def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
     for old, new in _OLD_NAMES:
         found = {name.replace(old, new): value for name, value in found.items()}
     prefix = _prefix(layout, folder, found)
+    # Their shapes are listed layer by layer.
+    names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
+    check_layers(folder, layout.keys["layers"], spec.layers, names)
     weights: Weights = {}
     for name in weight_shapes(spec):
         own = f"{prefix}{layout.own_name(name)}"

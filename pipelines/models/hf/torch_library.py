@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,17 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as library_logging
 
 from pipelines.models.architecture import Shapes
+from pipelines.models.checkpoint_files import checkpoint_shapes
 from pipelines.models.hf.spec import HfSpec, config_text
+from pipelines.models.model_config import (
+    check_implementations,
+    check_layers,
+    check_numbers,
+    check_positions,
+    check_size,
+)
 from pipelines.models.sentence_modules import refusal, refuse
+from pipelines.models.torch_pickle import NOT_WEIGHTS_ALONE
 from pipelines.models.weights import WORDS, Weights
 
 logger = logging.getLogger(__name__)
@@ -64,14 +74,19 @@ def read_shape(folder: Path, config: Mapping[str, Any]) -> Shape:
     found = _config(folder, config)
     text = found.get_text_config()
     pad = getattr(text, "pad_token_id", None)
-    positions = getattr(text, "max_position_embeddings", None)
     return Shape(
         vocabulary=text.vocab_size,
         hidden=text.hidden_size,
         pad_token_id=pad if isinstance(pad, int) and pad >= 0 else 0,
-        positions=positions if isinstance(positions, int) and positions > 0 else None,
+        positions=_positions(text),
         dropout=max(_dropouts(found).values(), default=0.0),
     )
+
+
+def _positions(config: Any) -> int | None:
+    """Tokens that a model knows places for; None if there is no bound."""
+    positions = getattr(config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else None
 
 
 def _config(folder: Path, config: Mapping[str, Any]) -> Any:
@@ -80,6 +95,8 @@ def _config(folder: Path, config: Mapping[str, Any]) -> Any:
         own = " but by code in its folder, which is never run" if "auto_map" in config else ""
         version = transformers.__version__
         refuse(folder, f"has `model_type: {model_type}`, unknown to transformers {version}{own}")
+    check_implementations(folder, config)
+    check_numbers(folder, config)
     try:
         found = config_of(config_text(config))
     except Exception as error:
@@ -91,7 +108,21 @@ def _config(folder: Path, config: Mapping[str, Any]) -> Any:
         refuse(folder, f"has `model_type: {model_type}`, an encoder with a decoder")
     if config.get("quantization_config"):
         refuse(folder, "is quantised: its weights cannot be trained")
+    _check_sizes(folder, found.get_text_config())
     return found
+
+
+def _check_sizes(folder: Path, config: Any) -> None:
+    """Refuse sizes that the weights in a folder do not have, before a model of them is built.
+
+    Raises:
+        InputError: With the key ``encoder.start``.
+    """
+    shapes = checkpoint_shapes(folder)
+    for key in ("hidden_size", "vocab_size", "num_attention_heads"):
+        check_size(folder, key, getattr(config, key, 1))
+    check_layers(folder, "num_hidden_layers", getattr(config, "num_hidden_layers", 1), shapes)
+    check_positions(folder, _positions(config), shapes)
 
 
 def config_of(text: str) -> Any:
@@ -178,7 +209,11 @@ def read_weights(folder: Path, spec: HfSpec) -> Weights:
         model, told = _loaded(folder, spec)
     except Exception as error:
         # Nothing narrower is promised by the library, or by those that it reads files with.
-        raise refusal(folder, f"cannot be read by transformers: {_line(error)}") from error
+        told = f"cannot be read by transformers: {_line(error)}"
+        if isinstance(error, UnpicklingError) or "weights_only" in told:
+            # The advice of that message is to run what the pickle holds.
+            told = f"has a pickle that {NOT_WEIGHTS_ALONE}"
+        raise refusal(folder, told) from error
     missing = sorted(name for name in told["missing_keys"] if not name.startswith(UNUSED))
     if missing:
         refuse(folder, f"does not fit its config.json: the weight {missing[0]} is missing")

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
-from pipelines.models.folder import read_encoder
+from pipelines.models.folder import read_model
 from pipelines.models.inference.backends import token_embedder
 from pipelines.models.inference.batches import (
     BATCH_TOKENS,
@@ -25,7 +25,6 @@ from pipelines.models.inference.batches import (
 )
 from pipelines.tokens.encoding import PromptedEncoder, TextEncoder, open_encoder
 from pipelines.tokens.prompts import NO_PROMPTS, Prompts
-from pipelines.tokens.vocabulary import load_tokenizer
 
 GPU_BATCH_TOKENS = 65536
 
@@ -107,8 +106,7 @@ def load_embedder(
     """Loads an encoder folder. Runs on an executor.
 
     Args:
-        folder: A folder that :func:`~pipelines.models.folder.read_encoder` reads, with a
-            tokenizer.
+        folder: A folder that :func:`~pipelines.models.folder.read_model` reads.
         backend: A name of :data:`~pipelines.models.inference.BACKENDS`, or ``auto``.
         threads: CPU threads, if the backend has not begun in this process.
         precision: Of the matrix products; see
@@ -120,13 +118,13 @@ def load_embedder(
         InputError: The folder holds no encoder that can be read, or the backend is not there.
     """
     folder = local_folder(location(folder))
-    spec, weights = read_encoder(folder)
+    spec, weights, tokenizer = read_model(folder)
     # The library would otherwise start a thread for every core of the machine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if threads == 1 else "true")
     embed_tokens = token_embedder(
         spec, weights, backend=backend, threads=threads, precision=precision, device=device
     )
-    encoder = open_encoder(load_tokenizer(folder), spec.max_length)
+    encoder = open_encoder(tokenizer, spec.max_length)
     suited = BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS
     return TextEmbedder(
         encoder, embed_tokens, spec.embedding_width, batch_tokens or suited, spec.prompts

@@ -1,0 +1,122 @@
+"""Check a checkpoint's config.json against its weights, before anything is built of it.
+
+A size of 1e8 layers costs minutes and gigabytes once a model is built, and one of -1 layers trains
+without an error. So sizes are compared with the names and the shapes of the weights that are there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.models.adaptation import layer_of
+from pipelines.models.sentence_modules import CONFIG_FILE, refuse
+from pipelines.tokens.model_files import ATTENTIONS
+
+_IMPLEMENTATIONS = {
+    "attn_implementation": ATTENTIONS,
+    "experts_implementation": ("eager", "grouped_mm", "batched_mm"),
+}
+"""What config.json may say of how a part is computed: other names are of code to download."""
+_EPSILON = re.compile(r"(?:^|_)(?:eps|epsilon)$")
+_COUNT = re.compile(r"(?:^|_)(?:layers?|heads?|groups?|blocks?|experts?)(?:_num)?$")
+_MOST = 16_384
+"""Layers, heads or groups of any model; more are a damaged file."""
+_POSITIONS = re.compile(r"(?:^|[._])(?:position_embeddings?|embed_positions|wpe)\.weight$")
+
+
+def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse names of implementations that a library would download.
+
+    Raises:
+        InputError: With the key ``encoder.start``.
+    """
+    for key, value in _entries(config):
+        known = _IMPLEMENTATIONS.get(key.lstrip("_").removesuffix("_internal"))
+        told = value.values() if isinstance(value, Mapping) else [value]
+        for name in told if known else ():
+            if name is not None and name not in known:
+                refuse(folder, f"has `{key}: {name}`, code that is never downloaded")
+
+
+def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
+    """Refuse a size that is no whole number, or too small.
+
+    Raises:
+        InputError: With the key ``encoder.start``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which takes {least} or more")
+
+
+def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
+    """Refuse heads that do not share a width evenly.
+
+    Raises:
+        InputError: With the key ``encoder.start``.
+    """
+    check_size(folder, key, heads)
+    if width % heads:
+        refuse(folder, f"has `{key}: {heads}` in {CONFIG_FILE}, which does not divide {width}")
+
+
+def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> None:
+    """Refuse a number of layers that is none, or more than have weights.
+
+    Args:
+        folder: Of the checkpoint.
+        key: What its config.json calls them.
+        layers: The number.
+        names: Of the weights; where they name no layer, those are shared.
+
+    Raises:
+        InputError: With the key ``encoder.start``.
+    """
+    check_size(folder, key, layers)
+    numbers = {number for number in map(layer_of, names) if number is not None}
+    stored = max(numbers, default=-1) + 1
+    if numbers and layers > stored:
+        refuse(
+            folder,
+            f"does not fit its {CONFIG_FILE}: `{key}: {layers}`, and no weight of layer.{stored}",
+        )
+
+
+def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse numbers that no model can have, whatever its type.
+
+    Raises:
+        InputError: With the key ``encoder.start``.
+    """
+    for key, value in _entries(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which is no number")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if _EPSILON.search(key) and not 0 < value < 1:
+            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which takes 0 to 1")
+        if _COUNT.search(key) and abs(value) > _MOST:
+            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which takes {_MOST} at most")
+
+
+def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, Any]) -> None:
+    """Refuse more positions than a table of them has rows, if the weights have such a table.
+
+    Raises:
+        InputError: With the key ``encoder.start``.
+    """
+    rows = [shape[0] for name, shape in shapes.items() if _POSITIONS.search(name)]
+    if positions and rows and positions > max(rows):
+        told = f"{positions} positions, and its weights {max(rows)}"
+        refuse(folder, f"does not fit its {CONFIG_FILE}: that has {told}")
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys and values of a configuration, and of those inside it."""
+    for key, value in config.items():
+        yield key, value
+        if isinstance(value, Mapping):
+            yield from _entries(value)
