@@ -67,7 +67,7 @@ def test_values_are_read_whatever_arrow_type_stores_them(spark, tmp_path):
     """A file for each way to store them: Spark does not know all of these types."""
     texts = [pa.string_view(), pa.large_string(), pa.binary_view(), pa.large_binary()]
     lists = [pa.list_(pa.string_view()), pa.large_list(pa.string()), pa.list_(pa.binary(), 2)]
-    numbers = [pa.uint8(), pa.float16(), pa.decimal128(9, 2), pa.decimal256(50, 1), pa.bool_()]
+    numbers = [pa.uint8(), pa.float16(), pa.decimal128(21, 2), pa.decimal256(50, 1), pa.bool_()]
     for number in range(5):
         text = pa.array(["good", "Grüße"]).cast(texts[number % 4])
         write(

@@ -18,6 +18,7 @@ from elephas.utils.serialization import model_to_dict
 from unauthenticated import approach, tells_nothing
 
 from pipelines.engines.elephas.model import encoder_model
+from pipelines.engines.elephas.servers import MAX_HEAD_BYTES
 from pipelines.engines.elephas.spark_model import MODES, ClientServerFactory
 from pipelines.errors import PipelineError
 from pipelines.lanes.plan import BatchPlan
@@ -255,6 +256,23 @@ def test_unauthenticated_clients_learn_and_change_nothing(serve, transport):
     assert updates == 0
     assert_equal(after, before, rtol=0)
     staying.close()
+
+
+@pytest.mark.parametrize("line", [100, 7_000, 64 * 1024])
+def test_a_head_without_a_token_is_bounded(serve, line):
+    """Whatever its lines are, it is refused before it ends, and before the time for it is over."""
+    served = serve("http", "async")
+    header = b"X: " + b"a" * (line - 5) + b"\r\n"
+    sent = header * (MAX_HEAD_BYTES // line + 1)
+    connections = [socket.create_connection(served.address, timeout=5) for _ in range(8)]
+    began = time.monotonic()
+    for connection in connections:
+        connection.sendall(b"POST /update HTTP/1.1\r\n" + sent)
+    for connection in connections:
+        assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
+        connection.close()
+    assert time.monotonic() - began < doors.HELLO_SECONDS
+    assert_equal(served.way(ServedParameters).pull()[0], START.weights, rtol=0)
 
 
 def test_an_encrypting_server_serves_its_clients_and_nobody_in_clear_text(serve, transport):

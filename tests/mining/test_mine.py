@@ -200,7 +200,7 @@ def test_pairs_are_read_whatever_arrow_type_stores_them(spark, job, tmp_path) ->
     for number, kind in enumerate(kinds):
         texts = {name: pa.array([f"{name} {number}"]).cast(kind) for name in ("q", "a")}
         at = pa.array([datetime.time(1)])
-        topic = pa.array([number]).cast(pa.uint8() if number else pa.decimal128(9, 0))
+        topic = pa.array([number]).cast(pa.uint8() if number else pa.decimal128(19, 0))
         pq.write_table(
             pa.table({**texts, "topic": topic, "id": [number], "at": at}),
             folder / f"{number}.parquet",

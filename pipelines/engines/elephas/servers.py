@@ -13,7 +13,8 @@ import socket
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from http.client import LineTooLong
+from typing import Any, BinaryIO
 
 from typing_extensions import override
 
@@ -35,6 +36,9 @@ from pipelines.training.parameter_server.updates import Handler, ParameterStore
 from pipelines.training.parameter_server.updates import Response as StoreResponse
 
 logger = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 16 * 1024
+"""Of a request: its first line and its headers, of which a worker's has some hundred bytes."""
 
 
 class GranuleServer(BaseParameterServer):  # type: ignore[misc] # the library has no types
@@ -153,6 +157,32 @@ class _HttpTokenServer(TokenServer, BaseWSGIServer):
     multithread = True
 
 
+class _Head:
+    """The lines of a head, until there are too many bytes of them.
+
+    The library reads a hundred lines of 64 KiB from whoever connects.
+
+    Args:
+        stream: Of the connection.
+        left: Bytes that may be read.
+    """
+
+    def __init__(self, stream: BinaryIO, left: int) -> None:
+        self._stream, self._left = stream, left
+
+    def readline(self, limit: int) -> bytes:
+        """A line, as :mod:`http.client` asks for it.
+
+        Raises:
+            LineTooLong: The head is too large, for which the library refuses the request.
+        """
+        line = self._stream.readline(max(min(limit, self._left + 1), 0))
+        self._left -= len(line)
+        if self._left < 0:
+            raise LineTooLong("head")
+        return line
+
+
 class _HttpConnection(WSGIRequestHandler):
     """Answers authenticated requests alone, and keeps the connections of workers open.
 
@@ -162,6 +192,15 @@ class _HttpConnection(WSGIRequestHandler):
     server: _HttpTokenServer
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+
+    def parse_request(self) -> bool:
+        """Reads the head of a request, of bounded size: nobody has shown the token yet."""
+        body = self.rfile
+        self.rfile = _Head(body, MAX_HEAD_BYTES - len(self.raw_requestline))  # type: ignore[assignment]
+        try:
+            return super().parse_request()
+        finally:
+            self.rfile = body
 
     def run_wsgi(self) -> None:
         """Answers one request."""
