@@ -32,6 +32,7 @@ EXTRAS: Mapping[str, str] = {
     "sklearn": "evaluation",
     "tensorboardX": "tensorboard",
     "tensorflow": "local",
+    "tensorflowonspark": "tensorflowonspark",
     "torch": "torch",
     "transformers": "transformers",
     "usearch": "search",

@@ -220,7 +220,8 @@ def report(config: Config, runs: Sequence[str] = (), output: str | None = None) 
 
     for module in REPORT:
         check_installed("report", module, where=DRIVER)
-    return write_page(config, runs, output)
+    with activity("drawing the report"):
+        return write_page(config, runs, output)
 
 
 def draw_report(config: Config) -> Location | None:
@@ -237,19 +238,22 @@ def promote(config: Config) -> Promotion:
         InputError: See :func:`pipelines.promotion.stage.promote`.
         PromotionRefused: It is worse; what is in service has not changed.
     """
-    return stage.promote(config)
+    with activity("promoting", detail=running_tasks):
+        return stage.promote(config)
 
 
 @file_failures("rolling back")
 def roll_back(config: Config, to: str | None = None) -> Location:
     """Puts the model that was in service before, or the version ``to``, back in service."""
-    return stage.roll_back(config, to)
+    with activity("rolling back"):
+        return stage.roll_back(config, to)
 
 
 @file_failures("removing runs")
 def clean(config: Config) -> Cleaned:
     """Removes old runs beside ``run.folder``; ``run.keep`` says how many stay."""
-    return remove_old_runs(config, stage.kept_runs(config))
+    with activity("removing runs"):
+        return remove_old_runs(config, stage.kept_runs(config))
 
 
 @executor_failures("running")
@@ -379,12 +383,19 @@ def search(
             the table has no texts to rank by.
         PipelineError: An executor could not search.
     """
+    if indexed:
+        check_installed("--index", "usearch")
+    with activity("searching", detail=running_tasks):
+        return _search(config, queries, k, indexed=indexed, hybrid=hybrid)
+
+
+def _search(
+    config: Config, queries: Sequence[str], k: int, *, indexed: bool, hybrid: bool
+) -> list[Hit]:
     from pipelines.embedding.store import open_table
     from pipelines.search.index import has_index
     from pipelines.search.text_search import find_texts, fits_in_process
 
-    if indexed:
-        check_installed("--index", "usearch")
     table = open_table(config.embedding.output, stores=config.storage)
     here = fits_in_process(table, hybrid=hybrid) and not (indexed and not has_index(table))
     asked = for_stage(config, "embed")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError, PipelineError
+from pipelines.libraries import DRIVER, check_installed
+from pipelines.progress import activity, job
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -52,6 +53,27 @@ LONG: Mapping[str, str] = {
 }
 """About how long those take, on two idle cores, that are no matter of minutes."""
 
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "bounds": ("psutil",),
+    "bucket": ("torch", "tensorflow"),
+    "counts": ("psutil", "torch", "tensorflow"),
+    "duplicates": ("psutil",),
+    "embed": ("psutil", "sentence_transformers"),
+    "feed": ("tensorflowonspark",),
+    "growth": ("psutil", "matplotlib"),
+    "increment": ("psutil",),
+    "objectives": ("psutil", "torch"),
+    "prepare": ("psutil",),
+    "quality": ("sentence_transformers", "datasets", "accelerate"),
+    "soak": ("psutil", "matplotlib"),
+    "startup": ("psutil",),
+    "strategies": ("psutil", "jinja2", "matplotlib"),
+    "tokenise": ("psutil",),
+    "train": ("sentence_transformers", "datasets", "accelerate", "tensorflow"),
+    "update": ("psutil",),
+}
+"""Libraries that a benchmark cannot do without, beside those of the engine that is asked for."""
+
 Benchmark = Callable[["Config", "str | None"], dict[str, Any]]
 
 
@@ -62,18 +84,25 @@ def benchmark(name: str, **options: object) -> Benchmark:
         options: Further ones that few benchmarks know; None where it was not given.
 
     Raises:
-        InputError: There is no such benchmark, or it does not know an option.
+        InputError: There is no such benchmark, it does not know an option, or a library is missing.
     """
     if name not in BENCHMARKS:
         raise InputError(
             "NAME", f"there is no benchmark `{name}`", f"one of {', '.join(BENCHMARKS)}"
         )
+    for library in NEEDS.get(name, ()):
+        check_installed(f"benchmark {name}", library, where=DRIVER)
     measure: Benchmark = import_module(BENCHMARKS[name]).measure
     given = {key: value for key, value in options.items() if value is not None}
     for key in given:
         if key not in signature(measure).parameters:
             raise InputError(f"--{key}", f"benchmark `{name}` does not know it", "leave it out")
-    return partial(measure, **given)
+
+    def shown(config: Config, data: str | None) -> dict[str, Any]:
+        with job("benchmark", (f"benchmark {name}",)), activity(f"benchmark {name}"):
+            return measure(config, data, **given)
+
+    return shown
 
 
 def own_options(name: str) -> tuple[str, ...]:

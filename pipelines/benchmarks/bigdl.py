@@ -25,6 +25,7 @@ from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.training_job import session_for
@@ -92,7 +93,8 @@ def _sized(config: Config, manifest: LaneManifest, pairs: int) -> Config:
 def _measured(config: Config) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"bigdl": [], "torch": []}
     times: list[list[StepTimes]] = []
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        next_part(f"granules of {_granule(config)} pairs, round {number + 1} of {ROUNDS}")
         times.append(_times(config))
         seconds = statistics.median(_durations(times[-1]))
         examples = config.training.granules_per_step * _granule(config)

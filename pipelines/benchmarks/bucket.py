@@ -32,6 +32,7 @@ from pipelines.lanes.plan import BatchPlan, plan_segments
 from pipelines.lanes.reader import LaneReader
 from pipelines.lanes.remote import Fetching
 from pipelines.lanes.writer import COUNTED, write_lanes
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.storage import StorageSettings
@@ -169,7 +170,10 @@ class Places:
 
     def rounds(self, steps: Steps, way: Way = AS_IT_IS, count: int = ROUNDS) -> list[Round]:
         """What steps take from both places, in turn."""
-        rounds = [self._round(steps, way) for _ in range(count)]
+        rounds = []
+        for number in range(count):
+            next_part(f"steps of {steps.granules} granules, round {number + 1} of {count}")
+            rounds.append(self._round(steps, way))
         logger.info("bucket over disk: %s", ", ".join(f"{one.ratio:.3f}" for one in rounds))
         return rounds
 
@@ -208,6 +212,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         replace(computed, count=2).taken(
             places.manifest, lambda: LaneReader(places.local, places.manifest)
         )
+        next_part("steps that compute")
         encoder = places.rounds(computed)
         granule = places.manifest.granule
         paced = {pace: places.rounds(paced_steps(pace, granule)) for pace in PACES}

@@ -29,6 +29,7 @@ from pipelines.benchmarks.cpu import local_session
 from pipelines.benchmarks.startup import prepare_config
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
@@ -71,6 +72,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sentence-pipelines-counts-") as name:
         config = _small(config, Path(name))
         figures = _driver_figures(config, Path(name))
+        next_part("steps of PyTorch and TensorFlow")
         figures |= step_figures(config)
     _print(figures)
     return figures

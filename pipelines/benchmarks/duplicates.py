@@ -32,6 +32,7 @@ from pipelines.corpus.readers.sources import read_rows
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import text_level, unit_batches
 from pipelines.errors import InputError
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config, CorpusSettings
 from pipelines.spark.frames import Scratch, Totals
@@ -91,12 +92,15 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     with CpuMeter() as meter, tempfile.TemporaryDirectory() as folder:
         session = local_session(config)
         with Scratch(Path(folder) / "scratch") as scratch:
+            next_part("reading sentences")
             sentences = scratch.keep(_sentences(session, config.corpus, data, scratch))
             copies = _copies(sentences, threshold)
             texts = scratch.keep(sentences.unionByName(_frame(session, copies)))
             before = meter.seconds()
+            next_part("searching near duplicates")
             pairs = near_pairs(texts, threshold, scratch)
             cpu_seconds = meter.seconds() - before
+            next_part("comparing what was found")
             precision = _precision(pairs, texts, threshold)
             keys = pairs.select("key").distinct()
             # The key of a copy is its place, that of a sentence a hash.

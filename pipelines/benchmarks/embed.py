@@ -36,6 +36,7 @@ from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.frames import read_parquet
@@ -81,6 +82,7 @@ def measure(config: Config, data: str | None, *, sentences: int | None = None) -
         config = _one_core(config, folder, options, most // ROUNDS)
         session = local_session(config)
         texts = folder / "texts.parquet"
+        next_part("reading sentences")
         write_sentences(session, config, data, texts, most)
         rates, cosines, loop = _side_by_side(folder, texts, options)
         spark = _spark_job(session, config, meter, folder)
@@ -187,6 +189,7 @@ def _side_by_side(
         for number, (start, stop) in enumerate(pairwise(bounds)):
             # Another order each round, so that none always follows the other.
             for name in names if number % 2 else names[::-1]:
+                next_part(f"round {number + 1} of {ROUNDS}, {name}")
                 answer = _embed(both[name], start, stop)
                 rates[name].append(answer["rows"] / answer["cpu_seconds"])
                 seconds[name] += answer["cpu_seconds"]
@@ -211,6 +214,7 @@ def _spark_job(session: Any, config: Config, meter: CpuMeter, folder: Path) -> f
     few = folder / "few.parquet"
     pq.write_table(pq.read_table(folder / "texts.parquet").slice(0, WARM_UP), few)
     first = {"inputs": (str(few),), "output": str(folder / "few")}
+    next_part("the Spark job")
     for changes in (first, {}):
         before = meter.seconds()
         job = config.embedding.model_copy(update=changes)

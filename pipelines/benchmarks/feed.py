@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.rates import training_rate
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
@@ -39,6 +40,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     for round_number in range(ROUNDS):
         # Another order each round, so that none always runs when the machine is warm or throttled.
         for feed in FEEDS[round_number:] + FEEDS[:round_number]:
+            next_part(f"round {round_number + 1} of {ROUNDS}, {feed}")
             rate = training_rate(config, STEPS, engine="tensorflowonspark", feed=feed)
             rates[feed].append(rate)
     ratios = {

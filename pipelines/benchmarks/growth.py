@@ -33,6 +33,7 @@ from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
@@ -223,6 +224,7 @@ def _check_disk(files: Sequence[Path], size: int, folder: Path) -> None:
 def _measured(config: Config, job: Job, aside: Path) -> Measured:
     """Runs a job in a process of its own; what it prepared is removed at once."""
     logger.info("growth: %s, %.1f MB", job.name, job.megabytes)
+    next_part(job.name)
     prepared = aside / "prepared"
     settings = aside / "job.yaml"
     command = stage_command("prepare", job_config(config, job, prepared), settings)

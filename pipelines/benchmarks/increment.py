@@ -22,6 +22,7 @@ from pipelines.corpus.readers.inputs import local_files
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
@@ -98,6 +99,7 @@ def _prepared(config: Config, name: str, files: Sequence[Path], folder: Path) ->
     """Runs a job in a process of its own."""
     megabytes = sum(file.stat().st_size for file in files) / 1e6
     logger.info("increment: %s, %d files of %.1f MB", name, len(files), megabytes)
+    next_part(name)
     corpus = config.corpus.model_copy(update={"inputs": tuple(map(str, files))})
     prepared = config.prepared.model_copy(update={"folder": str(folder)})
     job = config.model_copy(update={"corpus": corpus, "prepared": prepared})

@@ -28,6 +28,7 @@ from pipelines.evaluation.embedder import unit_length
 from pipelines.mining.pairs import GROUPS, Texts
 from pipelines.mining.parts import Work, make_parts
 from pipelines.mining.staging import MOST_ROWS, PLACE_BITS, part_name
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config, MiningSettings
 
@@ -87,6 +88,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
 def measured(settings: MiningSettings, documents: int, dimensions: int = DIMENSIONS) -> Measured:
     """Searches so many documents in a process of its own."""
     anchors = settings.part_rows or MOST_ROWS
+    next_part(f"{documents:,} documents")
     with tempfile.TemporaryDirectory() as temporary:
         texts = _write(Path(temporary), anchors, documents, dimensions)
         work = Work(

@@ -27,6 +27,7 @@ from pipelines.evaluation.observations import Observations, Observed
 from pipelines.evaluation.stage import evaluate
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.load import parse
@@ -117,6 +118,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         budget = 0.0
         measured = {}
         for recipe in RECIPES:
+            next_part(recipe.name)
             found = bench.measured(recipe, budget)
             budget = budget or found["cpu_seconds"]
             measured[recipe.name] = found

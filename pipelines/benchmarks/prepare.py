@@ -19,6 +19,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import STAGES
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
@@ -83,6 +84,7 @@ def _cpu_seconds(config: Config, meter: CpuMeter) -> dict[str, float]:
     for stage in STAGES:
         if stage.is_asked(config):
             before = meter.seconds()
+            next_part(stage.name)
             stage.run(session, config)
             spent[stage.name] = meter.seconds() - before
     return spent

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
@@ -85,10 +85,8 @@ def measure_command(
         log: A file for what it prints; standard error by default.
 
     Raises:
-        InputError: `psutil` is not installed.
         PipelineError: The command failed, or did not end in time.
     """
-    check_psutil()
     began = time.monotonic()
     with (
         nullcontext(2) if log is None else log.open("wb") as output,
@@ -123,18 +121,6 @@ def _last_words(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1].removeprefix("error: ")
-
-
-def check_psutil() -> None:
-    """Refuses to measure without what looks at processes.
-
-    Raises:
-        InputError: `psutil` is not installed.
-    """
-    try:
-        import psutil  # noqa: F401
-    except ImportError:
-        raise InputError("NAME", "it needs psutil", "pip install psutil") from None
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -23,6 +23,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.sets import named_sets
 from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
 from pipelines.losses.loss import spans_steps
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import spark_session
@@ -57,6 +58,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
     evaluators = _evaluators(config)
     found: dict[str, dict[str, list[float]]] = {name: {} for name in evaluators}
     for seed in SEEDS:
+        next_part(f"seed {seed}")
         for trainer, model in _trained(config, seed):
             for name, evaluate in evaluators.items():
                 found[name].setdefault(trainer, []).append(evaluate(model))

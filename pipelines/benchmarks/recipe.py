@@ -26,6 +26,7 @@ from pipelines.evaluation.observations import Observations
 from pipelines.files import storage
 from pipelines.files.locations import RemotePath, location
 from pipelines.files.run_folder import RunFolder
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.load import parse
@@ -150,6 +151,7 @@ def _trained(config: Config, folder: Path, work: Path) -> list[Trained]:
     tree["evaluation"] |= {"retrieval_sets": [str(folder)], "guards": [], "hybrid": False}
     runs = []
     for seed in SEEDS:
+        next_part(f"{folder.name}, seed {seed}")
         tree["training"] |= {"seed": seed, "resume": False}
         one = parse(tree)
         workflow.prepare(one)

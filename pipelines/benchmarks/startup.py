@@ -32,6 +32,7 @@ from pipelines.benchmarks.processes import (
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 
@@ -107,6 +108,7 @@ def measure(config: Config, data: str | None, *, cases: str | None = None) -> di
         PipelineError: A command failed.
     """
     parts = named_parts(cases)
+    next_part("commands")
     imports = least_cost([sys.executable, "-c", IMPORTS], 0)
     commands = {}
     if "commands" in parts:
@@ -145,6 +147,7 @@ def _spark_costs(
     prepared = {}
     with tempfile.TemporaryDirectory(prefix="sentence-pipelines-startup-") as name:
         for rows in SIZES:
+            next_part(f"preparing {rows} pairs")
             job = prepare_config(config, pairs[:rows], Path(name) / f"rows-{rows}")
             prepared[rows] = _prepare_cost(job)
         return prepared, _engine_costs(job) if "engines" in parts else []
@@ -251,6 +254,7 @@ def _engine_costs(config: Config) -> list[dict[str, Any]]:
     figures = []
     for name in installed_engines(config):
         logger.info("startup: engine %s", name)
+        next_part(f"engine {name}")
         try:
             figures += measure_engines(config, [name])
         except PipelineError as error:

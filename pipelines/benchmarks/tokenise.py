@@ -32,6 +32,7 @@ from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.parquet_parts import Part, find_parts, read_part
@@ -101,9 +102,12 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
             _prepare_docstrings(session, config)
         else:
             write_texts(files, PreparedFolder(folder).corpus.pairs)
+        next_part("the stage")
         stage = _stage(session, config, meter)
         parts = find_parts(PreparedFolder(folder).corpus.pairs)
+        next_part("the library")
         library, texts, differing = _library(folder, parts)
+        next_part("datasets.map")
         datasets = _datasets(folder, parts)
     with_start = Cost(
         stage.tokens, stage.cpu_seconds + start.cpu_seconds, stage.seconds + start.seconds

@@ -36,6 +36,7 @@ from pipelines.benchmarks.rates import training_rate
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.inference.processor import computes_in_bf16
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
@@ -127,13 +128,15 @@ def _step_rates(
             name: stack.enter_context(_trainer(config, contender))
             for name, contender in contenders.items()
         }
-        for trainer in trainers.values():
+        for name, trainer in trainers.items():
+            next_part(f"warming up, {name}")
             trainer.order(WARM_UP_STEPS)
             trainer.answer()
         for round_number in range(rounds):
             # Another order each round, so that none always follows the same one.
             names = [*contenders][round_number:] + [*contenders][:round_number]
             for name in names:
+                next_part(f"round {round_number + 1} of {rounds}, {name}")
                 trainers[name].order(STEPS)
                 rates[name].append(granule * STEPS / trainers[name].answer()["cpu_seconds"])
     return rates
@@ -143,6 +146,7 @@ def _horovod_per_core(config: Config, granule: int, rounds: int) -> float | None
     """Horovod's pairs per second over those of as many processes, each for itself."""
     if find_spec("horovod") is None:
         return None
+    next_part("Horovod and single processes")
     contender, ratios = CONTENDERS["torch fp32"], []
     settings: dict[str, Any] = {
         "framework": contender.framework,

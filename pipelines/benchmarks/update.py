@@ -25,6 +25,7 @@ from rich.table import Table
 from pipelines.benchmarks.cpu import CpuMeter, local_session
 from pipelines.benchmarks.embed import write_sentences
 from pipelines.embedding.table import embed_table
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.tokens.start import default_start
@@ -76,6 +77,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         texts = pq.read_table(folder / "texts.parquet").column("text").to_pylist()
 
         def job(name: str) -> Measured:
+            next_part(name)
             return _measured(session, _configured(config, folder / name), meter)
 
         _jobs(texts[:WARM_UP], folder / "warm-up", lambda: job("warm-up"))

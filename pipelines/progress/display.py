@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,8 @@ class Display:
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=self._console,
+            # What is sent to a file or another program is to arrive there.
+            redirect_stdout=sys.stdout.isatty(),
             disable=not (is_live or in_notebook),
             transient=not stays,
             expand=True,
@@ -51,7 +54,7 @@ class Display:
         # The last one is shown: it began inside of those before it.
         self._works: list[Work] = []
         self._row: Task | None = None
-        self._told = time.monotonic()
+        self._told, self._line = time.monotonic(), ""
         # Work is turned to on the thread of the job, and looked at on another one.
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -117,9 +120,12 @@ class Display:
     def tell(self) -> None:
         """Prints a line, where there is no screen."""
         with self._lock:
+            line, before = self.line_of(self._work), self._told
             self._told = time.monotonic()
-            line = self.line_of(self._work)
-            if self._bar.disable and line:
+            # Work often begins with the job that it is the first part of.
+            is_new = line != self._line or self._told - before >= _TICK_SECONDS
+            self._line = line
+            if self._bar.disable and line and is_new:
                 self._console.print(line, soft_wrap=True)
 
     def _turn_to(self, work: Work) -> None:
@@ -209,7 +215,12 @@ class JobDisplay(Display):
         stage = self._stages[self._stage]
         line = stage if work is None else work.line()
         said = line if line.startswith(stage) else f"{stage}: {line}"
-        return f"{self._stage + 1}/{len(self._stages)} {said}"
+        return f"{self._counted(self._stage)}{said}"
+
+    def _counted(self, stage: int) -> str:
+        """Which stage it is of how many; nothing of a single one."""
+        count = len(self._stages)
+        return f"{stage + 1}/{count} " if count > 1 else ""
 
     def _seconds_left(self) -> float | None:
         """Of the job; None unless the rest of this stage and all later ones are known."""
@@ -228,10 +239,10 @@ class JobDisplay(Display):
         self._bar.update(self._whole.id, total=count, completed=ended, state=state, left="")
 
     def _begin_stage(self, number: int) -> None:
-        self._stage, count = number, len(self._stages)
+        self._stage = number
         self._stage_began = time.monotonic()
         self._show_whole(number)
-        self._row = self.add_row(f"{number + 1}/{count} {self._stages[number]}")
+        self._row = self.add_row(f"{self._counted(number)}{self._stages[number]}")
 
     def _end_stage(self) -> None:
         with self._lock:

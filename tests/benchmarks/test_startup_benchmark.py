@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.benchmarks import benchmark
 from pipelines.benchmarks.startup import (
     COMMANDS,
     Cost,
@@ -20,6 +21,7 @@ from pipelines.benchmarks.startup import (
 from pipelines.engines import ENGINES
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.progress import next_part
 from pipelines.settings import Config
 from pipelines.settings.load import dump, load
 
@@ -99,3 +101,22 @@ def test_the_table_has_a_row_for_each_start():
     assert names == ["--help", "prepare, 2,700 rows", "x, first run", "x, second run in a session"]
     assert cpu == ["0.20", "70.0", "40.1", "9.0"]
     assert wall == ["0.30", "40.0", "20.2", "5.0"]
+
+
+def test_a_benchmark_says_what_it_does_from_its_first_second(monkeypatch, capsys):
+    def slow(config: Config, data: str | None) -> dict[str, object]:
+        next_part("round 1 of 2")
+        assert capsys.readouterr().err == "benchmark startup\n"
+        return {"data": data}
+
+    monkeypatch.setattr("pipelines.benchmarks.startup.measure", slow)
+    assert benchmark("startup")(Config(), "pairs.csv") == {"data": "pairs.csv"}
+
+
+def test_a_library_that_a_benchmark_lacks_is_named_before_it_begins(monkeypatch):
+    monkeypatch.setattr("pipelines.libraries.find_spec", {"psutil": None}.__getitem__)
+    says = (
+        r"benchmark growth: psutil is not installed, pip install .sentence-pipelines\[benchmarks\]"
+    )
+    with pytest.raises(InputError, match=says):
+        benchmark("growth")

@@ -25,6 +25,7 @@ from pipelines.benchmarks.processes import cli_command, measure_command, own_env
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.provenance import command_arguments
 from pipelines.settings import Config
@@ -86,7 +87,9 @@ def hold(
     verdicts: list[Verdict] = []
     seconds: dict[str, float] = {}
     for number, run in enumerate(runs, 1):
-        logger.info("bounds: %d of %d, %s", number, len(runs), run.name)
+        told = f"{number} of {len(runs)}, {run.name}"
+        logger.info("bounds: %s", told)
+        next_part(told)
         began = time.monotonic()
         try:
             # Beside the run, since the speed of a core changes.

@@ -24,6 +24,7 @@ from pipelines.benchmarks.soak.steps import soak_runs, soak_steps
 from pipelines.benchmarks.soak.watching import QUANTITIES, SESSION
 from pipelines.errors import InputError
 from pipelines.files import storage
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
@@ -83,6 +84,7 @@ def measure(
 def _soak(config: Config, name: str, steps: int, folder: Path) -> None:
     """Measures a case; its record is kept as soon as it ends."""
     logger.info("soak: %s, %s steps", name, f"{steps:,}")
+    next_part(name)
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=folder) as work:
         record = soak_steps(name, case_settings(config, name, Path(work) / "run", steps), folder)
     record.write(_steps_folder(folder) / f"{name}.json")

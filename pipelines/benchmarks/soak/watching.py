@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.benchmarks.soak.java_heap import live_heap
-from pipelines.errors import InputError
 
 if TYPE_CHECKING:
     import psutil
@@ -54,16 +53,11 @@ class Watch:
 
     Args:
         leader: The driver's Python process.
-
-    Raises:
-        InputError: `psutil` is not installed.
     """
 
     def __init__(self, leader: int) -> None:
-        try:
-            import psutil
-        except ImportError:
-            raise InputError("NAME", "soak needs psutil", "pip install psutil") from None
+        import psutil
+
         self._leader = psutil.Process(leader)
         # What has lost its parent keeps its role.
         self._roles: dict[psutil.Process, str] = {self._leader: DRIVER}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks.data import prepared
-from pipelines.benchmarks.processes import check_psutil
 from pipelines.benchmarks.strategies.advice import advice, summaries, told_workers
 from pipelines.benchmarks.strategies.arithmetic import matrix_rate, operations_per_token, products
 from pipelines.benchmarks.strategies.comparison import Comparison
@@ -21,8 +20,9 @@ from pipelines.benchmarks.strategies.results import Results
 from pipelines.benchmarks.strategies.strategy import named_strategies, worker_counts
 from pipelines.benchmarks.strategies.trial import run_trial
 from pipelines.benchmarks.strategies.workloads import named_workload
-from pipelines.errors import InputError, PipelineError
+from pipelines.errors import PipelineError
 from pipelines.models.inference.processor import computes_in_bf16
+from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.session import stopped_at_the_end
@@ -74,7 +74,6 @@ def measure(
         PipelineError: No training succeeded.
     """
     rounds, steps = runs or DEFAULT_ROUNDS, steps or DEFAULT_STEPS
-    _check_libraries()
     chosen, counts = named_strategies(cases), worker_counts(workers)
     folder = Path(output or DEFAULT_FOLDER).absolute()
     chosen_workload = named_workload(workload)
@@ -96,16 +95,6 @@ def measure(
     return _told(comparison, record, failed, folder, _rates(comparison))
 
 
-def _check_libraries() -> None:
-    """Before the hours that pass until they are needed."""
-    check_psutil()
-    try:
-        import_module(PAGE_MODULE)
-    except ImportError as error:
-        install = 'pip install "sentence-pipelines[report]"'
-        raise InputError("NAME", f"it draws, and that needs {error.name}", install) from error
-
-
 def _round(
     comparison: Comparison,
     record: Record,
@@ -125,13 +114,9 @@ def _round(
     for strategy, workers in trials[number:] + trials[:number]:
         if (strategy.name, workers, number) in known or (strategy.name, workers) in failed:
             continue
-        logger.info(
-            "strategies: round %d of %d, %s, %d worker(s)",
-            number + 1,
-            rounds,
-            strategy.name,
-            workers,
-        )
+        told = f"round {number + 1} of {rounds}, {strategy.name}, {workers} worker(s)"
+        logger.info("strategies: %s", told)
+        next_part(told)
         is_last = number == rounds - 1 and (strategy.is_alone or workers == max(comparison.counts))
         try:
             with tempfile.TemporaryDirectory(prefix="trial-", dir=folder) as place:
