@@ -85,6 +85,7 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
     if not folder.corpus.pairs.is_dir():
         problem = f"there is no corpus in {folder.path}"
         raise InputError("prepared.folder", problem, "name the folder of a preparation")
+    folder.name_stages()
     listed = add_deleted_keys(folder, column, keys)
     try:
         prepare_stages(config, trains=False)

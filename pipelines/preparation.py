@@ -12,23 +12,23 @@ import hashlib
 import json
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
-from typing_extensions import TypedDict
 
 from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
+from pipelines.embedding.overlap_check import check_outside
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
-from pipelines.errors import DamagedFileError
-from pipelines.files import records, storage
-from pipelines.files.locations import Location
-from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files import storage
+from pipelines.files.ownership import PREPARED, check_ours
+from pipelines.files.prepared_folder import PreparedFolder, StageRecord, read_stage_record
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
@@ -79,72 +79,75 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     """
     from pipelines.report.corpus_page import write_corpus_report
 
+    check_prepared_folder(config)
     folder = PreparedFolder.of(config)
     # The stages that need them come hours later.
     check_tokenizer(config)
     check_teacher(config)
     _tell_of_unused_teacher(config)
+    folder.name_stages()
     fingerprints: dict[str, str | None] = {}
-    records = []
+    made: dict[str, str] = {}
+    told = []
     for stage in STAGES:
         if not stage.is_asked(config):
             continue
         before = [fingerprints[name] for name in stage.after if name in fingerprints]
         fingerprint = _fingerprint(before, stage.inputs(config))
-        known = _known(folder.stage_record(stage.name))
+        known = read_stage_record(folder.stage_record(stage.name))
         kept = config.prepared.reuse and fingerprint is not None
-        kept = kept and known is not None and known["fingerprint"] == fingerprint
+        kept = kept and known is not None and known.fingerprint == fingerprint
         if kept and known is not None:
             logger.info("%s: not changed, kept", stage.name)
-            seconds = known["seconds"]
+            seconds, name = known.seconds, known.made or uuid.uuid4().hex
         else:
             asked = for_stage(config, "prepare")
             session = spark_session(asked, trains=trains, needs_context=False)
             with stage_settings(session, config, "prepare"):
-                seconds = _run(stage, session, config, folder, fingerprint)
+                seconds, name = _run(stage, session, config), uuid.uuid4().hex
+        after = {one: made[one] for one in stage.after if one in made}
+        deleted = folder.deleted_digest if not stage.after else None
+        record = StageRecord(fingerprint, seconds, name, after, deleted)
+        if record != known:
+            # In the folder as it is now.
+            storage.write_json(folder.stage_record(stage.name), asdict(record))
+        made[stage.name] = name
         if fingerprint is not None:
             fingerprint = _fingerprint([fingerprint], [stage.choices(config)])
         fingerprints[stage.name] = fingerprint
-        records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
-    storage.write_json(folder.stages, records)
+        told.append({"stage": stage.name, "seconds": seconds, "kept": kept})
+    storage.write_json(folder.stages, told)
     with activity("drawing the report of the corpus"):
         write_corpus_report(folder.path)
     return LaneManifest.load(folder.lanes.path)
 
 
-def _run(
-    stage: Stage,
-    session: SparkSession,
-    config: Config,
-    folder: PreparedFolder,
-    fingerprint: str | None,
-) -> float:
+def check_prepared_folder(config: Config) -> None:
+    """Looks at ``prepared.folder`` before anything is written into it.
+
+    Raises:
+        InputError: A stage would replace what no preparation has written, or what is read is in it.
+    """
+    key, folder = "prepared.folder", PreparedFolder.of(config).path
+    check_ours(key, folder, PREPARED, whole=False)
+    evaluation = config.evaluation
+    for one in by_source(config):
+        check_outside(one.corpus.inputs, one.corpus.format, key, folder, config.storage)
+    read = (
+        *(config.corpus.exclude, config.teacher.vectors, evaluation.retrieval_sets),
+        *(evaluation.similarity, evaluation.guards, evaluation.classification),
+    )
+    for given in read:
+        check_outside(given, None, key, folder, config.storage)
+
+
+def _run(stage: Stage, session: SparkSession, config: Config) -> float:
     began = time.monotonic()
     with activity(stage.name, detail=running_tasks):
         summary = stage.run(session, config)
     seconds = round(time.monotonic() - began, 2)
-    # In the folder as it is now.
-    record = folder.stage_record(stage.name)
-    storage.write_json(record, {"fingerprint": fingerprint, "seconds": seconds})
     logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
     return seconds
-
-
-class _Record(TypedDict):
-    """What a stage was made from, and how long it took."""
-
-    fingerprint: str | None
-    seconds: float
-
-
-def _known(record: Location) -> _Record | None:
-    """What is known of a stage; None of one that was not run, or must be run again."""
-    try:
-        known: _Record | None = records.read(record, _Record) if record.is_file() else None
-    except DamagedFileError as error:
-        logger.warning("%s; its stage is run again", error)
-        return None
-    return known
 
 
 def _fingerprint(before: Sequence[str | None], inputs: Any) -> str | None:
