@@ -149,7 +149,7 @@ NEGATIVES = Kind(
 
 VERSION = Kind(
     files=(*_MODEL, "promotion.json", "observations.parquet"),
-    marks={"promotion.json": ("run", "model", "when")},
+    marks={"promotion.json": ("model", "replaces")},
 )
 """A model that was promoted."""
 
@@ -191,11 +191,13 @@ def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(key, f"{folder} is a file", "name a folder")
     if found := foreign(folder, kind, whole=whole):
-        raise InputError(
-            key,
-            f"{folder} holds other files ({shown(found)})",
-            "move them elsewhere, or name an empty folder",
-        )
+        raise holds_other_files(key, folder, found)
+
+
+def holds_other_files(key: str, folder: Location, found: Sequence[str]) -> InputError:
+    """What is raised of a folder that holds what no command has written."""
+    problem = f"{folder} holds other files ({shown(found)})"
+    return InputError(key, problem, "move them elsewhere, or name an empty folder")
 
 
 def shown(ways: Sequence[str]) -> str:

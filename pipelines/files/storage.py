@@ -299,9 +299,11 @@ def remove_asides(path: Location) -> None:
     """
     if isinstance(path, RemotePath):
         return
-    for left in _left_aside(path.parent):
-        if left.place == path and left.path.suffix == ".part":
-            left.path.unlink()
+    earlier = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
+    for aside in path.parent.glob(f".{path.name}.*.part"):
+        # Earlier releases gave them shorter names.
+        if is_aside(aside.name) or earlier.fullmatch(aside.name):
+            aside.unlink()
 
 
 def is_aside(name: str) -> bool:

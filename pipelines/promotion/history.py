@@ -10,7 +10,6 @@ from pipelines.files import storage
 from pipelines.files.locations import Location
 
 HISTORY = "history.jsonl"
-_BEGINNING = '{"when": '
 
 
 def read(target: Location) -> list[dict[str, Any]]:
@@ -34,7 +33,7 @@ def is_foreign(target: Location) -> bool:
 
 
 def _is_torn(line: str) -> bool:
-    return _BEGINNING.startswith(line[: len(_BEGINNING)])
+    return line.startswith("{")
 
 
 def _lines(target: Location) -> list[str]:

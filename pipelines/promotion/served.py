@@ -55,6 +55,8 @@ WAIT_SECONDS = 10.0
 ELSEWHERE = "move it elsewhere, or name another folder"
 _COPYING = ".copying"
 _COPY = re.compile(r"\.[0-9a-f]{8}\.part")
+# Of earlier releases, the last one without the name of a process.
+_LEFT_EARLIER = re.compile(r"\.\d+\.[^.]+-\d+-[0-9a-f]{8}\.(?:part|old)")
 _HALF_REMOVED = re.compile(r"\.\d+\.old")
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
@@ -400,10 +402,8 @@ def _remove_abandoned_copies(target: Location) -> None:
 def _remove_leftovers(target: Location) -> None:
     """Removes what is left of versions whose removal was killed."""
     for folder in (target / VERSIONS).glob(".*"):
-        # Earlier releases gave them another name.
-        if storage.is_aside(folder.name) or (
-            _HALF_REMOVED.fullmatch(folder.name) and is_ours(folder, VERSION)
-        ):
+        is_half = _HALF_REMOVED.fullmatch(folder.name) and is_ours(folder, VERSION)
+        if storage.is_aside(folder.name) or _LEFT_EARLIER.fullmatch(folder.name) or is_half:
             _remove(folder)
 
 
