@@ -35,7 +35,7 @@ def write_docstrings(path: Path) -> None:
 
 
 def small_config(folder: Path, **training) -> Config:
-    """A small random encoder on the corpus that is prepared in a folder; its texts lie beside it."""
+    """A small random encoder on the corpus that is prepared in a folder, from texts beside it."""
     config = parse(
         {
             "corpus": {
