@@ -28,7 +28,12 @@ from pipelines.embedding.overlap_check import check_outside
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
 from pipelines.files import storage
 from pipelines.files.ownership import PREPARED, check_ours
-from pipelines.files.prepared_folder import PreparedFolder, StageRecord, read_stage_record
+from pipelines.files.prepared_folder import (
+    BEFORE,
+    PreparedFolder,
+    StageRecord,
+    read_stage_record,
+)
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
@@ -79,7 +84,6 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     """
     from pipelines.report.corpus_page import write_corpus_report
 
-    check_prepared_folder(config)
     folder = PreparedFolder.of(config)
     # The stages that need them come hours later.
     check_tokenizer(config)
@@ -225,8 +229,8 @@ def _lane_inputs(config: Config) -> Any:
 
 STAGES = (
     Stage("corpus", prepare_corpus, _corpus_inputs, choices=_held_out_choices),
-    Stage("tokens", prepare_tokens, _token_inputs, ("corpus",)),
-    Stage("teacher", prepare_teacher, _teacher_inputs, ("corpus",), is_asked=_has_teacher),
-    Stage("lanes", prepare_lanes, _lane_inputs, ("tokens", "teacher")),
+    Stage("tokens", prepare_tokens, _token_inputs, BEFORE["tokens"]),
+    Stage("teacher", prepare_teacher, _teacher_inputs, BEFORE["teacher"], is_asked=_has_teacher),
+    Stage("lanes", prepare_lanes, _lane_inputs, BEFORE["lanes"]),
 )
 """In their order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from pipelines.errors import DamagedFileError, InputError
@@ -196,16 +197,17 @@ class PreparedFolder:
 
         Otherwise nobody could tell, after one of them is made anew, which others are not.
         """
-        known = {stage: read_stage_record(self.stage_record(stage)) for stage in STAGE_NAMES}
+        known = {stage: read_stage_record(self.stage_record(stage)) for stage in BEFORE}
         if any(record and record.made for record in known.values()):
             return
         made: dict[str, str] = {}
         for stage, record in known.items():
             if record is not None:
                 deleted = self.deleted_digest if stage == "corpus" else None
-                named = replace(record, made=uuid.uuid4().hex, after=dict(made), deleted=deleted)
+                after = {one: made[one] for one in BEFORE[stage] if one in made}
+                made[stage] = uuid.uuid4().hex
+                named = replace(record, made=made[stage], after=after, deleted=deleted)
                 storage.write_json(self.stage_record(stage), asdict(named))
-                made = {stage: named.made} if stage == "corpus" else made | {stage: named.made}
 
     def check_in_step(self) -> None:
         """Refuses stages of which one was made of another one's content of before.
@@ -216,7 +218,7 @@ class PreparedFolder:
         Raises:
             InputError: Training would learn what is not in the corpus any more.
         """
-        known = {stage: read_stage_record(self.stage_record(stage)) for stage in STAGE_NAMES}
+        known = {stage: read_stage_record(self.stage_record(stage)) for stage in BEFORE}
         for stage, record in known.items():
             for before, made in (record.after if record else {}).items():
                 there = known[before]
@@ -237,7 +239,13 @@ class PreparedFolder:
             )
 
 
-STAGE_NAMES = ("corpus", "tokens", "teacher", "lanes")
+BEFORE: Mapping[str, tuple[str, ...]] = {
+    "corpus": (),
+    "tokens": ("corpus",),
+    "teacher": ("corpus",),
+    "lanes": ("tokens", "teacher"),
+}
+"""The stages in their order, with those whose content each is made of."""
 AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
