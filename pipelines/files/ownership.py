@@ -170,8 +170,13 @@ def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
     """
     if not kind.marks or is_ours(folder, kind):
         return _foreign_in_ours(folder, kind, whole=whole)
-    ways = (way for way, _ in _ways(folder))
-    return sorted({way[0] for way in ways if way[0] not in kind.unmarked})
+    return sorted(
+        {
+            way[0]
+            for way, is_folder in _ways(folder)
+            if way[0] not in kind.unmarked or not kind.writes(way, is_folder=is_folder)
+        }
+    )
 
 
 def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:

@@ -132,9 +132,9 @@ STRANGERS = {
 def test_what_no_command_has_written_is_refused(home, name, stranger):
     kind, files = OURS[name]
     write(home, {**files, stranger: "mine"})
-    assert foreign(home, kind, whole=False) == ([] if "/" not in stranger else [stranger]) or (
-        name not in ("preparation", "run")
-    )
+    if name in ("preparation", "run"):
+        # Without the rest of the folder, which stays.
+        assert foreign(home, kind, whole=False) == [stranger]
     with pytest.raises(InputError, match=f"^{KEY}: .* holds other files .*{Path(stranger).name}"):
         check_ours(KEY, home, kind, whole=True)
 
@@ -149,6 +149,13 @@ def test_a_folder_without_a_mark_is_nobodys_to_take(home, name):
     write(home, unmarked | others)
     with pytest.raises(InputError, match=rf"^{KEY}: .* holds other files .*, move them elsewhere"):
         check_ours(KEY, home, kind, whole=False)
+
+
+@pytest.mark.parametrize("name", ["units/raw.jsonl", "units/mine/a.txt", "report.html", "a.txt"])
+def test_one_file_of_the_user_is_enough(home, name):
+    write(home, {name: "mine"})
+    with pytest.raises(InputError, match=rf"holds other files \({name.partition('/')[0]}\)"):
+        check_ours(KEY, home, PREPARED, whole=False)
 
 
 def test_a_stage_of_ours_needs_its_own_mark(home):
