@@ -22,7 +22,7 @@ from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys, deleted_key
 from pipelines.corpus.readers.encodings import BinaryError, find_encoding
 from pipelines.corpus.unit_schema import hash_of
 from pipelines.embedding.deleted_rows import DeletedRows
-from pipelines.embedding.row_deletion import delete_from_table, has_rows_by
+from pipelines.embedding.row_deletion import check_table, delete_from_table, has_rows_by
 from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError
 from pipelines.files import records, storage, versions
@@ -122,6 +122,8 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
     if not folder.corpus.pairs.is_dir():
         problem = f"there is no corpus in {folder.path}"
         raise InputError("prepared.folder", problem, "name the folder of a preparation")
+    check_table(config)
+    folder.name_stages()
     listed = add_deleted_keys(folder, column, keys)
     try:
         prepare_stages(config, trains=False)

@@ -12,12 +12,12 @@ import hashlib
 import json
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
-from typing_extensions import TypedDict
 
 from pipelines.corpus.cleaning.languages import check_languages
 from pipelines.corpus.cleaning.redaction import check_redactor
@@ -25,11 +25,16 @@ from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.readers.sources import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
+from pipelines.embedding.overlap_check import check_outside
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
-from pipelines.errors import DamagedFileError
-from pipelines.files import records, storage
-from pipelines.files.locations import Location
-from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files import storage
+from pipelines.files.ownership import PREPARED, check_ours
+from pipelines.files.prepared_folder import (
+    BEFORE,
+    PreparedFolder,
+    StageRecord,
+    read_stage_record,
+)
 from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
@@ -82,29 +87,38 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     folder = PreparedFolder.of(config)
     check_needs(config)
     _tell_of_unused_teacher(config)
+    folder.name_stages()
     fingerprints: dict[str, str | None] = {}
-    records = []
+    made: dict[str, str] = {}
+    told = []
     for stage in STAGES:
         if not stage.is_asked(config):
             continue
         before = [fingerprints[name] for name in stage.after if name in fingerprints]
         fingerprint = _fingerprint(before, stage.inputs(config))
-        known = _known(folder.stage_record(stage.name))
+        known = read_stage_record(folder.stage_record(stage.name))
         kept = config.prepared.reuse and fingerprint is not None
-        kept = kept and known is not None and known["fingerprint"] == fingerprint
+        kept = kept and known is not None and known.fingerprint == fingerprint
         if kept and known is not None:
             logger.info("%s: not changed, kept", stage.name)
-            seconds = known["seconds"]
+            seconds, name = known.seconds, known.made or uuid.uuid4().hex
         else:
             asked = for_stage(config, "prepare")
             session = spark_session(asked, trains=trains, needs_context=False)
             with stage_settings(session, config, "prepare"):
-                seconds = _run(stage, session, config, folder, fingerprint)
+                seconds, name = _run(stage, session, config), uuid.uuid4().hex
+        after = {one: made[one] for one in stage.after if one in made}
+        deleted = folder.deleted_digest if not stage.after else None
+        record = StageRecord(fingerprint, seconds, name, after, deleted)
+        if record != known:
+            # In the folder as it is now.
+            storage.write_json(folder.stage_record(stage.name), asdict(record))
+        made[stage.name] = name
         if fingerprint is not None:
             fingerprint = _fingerprint([fingerprint], [stage.choices(config)])
         fingerprints[stage.name] = fingerprint
-        records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
-    storage.write_json(folder.stages, records)
+        told.append({"stage": stage.name, "seconds": seconds, "kept": kept})
+    storage.write_json(folder.stages, told)
     if not left_out("the report of the corpus is", REPORT):
         from pipelines.report.corpus_page import write_corpus_report
 
@@ -125,39 +139,32 @@ def check_needs(config: Config) -> None:
     check_teacher(config)
 
 
-def _run(
-    stage: Stage,
-    session: SparkSession,
-    config: Config,
-    folder: PreparedFolder,
-    fingerprint: str | None,
-) -> float:
+def check_prepared_folder(config: Config) -> None:
+    """Looks at ``prepared.folder`` before anything is written into it.
+
+    Raises:
+        InputError: A stage would replace what no preparation has written, or what is read is in it.
+    """
+    key, folder = "prepared.folder", PreparedFolder.of(config).path
+    check_ours(key, folder, PREPARED, whole=False)
+    evaluation = config.evaluation
+    for one in by_source(config):
+        check_outside(one.corpus.inputs, one.corpus.format, key, folder, config.storage)
+    read = (
+        *(config.corpus.exclude, config.teacher.vectors, evaluation.retrieval_sets),
+        *(evaluation.similarity, evaluation.guards, evaluation.classification),
+    )
+    for given in read:
+        check_outside(given, None, key, folder, config.storage)
+
+
+def _run(stage: Stage, session: SparkSession, config: Config) -> float:
     began = time.monotonic()
     with activity(stage.name, detail=running_tasks):
         summary = stage.run(session, config)
     seconds = round(time.monotonic() - began, 2)
-    # In the folder as it is now.
-    record = folder.stage_record(stage.name)
-    storage.write_json(record, {"fingerprint": fingerprint, "seconds": seconds})
     logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
     return seconds
-
-
-class _Record(TypedDict):
-    """What a stage was made from, and how long it took."""
-
-    fingerprint: str | None
-    seconds: float
-
-
-def _known(record: Location) -> _Record | None:
-    """What is known of a stage; None of one that was not run, or must be run again."""
-    try:
-        known: _Record | None = records.read(record, _Record) if record.is_file() else None
-    except DamagedFileError as error:
-        logger.warning("%s; its stage is run again", error)
-        return None
-    return known
 
 
 def _fingerprint(before: Sequence[str | None], inputs: Any) -> str | None:
@@ -235,8 +242,8 @@ def _lane_inputs(config: Config) -> Any:
 
 STAGES = (
     Stage("corpus", prepare_corpus, _corpus_inputs, choices=_held_out_choices),
-    Stage("tokens", prepare_tokens, _token_inputs, ("corpus",)),
-    Stage("teacher", prepare_teacher, _teacher_inputs, ("corpus",), is_asked=_has_teacher),
-    Stage("lanes", prepare_lanes, _lane_inputs, ("tokens", "teacher")),
+    Stage("tokens", prepare_tokens, _token_inputs, BEFORE["tokens"]),
+    Stage("teacher", prepare_teacher, _teacher_inputs, BEFORE["teacher"], is_asked=_has_teacher),
+    Stage("lanes", prepare_lanes, _lane_inputs, BEFORE["lanes"]),
 )
 """In their order."""

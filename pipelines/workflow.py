@@ -30,7 +30,7 @@ from pipelines.promotion.stage import Promotion
 from pipelines.runs.attempts import fenced
 from pipelines.runs.cleaning import Cleaned, remove_old_runs
 from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation
-from pipelines.runs.opening import check_run_folder, identity_digest
+from pipelines.runs.opening import check_owned, check_run_folder, identity_digest
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
@@ -73,10 +73,22 @@ def _preparing(config: Config) -> tuple[str, ...]:
     return ("starting", "corpus", "tokens", *teacher, "lanes")
 
 
+def _check_prepared_folder(config: Config) -> None:
+    # Not above, since training by the local engine needs no Spark.
+    from pipelines.preparation import check_prepared_folder
+
+    check_prepared_folder(config)
+
+
+def _check_both_folders(config: Config) -> None:
+    _check_prepared_folder(config)
+    check_owned(config)
+
+
 @executor_failures("preparing")
 @file_failures("preparing")
 @called_off_when_stalled("preparing")
-@working_in("prepared.folder")
+@working_in("prepared.folder", check=_check_prepared_folder)
 def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
     """Reads the corpus, tokenises it, and forms the lanes in ``prepared.folder``.
 
@@ -87,7 +99,6 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
         trains: Whether this process may train afterwards. If not, and there is no Spark session
             yet, a smaller one is started.
     """
-    # Not above, since training by the local engine needs no Spark.
     from pipelines.preparation import prepare_stages
 
     with job("preparing", _preparing(config)):
@@ -97,7 +108,7 @@ def prepare(config: Config, *, trains: bool = True) -> LaneManifest:
 @executor_failures("deleting")
 @file_failures("deleting")
 @called_off_when_stalled("deleting")
-@working_in("prepared.folder")
+@working_in("prepared.folder", check=_check_prepared_folder)
 def delete(config: Config, keys: Sequence[str]) -> Deletion:
     """Removes the rows of keys from ``prepared.folder``, and keeps them out of it for good.
 
@@ -115,7 +126,7 @@ def delete(config: Config, keys: Sequence[str]) -> Deletion:
 
 
 @file_failures("training")
-@working_in("run.folder", reading=("prepared.folder",))
+@working_in("run.folder", reading=("prepared.folder",), check=check_owned)
 def train(config: Config, chosen: Engine | None = None) -> Location:
     """Trains on the prepared lanes; returns the folder of the model, ``run.folder/model``.
 
@@ -132,6 +143,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
     chosen = chosen or load_engine(config.training.engine)
     check_settings(chosen, config)
     prepared = PreparedFolder.of(config)
+    prepared.check_in_step()
     manifest = LaneManifest.load(prepared.lanes.path)
     plan = batch_plan(config, manifest)
     if config.run.only_new:
@@ -168,7 +180,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
 @executor_failures("evaluating")
 @file_failures("evaluating")
 @called_off_when_stalled("evaluating")
-@working_in("run.folder")
+@working_in("run.folder", check=check_owned)
 def evaluate(config: Config) -> dict[str, Metrics]:
     """Measures the run's start and its model; writes ``metrics.json``, samples and the report.
 
@@ -258,7 +270,7 @@ def clean(config: Config) -> Cleaned:
 
 @executor_failures("running")
 @file_failures("running")
-@working_in("prepared.folder", "run.folder")
+@working_in("prepared.folder", "run.folder", check=_check_both_folders)
 def run(config: Config) -> dict[str, Metrics]:
     """Prepares, trains and evaluates."""
     expected = expected_seconds(config)

@@ -155,7 +155,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def prepared(spark, tmp_path_factory) -> Path:
     """A prepared folder of the small corpus: lanes, tokens and a held-out evaluation."""
-    folder = tmp_path_factory.mktemp("prepared")
-    write_docstrings(folder / "docstrings.jsonl")
+    folder = tmp_path_factory.mktemp("small") / "prepared"
+    write_docstrings(folder.parent / "docstrings.jsonl")
     workflow.prepare(small_config(folder))
     return folder

@@ -51,7 +51,7 @@ def config(prepared, folder):
 @pytest.fixture
 def touched(prepared):
     """Gives the texts another time of change, as if they were written again, until the end."""
-    texts = prepared / "docstrings.jsonl"
+    texts = prepared.parent / "docstrings.jsonl"
     before = texts.stat().st_mtime_ns
     yield lambda: os.utime(texts, ns=(1, 1))
     os.utime(texts, ns=(before, before))
@@ -92,7 +92,8 @@ def test_only_what_changed_is_run_again(folder, config, touched, small_model, ca
 
 def test_a_job_that_was_killed_is_finished_by_the_next(prepared, tmp_path):
     write_docstrings(tmp_path / "docstrings.jsonl")
-    config = small_config(tmp_path)
+    folder = tmp_path / "prepared"
+    config = small_config(folder)
     (tmp_path / "job.yaml").write_text(dump(config))
     command = [sys.executable, str(JOBS / "prepare.py"), "--config", str(tmp_path / "job.yaml")]
     # What is killed leaves its temporary files.
@@ -102,14 +103,14 @@ def test_a_job_that_was_killed_is_finished_by_the_next(prepared, tmp_path):
     job = subprocess.Popen(command, start_new_session=True, env=os.environ | places)
     try:
         deadline = time.monotonic() + 240
-        while not list(tmp_path.glob(".tokens.*.part")):
+        while not list(folder.glob(".tokens.*.part")):
             assert job.poll() is None and time.monotonic() < deadline, "no tokens were begun"
             time.sleep(0.02)
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait(timeout=60)
-    assert not (tmp_path / "lanes").exists()
+    assert not (folder / "lanes").exists()
     workflow.prepare(config)
-    assert stages(tmp_path) == {"corpus": True, "tokens": False, "lanes": False}
-    assert digests(tmp_path / "lanes") == digests(prepared / "lanes")
-    assert not list(tmp_path.glob(".*"))
+    assert stages(folder) == {"corpus": True, "tokens": False, "lanes": False}
+    assert digests(folder / "lanes") == digests(prepared / "lanes")
+    assert not list(folder.glob(".*"))

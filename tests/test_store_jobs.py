@@ -38,7 +38,12 @@ def job(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("local")
     write_docstrings(folder / "docstrings.jsonl")
     config = small_config(
-        folder, engine="torch", framework="torch", workers=2, max_steps=STEPS, checkpoint_every=5
+        folder / "prepared",
+        engine="torch",
+        framework="torch",
+        workers=2,
+        max_steps=STEPS,
+        checkpoint_every=5,
     )
     changed = {
         "prepared": config.prepared.model_copy(update={"cache_gigabytes": CACHE_GIGABYTES}),

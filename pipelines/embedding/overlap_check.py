@@ -60,10 +60,41 @@ def check_files_outside(files: Iterable[Location], folder: Location) -> None:
     _check_outside(files, folder.resolve(), folder)
 
 
-def _check_outside(files: Iterable[Location], real: Location, folder: Location) -> None:
+def check_outside(
+    given: Sequence[str], kind: str | None, key: str, folder: Location, stores: StorageSettings
+) -> None:
+    """Makes sure that a job does not write into a folder around what it reads.
+
+    Args:
+        given: Files, folders, globs, or names of tables.
+        kind: The format of inputs; None of what is a file or a folder itself.
+        key: The setting that names the folder.
+        folder: Need not be there.
+        stores: How object stores are reached.
+
+    Raises:
+        InputError: Something that is read is in the folder.
+    """
+    real = folder.resolve()
+    for name in given:
+        path = place_of(name, stores, key) if kind is None else _input_path(name, kind, stores)
+        if path is None:
+            continue
+        base = fixed_part(str(path), stores) if glob.has_magic(str(path)) else path
+        found = [path if path.exists() else base]
+        # A folder around it may have files in it.
+        files = kind is not None and TABLE_FORMATS.load(kind).files is not None
+        if kind is not None and files and is_within(real, base.resolve()):
+            found += find_files([name], kind, key, stores)
+        _check_outside(found, real, folder, key)
+
+
+def _check_outside(
+    files: Iterable[Location], real: Location, folder: Location, key: str = OUTPUT
+) -> None:
     inside = next((file for file in files if is_within(file.resolve(), real)), None)
     if inside is not None:
-        raise InputError(OUTPUT, f"{folder} holds the input {inside}", "name a folder beside it")
+        raise InputError(key, f"{folder} holds the input {inside}", "name a folder beside it")
 
 
 def _within(folder: Location) -> InputError:

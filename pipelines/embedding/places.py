@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipelines.files import locks, storage, versions
 from pipelines.files.locations import Location, RemotePath, is_within
+from pipelines.files.ownership import Kind, check_ours
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,17 @@ def begun_folders(folder: Location) -> list[Location]:
     if isinstance(folder, Path):
         return [next_folder(folder)]
     return list(versions.begun(folder))
+
+
+def check_places(key: str, folder: Location, kind: Kind) -> None:
+    """Refuses a place that would be replaced, and where a table is begun, if the user's are there.
+
+    Raises:
+        InputError: See :func:`pipelines.files.ownership.check_ours`.
+    """
+    check_ours(key, folder, kind, whole=True)
+    if isinstance(folder, Path):
+        check_ours(key, next_folder(folder), kind, whole=True)
 
 
 @contextmanager

@@ -43,7 +43,6 @@ INDEX_FOLDER = "_index"
 DELETED_FILE = "_deleted.json"
 """Which rows are kept out of the table."""
 
-OURS = (PLAN_FILE, MANIFEST_FILE, MERGED_FILE, DELETED_FILE, STAGED, ATTEMPTS, KEPT, INDEX_FOLDER)
 INPUTS = "embedding.inputs"
 OUTPUT = "embedding.output"
 KEY_COLUMN = "embedding.key_column"

@@ -24,10 +24,17 @@ from pipelines.embedding.executor import Columns
 from pipelines.embedding.footers import PartFooter, in_threads, read_part_footer
 from pipelines.embedding.part_files import write_part
 from pipelines.embedding.parts import RowRange, read_rows
-from pipelines.embedding.places import beginning, discard_begun, lock_file, take_place
+from pipelines.embedding.places import (
+    beginning,
+    check_places,
+    discard_begun,
+    lock_file,
+    take_place,
+)
 from pipelines.embedding.plan import (
     INDEX_FOLDER,
     MANIFEST_FILE,
+    OUTPUT,
     Version,
     output_folder,
     part_file,
@@ -38,6 +45,7 @@ from pipelines.embedding.running import run_job
 from pipelines.files import records, storage, versions
 from pipelines.files.folders import work_folder
 from pipelines.files.locations import Location, RemotePath, arrow_source
+from pipelines.files.ownership import TABLE
 from pipelines.settings import Config
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.tasks import collect_from_tasks, slices
@@ -69,6 +77,17 @@ class _Written:
     number: int
     name: str
     footer: PartFooter
+
+
+def check_table(config: Config) -> None:
+    """Refuses a table that would be replaced with files of the user's in it.
+
+    Raises:
+        InputError: See :func:`pipelines.files.ownership.check_ours`.
+    """
+    folder = output_folder(config.embedding, config.storage)
+    if read_version(versions.current(folder), config.storage) is not None:
+        check_places(OUTPUT, folder, TABLE)
 
 
 def has_rows_by(config: Config, column: str) -> bool:

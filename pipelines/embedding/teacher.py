@@ -28,7 +28,7 @@ from pipelines.evaluation.embedder import unit_length
 from pipelines.files import storage, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
-from pipelines.files.prepared_folder import PreparedFolder, TeacherFolder
+from pipelines.files.prepared_folder import AGAIN, PreparedFolder, TeacherFolder
 from pipelines.lanes.teacher import TeacherVectors
 from pipelines.progress import next_part
 from pipelines.settings import Config, EmbeddingSettings
@@ -44,7 +44,6 @@ VECTORS = "teacher.vectors"
 TEXT, KEY, VECTOR = "text", "key", "vector"
 _TEACHER_KEYS = ("model", "dimensions")
 _COMPUTED_AS = ("backend", "precision", "batch_tokens")
-_AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def prepare_teacher(session: SparkSession, config: Config) -> TeacherSummary:
     """
     prepared = PreparedFolder.of(config)
     if not prepared.corpus.pairs.is_dir():
-        raise InputError("prepared.folder", f"there is no corpus in {prepared.path}", _AGAIN)
+        raise InputError("prepared.folder", f"there is no corpus in {prepared.path}", AGAIN)
     source = teacher_digest(config)
     assert source is not None, "the stage is run only if there is a teacher"
     pairs = read_parquet(session, prepared.corpus.pairs)
@@ -176,12 +175,12 @@ def check_lanes_of_teacher(config: Config, held: TeacherVectors | None) -> None:
     """
     key = "teacher.model" if config.teacher.model is not None else VECTORS
     if held is None:
-        raise InputError(key, "the lanes hold no vectors of a teacher", _AGAIN)
+        raise InputError(key, "the lanes hold no vectors of a teacher", AGAIN)
     named = [location(path, config.storage).expanduser() for path in config.teacher.vectors]
     if config.teacher.model is not None:
         named.append(teacher_folder(config))
     if all(path.is_dir() for path in named) and teacher_digest(config) != held.source:
-        raise InputError(key, "the lanes hold the vectors of another teacher", _AGAIN)
+        raise InputError(key, "the lanes hold the vectors of another teacher", AGAIN)
 
 
 def forget_texts(config: Config) -> None:

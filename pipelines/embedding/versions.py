@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.embedding.places import begun_folders, discard_begun, take_place
+from pipelines.embedding.places import begun_folders, check_places, discard_begun, take_place
 from pipelines.embedding.plan import (
     INDEX_FOLDER,
     INPUTS,
     KEY_COLUMN,
     LAYOUT_KEYS,
-    OURS,
     OUTPUT,
     OVERWRITE,
     VECTOR_KEYS,
@@ -30,9 +29,9 @@ from pipelines.embedding.plan import (
     read_version,
 )
 from pipelines.errors import InputError
-from pipelines.files import locks, versions
-from pipelines.files.folders import PROBE
-from pipelines.files.locations import Location, RemotePath
+from pipelines.files import versions
+from pipelines.files.locations import Location
+from pipelines.files.ownership import TABLE
 from pipelines.settings import StorageSettings
 from pipelines.settings.storage import DEFAULT_STORES
 
@@ -77,8 +76,8 @@ def choose_work(
             from inputs that may have changed since, and its rows have no keys.
     """
     there = versions.current(folder)
+    check_places(OUTPUT, folder, TABLE)
     in_place = read_version(there, stores)
-    _check_folder(folder, in_place)
     found = (*_begun(folder, in_place, stores), *([in_place] if in_place is not None else []))
     build = max((version.plan.build + 1 for version in found), default=0)
     same = next((version for version in found if _differing(version, identity) is None), None)
@@ -109,27 +108,6 @@ def _goes_on(
     if not version.is_whole or version.folder != folder:
         return True
     return not overwrite and identity[INPUTS][1] is not None
-
-
-def _check_folder(folder: Location, in_place: Version | None) -> None:
-    if folder.is_symlink():
-        raise InputError(OUTPUT, f"{folder} is a link", f"name {folder.resolve()}")
-    if folder.exists() and not folder.is_dir():
-        raise InputError(OUTPUT, f"{folder} is a file", "name a folder")
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if isinstance(folder, RemotePath):
-        names = {name for name in names if not _is_of_store(name)}
-    if in_place is None and not names.issubset(OURS):
-        raise InputError(OUTPUT, f"{folder} holds other files", "name an empty folder")
-
-
-def _is_of_store(name: str) -> bool:
-    """Whether a folder in a store has something of this name beside, or instead of, a table."""
-    return (
-        name == versions.POINTER
-        or name.startswith((locks.LOCK_FILE, PROBE))
-        or versions.is_version(name)
-    )
 
 
 def _differing(version: Version, identity: Mapping[str, Any]) -> str | None:

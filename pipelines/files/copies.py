@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,8 @@ from pipelines.settings.storage import StorageSettings
 
 UNUSED_SECONDS = 3600.0
 _WRITTEN_BY_OTHERS = 0o022
+# What :func:`_digest` gives: of nothing else in a folder that the user names.
+_COPY = re.compile(r"[0-9a-f]{24}")
 
 
 def local_folder(folder: Location, check: Callable[[Path], None] = lambda copy: None) -> Path:
@@ -120,5 +123,5 @@ def _forget_unused(copies: Path) -> None:
         # Another process may have been faster.
         with suppress(FileNotFoundError):
             unused = time.time() - folder.stat().st_mtime
-            if not folder.name.startswith(".") and unused > UNUSED_SECONDS:
+            if _COPY.fullmatch(folder.name) and unused > UNUSED_SECONDS:
                 storage.remove_folder(folder)

@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import fencing, locks, storage, versions
 from pipelines.files.locations import Location, RemotePath, location
+from pipelines.files.ownership import PROBE
 from pipelines.files.stores import first_line
 from pipelines.settings import Config
 
@@ -25,18 +26,17 @@ _T = TypeVar("_T")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CONTENT = b"sentence pipelines\n"
-PROBE = ".probe-"
-"""What the names of files begin with by which a store is tried."""
 
 
 def working_in(
-    *keys: str, reading: Sequence[str] = ()
+    *keys: str, reading: Sequence[str] = (), check: Callable[[Config], object] | None = None
 ) -> Callable[[Callable[Concatenate[Config, _P], _T]], Callable[Concatenate[Config, _P], _T]]:
     """Gives a job folders of the settings: it alone works in them while it runs.
 
     Args:
         keys: The settings, such as `run.folder`.
         reading: Settings of folders that it only reads; many jobs may, while none works in them.
+        check: Looks at the folders before anything is written into them.
     """
 
     def decorate(
@@ -44,6 +44,8 @@ def working_in(
     ) -> Callable[Concatenate[Config, _P], _T]:
         @functools.wraps(job)
         def work(config: Config, /, *args: _P.args, **options: _P.kwargs) -> _T:
+            if check is not None:
+                check(config)
             with ExitStack() as stack:
                 for key in keys:
                     stack.enter_context(work_folder(key, _folder(config, key), job.__name__))
@@ -106,6 +108,9 @@ def _locked(
     with ExitStack() as stack:
         try:
             lock = stack.enter_context(locks.held(lock_file, job, shared=shared))
+        except locks.ForeignLockError as error:
+            remedy = "move it elsewhere, or name another folder"
+            raise InputError(key, error.problem, remedy) from None
         except locks.LockedError as error:
             # No fault of the settings: it passes by itself.
             raise PipelineError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -214,7 +214,7 @@ class RemotePath:
         """What is in it, at the depth of a pattern; ``**`` stands for any depth."""
         wanted = pattern.split("/")
         for name, _ in self.entries(recursive=len(wanted) > 1 or "**" in wanted):
-            if _fits(name.split("/"), wanted):
+            if fits(name.split("/"), wanted):
                 yield self / name
 
     def rglob(self, pattern: str) -> Iterator[RemotePath]:
@@ -360,12 +360,13 @@ def version_of(place: RemotePath, name: str) -> RemotePath:
     return replace(place / name, place=place)
 
 
-def _fits(names: list[str], wanted: list[str]) -> bool:
+def fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the parts of a way down are those of a pattern; ``**`` stands for any depth."""
     if not wanted:
         return not names
     if wanted[0] == "**":
-        return any(_fits(names[skip:], wanted[1:]) for skip in range(len(names) + 1))
-    return bool(names) and fnmatchcase(names[0], wanted[0]) and _fits(names[1:], wanted[1:])
+        return any(fits(names[skip:], wanted[1:]) for skip in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], wanted[0]) and fits(names[1:], wanted[1:])
 
 
 def _with_folders(

@@ -7,6 +7,7 @@ was when it was read.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,10 @@ from typing import Any, Protocol, TypeVar
 from pipelines.files import conditional, storage
 from pipelines.files.locations import Location, RemotePath
 
+SHARED = re.compile(r".*\.[0-9a-f]{32}")
+"""The names of the files of those who share a lock."""
+GONE = re.compile(r"\..*\.[0-9a-f]{8}\.gone")
+"""The names of files that are being removed."""
 IsSame = Callable[[bytes, bytes], bool]
 P = TypeVar("P", Path, RemotePath)
 
@@ -100,7 +105,7 @@ class PosixLockFiles:
 
     def beside(self, path: Path) -> list[Path]:
         """See :class:`LockFiles`."""
-        return sorted(path.parent.glob(f"{path.name}.*"))
+        return sorted(_of_sharers(path))
 
     def sweep(self, path: Path) -> None:
         """See :class:`LockFiles`."""
@@ -108,9 +113,15 @@ class PosixLockFiles:
             left.unlink(missing_ok=True)
 
 
+def _of_sharers(path: P) -> Iterator[P]:
+    found: Iterator[Any] = path.parent.glob(f"{path.name}.*")
+    return (file for file in found if SHARED.fullmatch(file.name))
+
+
 def _left(path: Path) -> Iterator[Path]:
-    for suffix in ("gone", "part"):
-        yield from path.parent.glob(f".{path.name}.*.{suffix}")
+    for file in path.parent.glob(f".{path.name}.*"):
+        if GONE.fullmatch(file.name) or storage.is_aside(file.name):
+            yield file
 
 
 class StoreLockFiles:
@@ -146,7 +157,7 @@ class StoreLockFiles:
 
     def beside(self, path: RemotePath) -> list[RemotePath]:
         """See :class:`LockFiles`."""
-        return sorted(path.parent.glob(f"{path.name}.*"))
+        return sorted(_of_sharers(path))
 
     def sweep(self, path: RemotePath) -> None:
         """Nothing: there are no renames that could be interrupted."""

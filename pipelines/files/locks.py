@@ -41,7 +41,7 @@ from pipelines.files.conditional import (
 )
 from pipelines.files.conditional import replace as conditional_replace
 from pipelines.files.locations import Location, RemotePath
-from pipelines.files.lock_files import files_for
+from pipelines.files.lock_files import GONE, SHARED, files_for
 from pipelines.files.owners import Owner
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ SILENT_SECONDS = 150.0
 By then the workers of a run whose driver is gone have ended too: they wait for it for
 :data:`pipelines.training.control.authenticated_server.UNHEARD_SECONDS`."""
 _LOG_SECONDS = 5.0
+_BEGINNING = b'{"job": '
 
 _keys_here: set[str] = set()
 """Of all locks that this process holds or is about to."""
@@ -105,8 +106,16 @@ class LockedError(PipelineError):
     """
 
     def __init__(self, path: Location, holder: Holder | None) -> None:
-        self.holder = holder or "a job that cannot be told"
+        self.holder: Holder | str = holder or "a job that cannot be told"
         super().__init__(f"{path.parent} is in use by {self.holder}")
+
+
+class ForeignLockError(LockedError):
+    """A file that no job has written has the name of a lock; it stays."""
+
+    def __init__(self, path: Location, file: Location) -> None:
+        super().__init__(path, None)
+        self.problem = f"{file} was not written by a job, and has the name of a lock"
 
 
 class Lock:
@@ -252,6 +261,13 @@ def _unable(folder: RemotePath) -> str | None:
     return None if able else "its server does not follow conditions"
 
 
+def is_lock(name: str) -> bool:
+    """Whether a file in a folder is called as its lock, or one of those who share it."""
+    is_shared = name.startswith(LOCK_FILE) and SHARED.fullmatch(name)
+    is_gone = name.startswith(f".{LOCK_FILE}") and GONE.fullmatch(name)
+    return name == LOCK_FILE or bool(is_shared or is_gone)
+
+
 def held_here() -> tuple[Lock, ...]:
     """The locks that are held by the blocks around the caller."""
     return tuple(_held.get().values())
@@ -303,6 +319,8 @@ def _refuse_if_alive(path: Location, file: Location) -> None:
     first, began = files.content(file), time.monotonic()
     logged = False
     while (content := files.content(file)) is not None:
+        if _is_foreign(content):
+            raise ForeignLockError(path, file)
         found = _parsed(content)
         silent = time.monotonic() - began
         is_gone = _is_gone(found)
@@ -335,6 +353,17 @@ def _is_same(content: bytes, known: bytes) -> bool:
 
 def _line(holder: Holder) -> bytes:
     return f"{json.dumps(asdict(holder))}\n".encode()
+
+
+def _is_foreign(content: bytes) -> bool:
+    """Whether no release has written a file, nor a process that was killed meanwhile."""
+    if content.startswith(_BEGINNING[: len(content)]):
+        return False
+    try:
+        known = json.loads(content)
+    except (ValueError, RecursionError):
+        return True
+    return not (isinstance(known, dict) and {"owner", "key"} <= known.keys())
 
 
 def _parsed(content: bytes) -> Holder | None:

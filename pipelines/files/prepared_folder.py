@@ -6,11 +6,19 @@ has a value of its own, which stands for a folder under either name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 
+from pipelines.errors import DamagedFileError, InputError
+from pipelines.files import records, storage
 from pipelines.files.locations import Location, location
 from pipelines.files.versions import current
 from pipelines.settings import Config
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -175,5 +183,96 @@ class PreparedFolder:
         return self.path / "report.html"
 
     def stage_record(self, stage: str) -> Location:
-        """What the content of a stage's folder follows from; see :mod:`pipelines.preparation`."""
+        """The :class:`StageRecord` of a stage."""
         return current(self.path / stage) / "stage.json"
+
+    @property
+    def deleted_digest(self) -> str | None:
+        """Of the list of deleted keys; None where nothing was deleted."""
+        path = self.deleted_keys
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
+
+    def name_stages(self) -> None:
+        """Names the content of stages of earlier releases, which are taken to be in step.
+
+        Otherwise nobody could tell, after one of them is made anew, which others are not.
+        """
+        known = {stage: read_stage_record(self.stage_record(stage)) for stage in BEFORE}
+        if any(record and record.made for record in known.values()):
+            return
+        made: dict[str, str] = {}
+        for stage, record in known.items():
+            if record is not None:
+                deleted = self.deleted_digest if stage == "corpus" else None
+                after = {one: made[one] for one in BEFORE[stage] if one in made}
+                made[stage] = uuid.uuid4().hex
+                named = replace(record, made=made[stage], after=after, deleted=deleted)
+                storage.write_json(self.stage_record(stage), asdict(named))
+
+    def check_in_step(self) -> None:
+        """Refuses stages of which one was made of another one's content of before.
+
+        A preparation, or a deletion, that died between two stages leaves them so. What earlier
+        releases have written does not say what it was made of, and passes.
+
+        Raises:
+            InputError: Training would learn what is not in the corpus any more.
+        """
+        known = {stage: read_stage_record(self.stage_record(stage)) for stage in BEFORE}
+        for stage, record in known.items():
+            for before, made in (record.after if record else {}).items():
+                there = known[before]
+                if (self.path / before).is_dir() and (there is None or there.made != made):
+                    raise InputError(
+                        "prepared.folder",
+                        f"the {stage} in {self.path} are not of the {before} that is there now, "
+                        "since a preparation did not end",
+                        AGAIN,
+                    )
+        corpus = known["corpus"]
+        if corpus and corpus.made and corpus.deleted != self.deleted_digest:
+            raise InputError(
+                "prepared.folder",
+                f"rows of {self.path} were deleted, and are still in it, since `delete` did not "
+                "end",
+                AGAIN,
+            )
+
+
+BEFORE: Mapping[str, tuple[str, ...]] = {
+    "corpus": (),
+    "tokens": ("corpus",),
+    "teacher": ("corpus",),
+    "lanes": ("tokens", "teacher"),
+}
+"""The stages in their order, with those whose content each is made of."""
+AGAIN = "run `sentence-pipelines prepare` with the same settings first"
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """What a stage was made from, and how long it took.
+
+    Attributes:
+        fingerprint: Of inputs, settings and the stages before; None where that is not known.
+        seconds: That it took.
+        made: A name of this content alone; empty in records of earlier releases.
+        after: The same of the stages that it was made of.
+        deleted: Of the corpus: see :attr:`PreparedFolder.deleted_digest`.
+    """
+
+    fingerprint: str | None
+    seconds: float
+    made: str = ""
+    after: dict[str, str] = field(default_factory=dict)
+    deleted: str | None = None
+
+
+def read_stage_record(path: Location) -> StageRecord | None:
+    """The record of a stage; None of one that was not run, or must be run again."""
+    try:
+        known: StageRecord | None = records.read(path, StageRecord) if path.is_file() else None
+    except DamagedFileError as error:
+        logger.warning("%s; its stage is run again", error)
+        return None
+    return known

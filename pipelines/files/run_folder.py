@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.files.locations import Location, location
+from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.versions import current
 from pipelines.settings import Config
 
@@ -29,8 +30,9 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run has begun there; what else a folder holds does not make it one."""
-        return all(path.exists() for path in (*self.marks, self.checkpoints))
+        """Whether a run has begun there, by its record: other tools name their files alike."""
+        is_whole = all(path.exists() for path in (*self.marks, self.checkpoints))
+        return is_whole and is_ours(self.path, RUN)
 
     @property
     def contents(self) -> tuple[Location, ...]:

@@ -6,6 +6,7 @@ On a file system they are written aside and renamed; how it is done in a store i
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import math
@@ -13,9 +14,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -30,6 +32,9 @@ ABANDONED_SECONDS = 24 * 3600.0
 _CANNOT_GROW = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM)
 # What file systems say that cannot flush a folder.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES)
+# Of renameat2(2); the call is new in Linux 3.15, and few network file systems exchange names.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP)
 _ASIDE = re.compile(r"\.(.+)\.([^.]+)-[0-9a-f]{8}\.(?:part|old|gone)")
 
 
@@ -120,10 +125,15 @@ def _new_folder(path: Path, *, replace: bool) -> Iterator[Path]:
 def take_place(new: Path, path: Path) -> None:
     """Renames a folder that is whole, so that it takes the place of another, if there is one.
 
-    A process that is killed meanwhile leaves both, and :func:`settle` puts the other one back.
+    Where the kernel and the file system exchange two names at once, a reader finds one of both
+    at any moment. Elsewhere there is none between two renames; a process that is killed then
+    leaves both, and :func:`settle` puts the other one back.
     """
     if not path.exists():
         new.rename(path)
+        return
+    if _exchanged(new, path):
+        _remove_for_good(new, aside_name(path, ".gone"))
         return
     replaced = aside_name(path, ".old")
     path.rename(replaced)
@@ -133,6 +143,31 @@ def take_place(new: Path, path: Path) -> None:
         replaced.rename(path)
         raise
     _remove_for_good(replaced, replaced.with_suffix(".gone"))
+
+
+def _exchanged(new: Path, path: Path) -> bool:
+    """Whether two folders have changed their names; False where that cannot be done."""
+    rename = _renameat2()
+    if rename is None:
+        return False
+    names = (os.fsencode(new), os.fsencode(path))
+    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in _NO_EXCHANGE:
+        return False
+    raise OSError(error, os.strerror(error), str(path))
+
+
+@cache
+def _renameat2() -> Callable[..., int] | None:
+    """The system call; None where the C library has none."""
+    try:
+        found: Any = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return None
+    found.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+    return cast("Callable[..., int]", found)
 
 
 def settle(path: Location) -> None:
@@ -264,8 +299,30 @@ def remove_asides(path: Location) -> None:
     """
     if isinstance(path, RemotePath):
         return
+    earlier = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
     for aside in path.parent.glob(f".{path.name}.*.part"):
-        aside.unlink()
+        # Earlier releases gave them shorter names.
+        if is_aside(aside.name) or earlier.fullmatch(aside.name):
+            aside.unlink()
+
+
+def is_aside(name: str) -> bool:
+    """Whether a name is one of :func:`aside_name`: of nothing that a user has put there."""
+    matched = _ASIDE.fullmatch(name)
+    return matched is not None and Owner.parse(matched[2]) is not None
+
+
+def remove_left_aside(path: Location) -> None:
+    """Removes what killed processes have left aside for a place, whatever it was to become.
+
+    Args:
+        path: The caller holds a lock, under which no other process writes it.
+    """
+    if isinstance(path, RemotePath):
+        return
+    for left in _left_aside(path.parent):
+        if left.place == path:
+            _remove(left.path)
 
 
 @dataclass(frozen=True)
@@ -304,10 +361,15 @@ def _clear(left: _Aside) -> None:
     if left.path.suffix == ".old" and not left.place.exists():
         # Its process was killed before the new folder was in the place of this one.
         left.path.rename(left.place)
-    elif left.path.is_dir() and not left.path.is_symlink():
-        shutil.rmtree(left.path, ignore_errors=True)
     else:
-        left.path.unlink(missing_ok=True)
+        _remove(left.path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _last_change(path: Path) -> float:

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import PipelineError
-from pipelines.files.block_cache import BlockCache
+from pipelines.files.block_cache import COUNT_FILE, BlockCache
 from pipelines.files.copies import cache_folder
 from pipelines.files.locations import RemotePath
+from pipelines.files.ownership import holds_other_files
 from pipelines.lanes.files import LaneManifest, index_path, part_path
 from pipelines.lanes.index import IndexEntry, checked, decode_index, index_size
 from pipelines.lanes.plan import GranuleAddress
@@ -166,8 +167,13 @@ class _StoredLanes:
 
 def _cache(folder: RemotePath, cache_bytes: int) -> BlockCache:
     options = folder.store.options
+    blocks = cache_folder(options) / CACHE_FOLDER
+    # The files that were used least recently are removed from it, whatever they are.
+    there = sorted(path.name for path in blocks.iterdir()) if blocks.is_dir() else []
+    if there and COUNT_FILE not in there:
+        raise holds_other_files("storage.cache_folder", blocks, there)
     return BlockCache(
-        cache_folder(options) / CACHE_FOLDER,
+        blocks,
         cache_bytes,
         wait_seconds=options.timeout_seconds + options.retry_seconds,
     )

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
-from pipelines.embedding.places import beginning, begun_folders, discard_begun
+from pipelines.embedding.places import beginning, begun_folders, check_places, discard_begun
 from pipelines.errors import InputError
-from pipelines.files import locks, records, storage, versions
+from pipelines.files import records, storage, versions
 from pipelines.files.copies import local_folder
-from pipelines.files.folders import PROBE
-from pipelines.files.locations import Location, RemotePath, listed, location
+from pipelines.files.locations import Location, listed, location
+from pipelines.files.ownership import NEGATIVES
 from pipelines.files.run_folder import RunFolder
 from pipelines.mining.inputs import DOCUMENTS, INPUTS, stamps
 from pipelines.settings import Config, MiningSettings
@@ -152,8 +152,8 @@ def finished(config: Config, plan: Plan) -> bool:
     """
     folder = output_folder(config)
     there = versions.current(folder)
+    check_places(OUTPUT, folder, NEGATIVES)
     known = read_plan(there)
-    _check_folder(folder, known)
     if known is None or config.mining.overwrite:
         return False
     other = plan.differing(known)
@@ -166,24 +166,6 @@ def finished(config: Config, plan: Plan) -> bool:
         problem = f"whether they have changed since {folder} was made cannot be known"
         raise InputError(INPUTS, problem, again)
     return True
-
-
-def _check_folder(folder: Location, known: Plan | None) -> None:
-    if folder.is_symlink():
-        raise InputError(OUTPUT, f"{folder} is a link", f"name {folder.resolve()}")
-    if folder.exists() and not folder.is_dir():
-        raise InputError(OUTPUT, f"{folder} is a file", "name a folder")
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if isinstance(folder, RemotePath):
-        names = {name for name in names if not _is_of_store(name)}
-    if known is None and names:
-        raise InputError(OUTPUT, f"{folder} holds other files", "name an empty folder")
-
-
-def _is_of_store(name: str) -> bool:
-    """Whether a folder in a store has something of this name beside a table, or instead of one."""
-    own = (locks.LOCK_FILE, PROBE)
-    return name == versions.POINTER or name.startswith(own) or versions.is_version(name)
 
 
 def begin(folder: Location, plan: Plan) -> tuple[Location, Plan]:

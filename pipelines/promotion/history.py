@@ -20,10 +20,20 @@ def read(target: Location) -> list[dict[str, Any]]:
 def add(target: Location, line: Mapping[str, Any]) -> None:
     """Adds a line, whole or not at all; a torn one at the end gives way to it."""
     lines = _lines(target)
-    if lines and _parsed(lines[-1]) is None:
+    if lines and _parsed(lines[-1]) is None and _is_torn(lines[-1]):
         lines.pop()
     text = "".join(f"{kept}\n" for kept in [*lines, json.dumps(line)])
     storage.write_text(target / HISTORY, text, durable=True)
+
+
+def is_foreign(target: Location) -> bool:
+    """Whether the file is something else: no line of it is one of ours, whole or torn."""
+    lines = [line for line in _lines(target) if line.strip()]
+    return bool(lines) and all(_parsed(line) is None and not _is_torn(line) for line in lines)
+
+
+def _is_torn(line: str) -> bool:
+    return line.startswith("{")
 
 
 def _lines(target: Location) -> list[str]:

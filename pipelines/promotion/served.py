@@ -18,6 +18,7 @@ import errno
 import getpass
 import logging
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -35,6 +36,7 @@ from pipelines.evaluation.observations import Observations, write_observations
 from pipelines.files import locks, records, storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, RemotePath, listed, location
+from pipelines.files.ownership import VERSION, foreign, is_ours, shown
 from pipelines.files.run_folder import OBSERVATIONS
 from pipelines.models.digest import digest_model
 from pipelines.promotion import history
@@ -50,7 +52,12 @@ KEY = "promotion.target"
 WAIT_SECONDS = 10.0
 """How long a promotion waits for another one to end."""
 
+ELSEWHERE = "move it elsewhere, or name another folder"
 _COPYING = ".copying"
+_COPY = re.compile(r"\.[0-9a-f]{8}\.part")
+# Of earlier releases, the last one without the name of a process.
+_LEFT_EARLIER = re.compile(r"\.\d+\.[^.]+-\d+-[0-9a-f]{8}\.(?:part|old)")
+_HALF_REMOVED = re.compile(r"\.\d+\.old")
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 logger = logging.getLogger(__name__)
@@ -160,8 +167,7 @@ def exclusive(target: Location) -> Iterator[None]:
     with _lock(target, locks.LOCK_FILE):
         for name in (CURRENT, history.HISTORY):
             storage.remove_asides(target / name)
-        for folder in (target / VERSIONS).glob(".*.old"):
-            _remove(folder)
+        _remove_leftovers(target)
         _remove_abandoned_copies(target)
         _add_missing_line(target)
         yield
@@ -207,7 +213,9 @@ def copied(
 
 def place(target: Location, copy: Location) -> str:
     """Makes a copy the next version, which is not in service yet, and returns its name."""
-    numbers = [*versions(target), *(line["version"] for line in history.read(target))]
+    # What is not whole, or the user's, has a number too.
+    there = (path.name for path in listed(target / VERSIONS, "*"))
+    numbers = [*there, *(line["version"] for line in history.read(target))]
     version = f"{max(map(_number, numbers), default=0) + 1:05d}"
     _move(copy, target / VERSIONS / version)
     storage.flush(target / VERSIONS)
@@ -282,6 +290,20 @@ def rolled_back_version(target: Location, digest: str) -> str | None:
     return None
 
 
+def check_target(target: Location) -> None:
+    """Refuses a target whose files a promotion would replace and has not written.
+
+    Raises:
+        InputError: One of them is something else.
+    """
+    served_name(target)
+    folder, log = target / VERSIONS, target / history.HISTORY
+    if folder.exists() and not folder.is_dir():
+        raise InputError(KEY, f"{folder} is a file", ELSEWHERE)
+    if log.exists() and (log.is_dir() or history.is_foreign(target)):
+        raise InputError(KEY, f"{log} is no history of promotions", ELSEWHERE)
+
+
 def prune(target: Location, keep: int) -> None:
     """Removes versions older than the one in service, but for so many that were so before it."""
     current = served_name(target)
@@ -290,8 +312,15 @@ def prune(target: Location, keep: int) -> None:
     kept = {current, *list(predecessors(target, current))[:keep]}
     for name in versions(target):
         # A version that was rolled back has a higher number, and may be wanted again.
-        if name not in kept and int(name) < _number(current):
-            _remove(target / VERSIONS / name)
+        if name in kept or int(name) >= _number(current):
+            continue
+        version = target / VERSIONS / name
+        if not is_ours(version, VERSION):
+            logger.info("%s is kept: no promotion has written it", version)
+        elif found := foreign(version, VERSION, whole=True):
+            logger.warning("%s is kept: it holds other files (%s)", version, shown(found))
+        else:
+            _remove(version)
 
 
 def now() -> str:
@@ -311,12 +340,19 @@ def who() -> str:
 def _pointed(target: Location) -> Location | None:
     pointer = target / CURRENT
     if isinstance(pointer, Path) and pointer.is_symlink():
-        return pointer.parent / pointer.readlink()
-    if pointer.is_file():
-        return target / pointer.read_text("utf-8", "replace").strip()
-    if pointer.exists():
+        found: Location = target / str(pointer.readlink())
+    elif pointer.is_file():
+        named = pointer.read_text("utf-8", "replace").strip().split("/")
+        # An address in a store does not go up, and a name from elsewhere may be anything.
+        found = target.joinpath(*named) if ".." not in named and all(named) else pointer
+    elif pointer.exists():
         raise InputError(KEY, f"{pointer} is a folder, not a link", "name another folder")
-    return None
+    else:
+        return None
+    if found.parent != target / VERSIONS:
+        problem = f"{pointer} names {found}, which is none of the versions here"
+        raise InputError(KEY, problem, ELSEWHERE)
+    return found
 
 
 def _number(version: str | None) -> int:
@@ -359,6 +395,15 @@ def _remove_abandoned_copies(target: Location) -> None:
     # knows of it, so that all stay.
     with suppress(locks.LockedError), locks.held(target / _COPYING, "promote") as lock:
         for folder in (target / VERSIONS).glob(".*.part") if lock is not None else ():
+            if _COPY.fullmatch(folder.name):
+                _remove(folder)
+
+
+def _remove_leftovers(target: Location) -> None:
+    """Removes what is left of versions whose removal was killed."""
+    for folder in (target / VERSIONS).glob(".*"):
+        is_half = _HALF_REMOVED.fullmatch(folder.name) and is_ours(folder, VERSION)
+        if storage.is_aside(folder.name) or _LEFT_EARLIER.fullmatch(folder.name) or is_half:
             _remove(folder)
 
 
@@ -368,6 +413,8 @@ def _lock(target: Location, name: str, *, shared: bool = False) -> Iterator[None
         try:
             held = locks.held(target / name, "promote", shared=shared, wait_seconds=WAIT_SECONDS)
             stack.enter_context(held)
+        except locks.ForeignLockError as error:
+            raise InputError(KEY, error.problem, ELSEWHERE) from None
         except locks.LockedError as error:
             problem = f"another promotion goes on in {target} ({error.holder})"
             raise PipelineError(f"{problem}, run it again later") from None
@@ -386,7 +433,7 @@ def _remove(folder: Location) -> None:
     try:
         if not folder.name.startswith("."):
             # So that half of it is never taken for a version.
-            folder = folder.rename(folder.with_name(f".{folder.name}.old"))
+            folder = folder.rename(storage.aside_name(folder, ".gone"))
         shutil.rmtree(folder)
     except OSError as error:
         logger.warning("%s is left for the next promotion to remove: %s", folder, error)

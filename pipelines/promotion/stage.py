@@ -100,6 +100,7 @@ def promote(config: Config) -> Promotion:
     """
     target = _target(config)
     candidate = _candidate(config)
+    served.check_target(target)
     check_place(served.KEY, target)
     in_service = served.served_model(target)
     known = served.read_record(in_service) if in_service else {}

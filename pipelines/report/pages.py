@@ -18,6 +18,7 @@ from pipelines.settings.paths import NotLocalError, stored_path
 from pipelines.settings.storage import StorageSettings
 
 OUTPUT_KEY = "--output"
+_BEGINNING = 4096
 COMPARISON = "comparison.html"
 """Of several runs, in the working folder."""
 
@@ -37,7 +38,7 @@ def write_page(config: Config, runs: Sequence[str], output: str | None) -> Locat
     folders = [_named(KEY, run, config.storage) for run in runs]
     if len(folders) > 1:
         check_runs(folders)
-        return write_comparison(folders, target or location(COMPARISON).absolute())
+        return write_comparison(folders, target or _target(COMPARISON, config.storage))
     if folders:
         check_run(folders[0])
         return write_report(folders[0], _prepared(folders[0], config.storage), target)
@@ -51,7 +52,17 @@ def _target(output: str, stores: StorageSettings) -> Location:
     target = _named(OUTPUT_KEY, output, stores)
     if target.is_dir():
         raise InputError(OUTPUT_KEY, f"{target} is a folder", "name a file in it")
+    if target.is_file() and not _is_page(target):
+        problem = f"{target} is no page of `report`, and would be replaced"
+        raise InputError(OUTPUT_KEY, problem, "name another file")
     return target
+
+
+def _is_page(file: Location) -> bool:
+    """Whether this command has written a file; of earlier releases the style sheet tells."""
+    with file.open("rb") as opened:
+        beginning = bytes(opened.read(_BEGINNING))
+    return b"sentence-pipelines" in beginning or b"pipelines/report/style.py" in beginning
 
 
 def _prepared(run: Location, stores: StorageSettings) -> Location:

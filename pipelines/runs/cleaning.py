@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from pipelines.files import locks, storage
 from pipelines.files.locations import Location, listed
+from pipelines.files.ownership import OUTCOMES, RUN, foreign, shown
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
 
-OUTCOMES = ".outcomes"
+OUTCOMES_SUFFIX = ".outcomes"
 """How the folder is called, behind the name of a run, in which a scheduler has outcomes of jobs."""
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,8 @@ class Cleaned:
 def remove_old_runs(config: Config, needed: Iterable[Location]) -> Cleaned:
     """Removes runs that lie beside ``run.folder``, but for the newest ``run.keep`` of them.
 
-    The run of the settings stays, and so do folders that hold no run, links, and runs that a job
-    works on.
+    The run of the settings stays, and so do folders that hold no run, links, runs that a job works
+    on, and runs with files beside what runs write.
 
     Args:
         config: The section ``run``.
@@ -43,7 +44,8 @@ def remove_old_runs(config: Config, needed: Iterable[Location]) -> Cleaned:
     own = RunFolder.of(config).path
     # What is left of runs whose removal was killed.
     for gone in listed(own.parent, ".*.gone"):
-        storage.discard_folder(gone)
+        if storage.is_aside(gone.name):
+            storage.discard_folder(gone)
     stay = {path.resolve() for path in (own, *needed)}
     others = sorted(
         (path for path in _runs(own.parent) if path.resolve() not in stay), key=_last_change
@@ -69,7 +71,12 @@ def _last_change(run: Location) -> float:
 
 
 def _is_removed(run: Location) -> bool:
-    """Removes a run unless a job works on it."""
+    """Removes a run unless a job works on it, or it holds what is the user's."""
+    outcomes = run.with_name(f"{run.name}{OUTCOMES_SUFFIX}")
+    found = [*foreign(run, RUN, whole=True), *foreign(outcomes, OUTCOMES, whole=True)]
+    if found:
+        logger.warning("%s is kept: it holds other files (%s)", run, shown(found))
+        return False
     try:
         # It is released before the folder goes: the holder of a lock misses its file.
         with locks.held(run / locks.LOCK_FILE, "clean"):
@@ -78,7 +85,6 @@ def _is_removed(run: Location) -> bool:
         logger.warning("%s is kept: it is in use by %s", run, error.holder)
         return False
     storage.remove_folder(run)
-    outcomes = run.with_name(f"{run.name}{OUTCOMES}")
     if outcomes.is_dir():
         storage.remove_folder(outcomes)
     return True

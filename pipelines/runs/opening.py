@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import platform
-import shutil
 from importlib import metadata
 from operator import attrgetter
 from typing import Any
@@ -16,7 +15,7 @@ from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, RemotePath
-from pipelines.files.locks import LOCK_FILE
+from pipelines.files.ownership import RUN, check_ours, holds_other_files
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
@@ -33,8 +32,6 @@ from pipelines.settings.resuming import CHOICES, current_name, fixed_settings
 
 logger = logging.getLogger(__name__)
 
-# How the names of what :mod:`pipelines.files.storage` puts aside end.
-_TORN = (".part", ".old", ".gone")
 LIBRARIES = (
     "pyspark",
     "tensorflow",
@@ -94,11 +91,12 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
         InputError: It holds other files, or a run, and the settings do not say what to do with it,
             or it is to go on with a run that was begun with others.
     """
-    folder = RunFolder.of(config).path
-    is_ours = RunFolder(folder).is_run
-    if folder.exists() and not is_ours and not _is_barely_begun(folder):
-        raise InputError("run.folder", f"{folder} holds other files", "name an empty folder")
-    has_run = is_ours and _has_learnt(folder)
+    folder = check_owned(config)
+    is_run, steps = RunFolder(folder).is_run, checkpoint_steps(folder)
+    if steps and not is_run:
+        # A run that was killed while it began has made none: somebody has put them there.
+        raise holds_other_files("run.folder", folder, ["checkpoints"])
+    has_run = is_run and _has_learnt(folder)
     if has_run and not (config.training.resume or config.run.overwrite):
         raise InputError(
             "run.folder",
@@ -112,19 +110,15 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
     return folder, has_run
 
 
-def _of_a_run(folder: Location) -> tuple[Location, ...]:
-    """What a folder must hold to be taken for that of a run."""
-    return (*RunFolder(folder).marks, RunFolder(folder).checkpoints)
+def check_owned(config: Config) -> Location:
+    """The run folder, which holds nothing of the user's that a run would replace; changes nothing.
 
-
-def _is_barely_begun(folder: Location) -> bool:
-    """Whether a folder is empty, or holds a run that was killed while its files were written."""
-    names = {path.name for path in folder.iterdir() if path.suffix not in _TORN}
-    names.discard(LOCK_FILE)
-    begun = RunFolder(folder).plan.is_file()
-    known = {*_of_a_run(folder), RunFolder(folder).attempts}
-    begun = begun and names <= {path.name for path in known}
-    return (begun and not checkpoint_steps(folder)) or not names
+    Raises:
+        InputError: It does.
+    """
+    folder = RunFolder.of(config).path
+    check_ours("run.folder", folder, RUN, whole=False)
+    return folder
 
 
 def _has_learnt(folder: Location) -> bool:
@@ -249,9 +243,11 @@ def _forget_run(folder: Location) -> None:
     begun: what makes a folder a run goes last, and checkpoints before that, the newest last.
     """
     paths = RunFolder(folder)
-    for suffix in _TORN:
-        _sweep(folder, *(f".{path.name}.*{suffix}" for path in (*paths.contents, *paths.marks)))
-        _sweep(folder, f"checkpoints/.*{suffix}")
+    if isinstance(folder, RemotePath):
+        storage.sweep(folder)
+    for path in (*paths.contents, *paths.marks):
+        storage.remove_left_aside(path)
+    storage.sweep(paths.checkpoints)
     for path in paths.contents:
         _delete(path)
     for step in checkpoint_steps(folder):
@@ -260,18 +256,6 @@ def _forget_run(folder: Location) -> None:
     _delete(paths.frozen)
     for path in paths.marks:
         _delete(path)
-
-
-def _sweep(folder: Location, *patterns: str) -> None:
-    """Deletes what processes that were killed left half written or half deleted."""
-    if isinstance(folder, RemotePath):
-        storage.sweep(folder)
-        return
-    for path in (path for pattern in patterns for path in folder.glob(pattern)):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
 
 
 def _delete(path: Location) -> None:

@@ -1,5 +1,7 @@
 """Folders that are whole or not there."""
 
+import ctypes
+import errno
 import os
 import subprocess
 import sys
@@ -16,15 +18,19 @@ from pathlib import Path
 from pipelines.files import storage
 
 place, dies_at, renames = Path(sys.argv[1]), int(sys.argv[2]), []
-rename = Path.rename
+rename, exchanged = Path.rename, storage._exchanged
 
-def rename_or_die(path, target):
+def or_die(act, path, target):
     renames.append(target)
     if len(renames) == dies_at:
         os._exit(9)
-    return rename(path, target)
+    return act(path, target)
 
-Path.rename = rename_or_die
+Path.rename = lambda path, target: or_die(rename, path, target)
+if sys.argv[3] == "at once":
+    storage._exchanged = lambda path, target: or_die(exchanged, path, target)
+else:
+    storage._renameat2 = lambda: None
 with storage.new_folder(place) as folder:
     (folder / "second").write_text("2")
 os._exit(len(renames))
@@ -58,21 +64,82 @@ def test_a_new_folder_replaces_the_old_one(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["stage"]
 
 
-def test_a_process_that_is_killed_leaves_one_of_both(tmp_path):
+@pytest.fixture(scope="session")
+def exchanges(tmp_path_factory) -> bool:
+    """Whether names are exchanged here: not by every kernel, nor on every file system."""
+    folder = tmp_path_factory.mktemp("exchange")
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+    return storage._exchanged(folder / "a", folder / "b")
+
+
+@pytest.mark.parametrize(("how", "renames"), [("at once", 2), ("one by one", 3)])
+def test_a_process_that_is_killed_leaves_one_of_both(tmp_path, how, renames, exchanges):
     """It is killed at each of its renames in turn, until it gets to its end."""
+    if how == "at once" and not exchanges:
+        pytest.skip("no two names are exchanged here")
     path = tmp_path / "stage"
     for dies_at in range(1, 10):
         with storage.new_folder(path) as folder:
             (folder / "first").write_text("1")
-        command = [sys.executable, "-c", DIES_AT_THE_RENAME, str(path), str(dies_at)]
+        command = [sys.executable, "-c", DIES_AT_THE_RENAME, str(path), str(dies_at), how]
         code = subprocess.run(command, timeout=60, check=False).returncode
         with pytest.raises(OSError, match="disk full"):
             write_half(path)
-        assert [file.name for file in path.iterdir()] == ["first" if dies_at < 3 else "second"]
+        assert [file.name for file in path.iterdir()] == [
+            "first" if dies_at < renames else "second"
+        ]
         assert list(tmp_path.iterdir()) == [path]
         if code != 9:
             break
-    assert code == dies_at - 1 == 3
+    assert code == dies_at - 1 == renames
+
+
+READS = """
+import sys
+from pathlib import Path
+
+folder, stop, missed = Path(sys.argv[1]), Path(sys.argv[2]), 0
+print("begun", flush=True)
+while not stop.exists():
+    try:
+        missed += (folder / "file").read_text() not in ("old", "new")
+    except FileNotFoundError:
+        missed += 1
+print(missed)
+"""
+
+
+def test_a_reader_by_path_never_misses_a_folder_that_is_replaced(tmp_path, exchanges):
+    if not exchanges:
+        pytest.skip("no two names are exchanged here")
+    path, stop = tmp_path / "table", tmp_path / "stop"
+    for text in ("old", "new"):
+        with storage.new_folder(path) as folder:
+            (folder / "file").write_text(text)
+    command = [sys.executable, "-c", READS, str(path), str(stop)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout.readline() == "begun\n"
+        for number in range(500):
+            with storage.new_folder(path) as folder:
+                (folder / "file").write_text("old" if number % 2 else "new")
+        stop.touch()
+        assert reader.stdout.readline() == "0\n"
+    assert sorted(tmp_path.iterdir()) == [stop, path]
+
+
+@pytest.mark.parametrize("error", ["ENOSYS", "EINVAL"])
+def test_where_names_are_not_exchanged_two_renames_do(tmp_path, monkeypatch, error):
+    def refuse(*_arguments):
+        ctypes.set_errno(getattr(errno, error))
+        return -1
+
+    monkeypatch.setattr(storage, "_renameat2", lambda: refuse)
+    for name in ("first", "second"):
+        with storage.new_folder(tmp_path / "stage") as folder:
+            (folder / name).write_text(name)
+    assert [file.name for file in (tmp_path / "stage").iterdir()] == ["second"]
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
 
 
 HOLDS_A_PART = """

@@ -30,8 +30,8 @@ def runs(tmp_path) -> Path:
 def make_run(folder: Path, age: int) -> None:
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True)
-    for path in run.marks:
-        path.touch()
+    run.config.touch()
+    storage.write_json(run.environment, {"sentence-pipelines": "1"})
     for path in (*run.marks, run.checkpoints, folder):
         os.utime(path, (1e9 - age, 1e9 - age))
 
@@ -46,7 +46,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_the_newest_runs_and_what_is_no_run_stay(runs, capsys):
-    (runs / ".run-9.abc.gone").mkdir()
+    storage.aside_name(runs / "run-9", ".gone").mkdir()
     assert clean(runs, "run-1", "run.keep=2") == 0
     assert names(runs) == {
         *("run-1", "run-4", "run-5", "run-5.outcomes"),

@@ -27,7 +27,14 @@ LINE = {"loss": 1.0, "examples_per_second": 2.0}
 PLAN = BatchPlan(lanes=4, rows=30, granules_per_step=2, seed=1)
 MANIFEST = SimpleNamespace(granule=8, digest="0123456789abcdef")
 STEP = "checkpoints/step-000000{}/state.json"
-FILES = ("metrics.jsonl", "report.html", "start/a", "start/b", "model/a", STEP.format("10"))
+FILES = (
+    "metrics.jsonl",
+    "report.html",
+    "start/config.json",
+    "start/README.md",
+    "model/config.json",
+    STEP.format("10"),
+)
 BEGUN = {"checkpoints", "config.yaml", "environment.json"}
 KILLED = 9
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir")
@@ -125,7 +132,10 @@ def check_killed(folder: Path, tmp_path: Path) -> None:
     assert goes_on == bool(checkpoint_steps(resumed))
     assert goes_on <= is_run
     assert not goes_on or seed == 1
-    assert not (resumed / "start").exists() or names_in(resumed / "start") == {"a", "b"}
+    assert not (resumed / "start").exists() or names_in(resumed / "start") == {
+        "config.json",
+        "README.md",
+    }
     shutil.rmtree(resumed)
 
     open_run_folder(config_of(folder, overwrite=True), replace(PLAN, seed=2), MANIFEST)
@@ -202,7 +212,7 @@ def test_checkpoints_without_what_makes_a_run_are_nobodys_to_delete(tmp_path):
 def test_a_run_that_could_not_start_is_begun_anew(tmp_path, resume):
     folder = tmp_path / "run"
     open_run_folder(config_of(folder), PLAN, MANIFEST)
-    for name in (STEP.format("00"), "start/a", "metrics.jsonl"):
+    for name in (STEP.format("00"), "start/config.json", "metrics.jsonl"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     assert checkpoint_steps(folder) == [0]

@@ -35,11 +35,11 @@ def write_docstrings(path: Path) -> None:
 
 
 def small_config(folder: Path, **training) -> Config:
-    """A small random encoder on the prepared corpus."""
+    """A small random encoder on the corpus that is prepared in a folder, from texts beside it."""
     config = parse(
         {
             "corpus": {
-                "inputs": [str(folder / "docstrings.jsonl")],
+                "inputs": [str(folder.parent / "docstrings.jsonl")],
                 "format": "jsonl",
                 "evaluation_share": 0.1,
             },

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sentence_encoder.airflow_versions import DAG, Asset, BaseOperator, Param, chain, cron_or_assets
-from sentence_encoder.deployment import MACROS, pool
+from sentence_encoder.deployment import MACROS, OVERRIDE, pool
 from sentence_encoder.outcomes import Alert
 
 
@@ -113,7 +113,7 @@ PARAMS = {
     "overrides": Param(
         [],
         type="array",
-        items={"type": "string", "pattern": r"^(?!(run\.|training\.resume))[^=\s]+="},
+        items={"type": "string", "pattern": OVERRIDE},
         description="KEY=VALUE over the file, for example training.max_steps=1000.",
     ),
     "force": Param(

@@ -6,6 +6,7 @@ variables of the environment.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -108,13 +109,16 @@ def job_arguments(ti: Any, params: Mapping[str, Any]) -> list[str]:
         params: Of the run of the DAG.
 
     Raises:
-        AirflowFailException: The variable does not say where the run folders are, or neither it
-            nor the run says which file the settings are in.
+        AirflowFailException: The variable does not say where the run folders are, neither it nor
+            the run says which file the settings are in, or an override is not for a run to set.
     """
     config, folder = params["config"] or deployment("config"), run_folder(ti, params)
     if not config:
         raise AirflowFailException(f"the Airflow variable `{VARIABLE}` has no field `config`")
     stage = ti.task_id
+    for value in params["overrides"]:
+        if not re.match(OVERRIDE, value):
+            raise AirflowFailException(f"overrides: `{value}` is not for a run of the DAG to set")
     settings = [
         *DEFAULTS.get(stage, ()),
         *deployment("overrides", []),
@@ -129,6 +133,12 @@ def job_arguments(ti: Any, params: Mapping[str, Any]) -> list[str]:
     options = ["--config", config, *(part for value in settings for part in ("--set", value))]
     return [*options, "--outcome", outcome]
 
+
+OVERRIDE = r"^(?!(run|training)=|run\.|training\.resume)[^=\s]+="
+"""What a run may set: neither its folder, nor what a try finds there, nor the sections of both."""
+
+# A folder's name has 255 bytes, and a digest and the name of the outcomes follow.
+_LONGEST_NAME = 200
 
 OUTCOMES = ".outcomes"
 """Behind the name of a run folder: the folder in which its jobs say what came of them.
@@ -159,8 +169,15 @@ def run_folder(ti: Any, params: Mapping[str, Any], field: str = "runs") -> str:
 
 
 def run_name(run_id: str) -> str:
-    """A folder name of a DAG run's id, which is unique within its DAG."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)
+    """A folder name of a DAG run's id, which is unique within its DAG.
+
+    A digest tells ids apart that differ only in what no folder is called by, and keeps `..`, which
+    is the folder above, from being a name.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)[:_LONGEST_NAME]
+    if name == run_id and name.strip("."):
+        return name
+    return f"{name}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
 def spark_conf(stage: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ def make_prepared(folder: Path) -> Path:
     """A small prepared corpus, made once; it is not written again."""
     if not (folder / "lanes").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        write_docstrings(folder / "docstrings.jsonl")
+        write_docstrings(folder.parent / "docstrings.jsonl")
         workflow.prepare(small_config(folder))
     return folder
 

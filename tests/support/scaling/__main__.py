@@ -80,7 +80,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="scaling-") as name:
         prepared = Path(name, "prepared")
         prepared.mkdir()
-        write_docstrings(prepared / "docstrings.jsonl")
+        write_docstrings(prepared.parent / "docstrings.jsonl")
         workflow.prepare(check_config(prepared, 4))
         for count in workers:
             for strategy in named_strategies(cases):

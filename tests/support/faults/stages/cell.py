@@ -105,7 +105,7 @@ class Materials:
 
 def make_materials(work: Path) -> Materials:
     """Runs all stages once, each in one process, unless they have run there before."""
-    folder, texts = work / "stages", work / "prepared" / "docstrings.jsonl"
+    folder, texts = work / "stages", work / "docstrings.jsonl"
     job.make_prepared(work / "prepared")
     kept = work / "stages.json"
     if not kept.exists():

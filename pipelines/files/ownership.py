@@ -1,0 +1,310 @@
+"""Which folders are ours, and what in them is not: no command deletes what none has written.
+
+A folder of ours is known by its mark, a record that the command writes and that no other tool
+would: a JSON file of a certain name with certain keys. Below a folder of ours, whatever has not the
+name of something that the command writes is the user's. :func:`check_ours` refuses both, a folder
+without a mark and the user's files in what is about to be replaced, before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pipelines.errors import InputError
+from pipelines.files import locks, storage
+from pipelines.files.locations import Location, RemotePath, fits
+from pipelines.files.versions import POINTER, current, is_version
+
+PROBE = ".probe-"
+"""What the names of files begin with by which a store is tried."""
+_SHOWN = 3
+# What Spark, Databricks and NFS leave beside the files that they write.
+_BY_SPARK = ("_SUCCESS", "_temporary", "_started_*", "_committed_*", ".*.crc", ".nfs*")
+_MOST_BYTES = 64 << 20
+
+_PARTS = ("part-*",)
+_MODEL = (
+    *("README.md", "*config*.json", "modules.json", "*.safetensors", "*.safetensors.index.json"),
+    *("tokenizer.*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("sentencepiece*.model", "spiece.model", "[0-9]*_*/**"),
+)
+_TABLE = (
+    *("part-*.parquet", "_plan.json", "_manifest.json", "_merged.json", "_deleted.json"),
+    *("_input/part-*", "_attempts/**", "_kept/*.parquet", "_index/index.json", "_index/part-*"),
+)
+_UNITS = ("[0-9]*/rows/part-*", "[0-9]*/totals.parquet", "[0-9]*/sources.json")
+
+
+def _below(folder: str, ways: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{folder}/{way}" for way in ways)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of folder that a command takes over.
+
+    Attributes:
+        files: What the command writes there: ways down, whose parts may be patterns.
+        marks: Records with the keys that they have; one of them is enough. A folder beside one of
+            ours has none.
+        parts: Folders in it that have marks of their own, without which nothing in them is ours.
+        unmarked: What is there before there is a mark.
+    """
+
+    files: tuple[str, ...]
+    marks: Mapping[str, tuple[str, ...]]
+    parts: tuple[str, ...] = ()
+    unmarked: tuple[str, ...] = ()
+    taken: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        taken = frozenset(way.partition("/")[0] for way in self.files)
+        object.__setattr__(self, "taken", taken)
+
+    def writes(self, way: Sequence[str], *, is_folder: bool) -> bool:
+        """Whether a file, or an empty folder, may be the command's.
+
+        Args:
+            way: Down from the folder.
+            is_folder: Whether it is an empty folder.
+        """
+        return any(_is_named(way, pattern.split("/"), is_folder) for pattern in self.files)
+
+
+_STAGE = ("fingerprint", "seconds")
+PREPARED = Kind(
+    files=(
+        *("stages.json", "deleted_keys.json", "run_seconds.json", "report.html"),
+        *("corpus/stage.json", "corpus/funnel.json", "corpus/statistics.json"),
+        *("corpus/*.parquet", "corpus/*.parquet/part-*"),
+        *("corpus/evaluation/*.parquet", "corpus/evaluation/*.parquet/part-*"),
+        *("tokens/stage.json", "tokens/manifest.json", "tokens/lengths.json"),
+        *("tokens/examples.parquet/part-*", *_below("tokens/tokenizer", _MODEL)),
+        *("teacher/stage.json", "teacher/manifest.json", "teacher/examples.parquet/part-*"),
+        *("lanes/stage.json", "lanes/manifest.json"),
+        *("lanes/lane-*/part-*.arrow", "lanes/lane-*/granules.npy"),
+        *_below("units", _UNITS),
+        *_below("units/sources/*", _UNITS),
+        *("teacher_texts/*/texts/corpus.json", "teacher_texts/*/texts/rows.parquet/part-*"),
+        *_below("teacher_texts/*/vectors", _TABLE),
+        *_below("teacher_texts/*/.vectors.next", _TABLE),
+        "teacher_texts/*/.vectors.lock",
+    ),
+    # A stage that was killed before it had its first record has the second.
+    marks={
+        "corpus/stage.json": _STAGE,
+        "corpus/funnel.json": ("level", "kind", "rows"),
+        "tokens/stage.json": _STAGE,
+        "tokens/manifest.json": ("examples",),
+        "teacher/stage.json": _STAGE,
+        "teacher/manifest.json": ("width", "precision", "source"),
+        "lanes/stage.json": _STAGE,
+        "lanes/manifest.json": ("granule", "lanes"),
+        "stages.json": ("stage", "seconds", "kept"),
+        "deleted_keys.json": ("column", "keys"),
+    },
+    parts=("corpus", "tokens", "teacher", "lanes"),
+    unmarked=("units",),
+)
+"""What a preparation writes."""
+
+RUN = Kind(
+    files=(
+        *("config.yaml", "environment.json", "tokens.json", "funnel.json", "teacher_axes.npy"),
+        *("metrics.json", "metrics.jsonl", "history.json", "jobs.json", "restarts.json"),
+        *("evaluations.jsonl", "observations.parquet", "promotion.json", "samples.json"),
+        *("report.html", "early_end.json", "attempts/*.json", "checkpoints/plan.json"),
+        *("checkpoints/step-*/*.safetensors", "checkpoints/step-*/state.json"),
+        *("checkpoints/frozen/*.safetensors", "checkpoints/frozen/state.json"),
+        *("best/best.json", "best/state.json", "best/*.safetensors"),
+        *("evaluation/plan.json", "evaluation/[0-9]*/part-*"),
+        *("tracking/*.json", "tracking/*.log"),
+        *("tensorboard/events.out.tfevents.*", "tensorboard/run-folder.txt"),
+        *(way for name in ("start", "model", "adapter") for way in _below(name, _MODEL)),
+    ),
+    marks={
+        "environment.json": ("sentence-pipelines",),
+        "checkpoints/plan.json": ("training.seed",),
+    },
+)
+"""What a run writes."""
+
+OUTCOMES = Kind(files=("*-*.json",), marks={})
+"""What jobs of a scheduler have told of themselves, beside a run."""
+
+TABLE = Kind(files=_TABLE, marks={"_plan.json": ("identity", "parts")})
+"""A table of vectors."""
+
+NEGATIVES = Kind(
+    files=("part-*.parquet", "_mining.json", "_manifest.json", "_work/**", "_attempts/**"),
+    marks={"_mining.json": ("texts", "negatives")},
+)
+"""A table of pairs with mined negatives."""
+
+VERSION = Kind(
+    files=(*_MODEL, "promotion.json", "observations.parquet"),
+    marks={"promotion.json": ("model", "replaces")},
+)
+"""A model that was promoted."""
+
+
+def is_ours(folder: Location, kind: Kind) -> bool:
+    """Whether a folder has a mark of a kind."""
+    return any(_has_keys(folder, name, keys) for name, keys in kind.marks.items())
+
+
+def foreign(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
+    """What no command has written, by its way down from a folder; sorted.
+
+    Args:
+        folder: Need not be there.
+        kind: What it would be.
+        whole: Whether all of it is about to go. Otherwise a folder of ours may hold more, beside
+            what the command writes.
+    """
+    if not kind.marks or is_ours(folder, kind):
+        return _foreign_in_ours(folder, kind, whole=whole)
+    return sorted(
+        {
+            way[0]
+            for way, is_folder in _ways(folder)
+            if way[0] not in kind.unmarked or not kind.writes(way, is_folder=is_folder)
+        }
+    )
+
+
+def check_ours(key: str, folder: Location, kind: Kind, *, whole: bool) -> None:
+    """Refuses a folder that a command would take over, if that might cost the user a file.
+
+    Args:
+        key: The setting that names it.
+        folder: Need not be there.
+        kind: What the command writes.
+        whole: See :func:`foreign`.
+
+    Raises:
+        InputError: It is a file, or a link that would be replaced, or holds other files.
+    """
+    if whole and folder.is_symlink():
+        raise InputError(key, f"{folder} is a link", f"name {folder.resolve()}")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(key, f"{folder} is a file", "name a folder")
+    if found := foreign(folder, kind, whole=whole):
+        raise holds_other_files(key, folder, found)
+
+
+def holds_other_files(key: str, folder: Location, found: Sequence[str]) -> InputError:
+    """What is raised of a folder that holds what no command has written."""
+    problem = f"{folder} holds other files ({shown(found)})"
+    return InputError(key, problem, "move them elsewhere, or name an empty folder")
+
+
+def shown(ways: Sequence[str]) -> str:
+    """The first few of what was found, for a message."""
+    more = len(ways) - _SHOWN
+    return ", ".join(ways[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _foreign_in_ours(folder: Location, kind: Kind, *, whole: bool) -> list[str]:
+    marked = {
+        name.partition("/")[0] for name, keys in kind.marks.items() if _has_keys(folder, name, keys)
+    }
+    found = []
+    for way, is_folder in _ways(folder, None if whole else kind.taken):
+        without_mark = way[0] in kind.parts and way[0] not in marked
+        if without_mark or not kind.writes(way, is_folder=is_folder):
+            found.append("/".join(way))
+    return sorted(found)
+
+
+def _ways(
+    folder: Location, taken: frozenset[str] | None = None
+) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """The files and the empty folders below a folder, and which they are; links are files.
+
+    Left out is what the storage of folders puts there itself, and what Spark does.
+
+    Args:
+        taken: What to look at, directly in it; all unless given.
+    """
+    if isinstance(folder, RemotePath):
+        for way in _ways_in_store(folder):
+            if way and not any(map(_is_of_storage, way)) and _is_asked(way[0], taken):
+                yield way, False
+        return
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not _is_of_storage(path.name) and _is_asked(path.name, taken):
+            yield from _ways_of(path, (path.name,))
+
+
+def _ways_in_store(folder: RemotePath) -> Iterator[tuple[str, ...]]:
+    """Of what is in versions of folders, those of the current ones, without their names."""
+    pointed: dict[tuple[str, ...], str] = {}
+    for name, status in folder.entries():
+        parts = tuple(name.split("/"))
+        depth = next((depth for depth, part in enumerate(parts) if is_version(part)), None)
+        if status is None:
+            continue
+        if depth is None:
+            yield parts
+            continue
+        place = parts[:depth]
+        if place not in pointed:
+            pointed[place] = current(folder.joinpath(*place)).name
+        if parts[depth] == pointed[place]:
+            yield place + parts[depth + 1 :]
+
+
+def _ways_of(path: Path, way: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
+    if path.is_symlink() or not path.is_dir():
+        yield way, False
+        return
+    # A folder of another user that cannot be read is not ours to delete either.
+    below = sorted(path.iterdir()) if os.access(path, os.R_OK | os.X_OK) else []
+    if not below:
+        yield way, True
+    for found in below:
+        if not _is_of_storage(found.name):
+            yield from _ways_of(found, (*way, found.name))
+
+
+def _is_asked(name: str, taken: frozenset[str] | None) -> bool:
+    return not locks.is_lock(name) and (taken is None or name in taken)
+
+
+def _is_of_storage(name: str) -> bool:
+    return (
+        storage.is_aside(name)
+        or name == POINTER
+        or name.startswith(PROBE)
+        or any(fnmatchcase(name, pattern) for pattern in _BY_SPARK)
+    )
+
+
+def _is_named(way: Sequence[str], pattern: Sequence[str], is_folder: bool) -> bool:
+    if not is_folder:
+        return fits(way, pattern)
+    return any(fits(way, pattern[:depth]) for depth in range(1, len(pattern) + 1))
+
+
+def _has_keys(folder: Location, name: str, keys: Sequence[str]) -> bool:
+    """Whether a record is there, an object or a list of them, with some keys."""
+    place = current(folder)
+    *folders, file = name.split("/")
+    for part in folders:
+        place = current(place / part)
+    path = place / file
+    with suppress(OSError, ValueError, RecursionError):
+        if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            records = found if isinstance(found, list) else [found]
+            return bool(records) and all(
+                isinstance(record, dict) and set(keys) <= record.keys() for record in records
+            )
+    return False
