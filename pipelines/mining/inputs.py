@@ -42,6 +42,7 @@ class Source:
         texts: Its columns of texts, by the settings that name them.
         others: Its columns of plain values, the same.
         dialect: Of CSV files.
+        follow_links: Out of folders.
     """
 
     key: str
@@ -50,6 +51,7 @@ class Source:
     texts: Mapping[str, str]
     others: Mapping[str, str]
     dialect: Dialect
+    follow_links: bool
 
     @property
     def as_embedding(self) -> EmbeddingSettings:
@@ -61,6 +63,7 @@ class Source:
             text_column=text,
             csv_separator=self.dialect.separator,
             csv_escape=self.dialect.escape,
+            follow_links=self.follow_links,
         )
 
 
@@ -83,6 +86,7 @@ def pairs_source(config: Config) -> Source | None:
         },
         others={key: name for key, name in others.items() if name is not None},
         dialect=Dialect.of(settings),
+        follow_links=settings.follow_links,
     )
 
 
@@ -99,6 +103,7 @@ def documents_source(config: Config) -> Source | None:
         texts={"mining.documents_column": settings.documents_column},
         others={} if group is None else {"mining.documents_group_column": group},
         dialect=Dialect.of(settings),
+        follow_links=settings.follow_links,
     )
 
 
@@ -113,13 +118,19 @@ def check_sources(config: Config) -> None:
     for source in (pairs_source(config), documents_source(config)):
         if source is None or source.format != "parquet":
             continue
-        files = find_files(source.inputs, "parquet", source.key, config.storage)
+        files = _parquet_files(source, config)
         try:
             footers = read_inputs(files)
         except InputError as error:
             raise InputError(source.key, error.problem, error.remedy) from None
         for file in footers:
             check_columns(source, {name: _is_text(kind) for name, kind in file.types.items()})
+
+
+def _parquet_files(source: Source, config: Config) -> list[Location]:
+    return find_files(
+        source.inputs, "parquet", source.key, config.storage, follow_links=source.follow_links
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool | None:
@@ -168,7 +179,8 @@ def stamps(config: Config) -> dict[str, Any]:
             try:
                 told = input_stamps(source.as_embedding, config.storage)
             except InputError as error:
-                raise InputError(key, error.problem, error.remedy) from None
+                remedy = error.remedy.replace("embedding.", "mining.")
+                raise InputError(key, error.problem, remedy) from None
             found[key] = [list(source.inputs), told]
     if INPUTS not in found:
         _check_prepared(config)
@@ -244,7 +256,7 @@ def _read_table(
     from pyspark.sql.types import StringType
 
     if source.format == "parquet":
-        files = find_files(source.inputs, "parquet", source.key, config.storage)
+        files = _parquet_files(source, config)
         frame = read_files(session, files)
     else:
         try:
@@ -255,6 +267,7 @@ def _read_table(
             if error.key == "mining.output":
                 raise
             remedy = error.remedy.replace("embedding.format", _format_key(source))
+            remedy = remedy.replace("embedding.", "mining.")
             raise InputError(source.key, error.problem, remedy) from None
         frame = read_parquet(session, staged)
     plain = {field.name: _is_plain(field.dataType) for field in frame.schema.fields}
