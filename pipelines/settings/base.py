@@ -59,8 +59,8 @@ CsvSeparator = Annotated[
     AfterValidator(_separator),
     Field(
         description=(
-            "Sign between the fields of CSV, such as `;`. Unset: a comma. It is always a tab in what "
-            "is named `.tsv` or `.tab`."
+            "Sign between the fields of CSV, such as `;`. Unset: a comma. It is always a tab in "
+            "what is named `.tsv` or `.tab`."
         )
     ),
 ]
