@@ -193,7 +193,15 @@ def _excluded_texts(
     if not settings.exclude:
         return None
     names, key = settings.exclude_columns, "corpus.exclude"
-    texts = texts_of(session, settings.exclude, names, key, stores, Dialect.of(settings))
+    texts = texts_of(
+        session,
+        settings.exclude,
+        names,
+        key,
+        stores,
+        Dialect.of(settings),
+        follow_links=settings.follow_links,
+    )
     if settings.redact is None:
         return texts
     # They are compared with texts that have been redacted.

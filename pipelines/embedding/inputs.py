@@ -49,7 +49,12 @@ def input_stamps(
     """
     if not settings.inputs:
         raise InputError(KEY, "it is empty", f"name the {settings.format} inputs to read")
-    asked = CorpusSettings(inputs=settings.inputs, format=settings.format, pairs="single")
+    asked = CorpusSettings(
+        inputs=settings.inputs,
+        format=settings.format,
+        pairs="single",
+        follow_links=settings.follow_links,
+    )
     dialect = Dialect.of(settings)
     try:
         told = input_fingerprint(asked, stores)
@@ -68,7 +73,8 @@ def parquet_inputs(
     Raises:
         InputError: One is not there, or is no Parquet file that can be used.
     """
-    return read_inputs(find_files(settings.inputs, "parquet", KEY, stores))
+    follow = settings.follow_links
+    return read_inputs(find_files(settings.inputs, "parquet", KEY, stores, follow_links=follow))
 
 
 def stage_table(
@@ -125,7 +131,9 @@ def _read_files(
     session: SparkSession, settings: EmbeddingSettings, stores: StorageSettings
 ) -> DataFrame:
     """Rows that tasks of ours read: JSON on its way to Spark, which finds the types."""
-    files = find_files(settings.inputs, settings.format, KEY, stores)
+    files = find_files(
+        settings.inputs, settings.format, KEY, stores, follow_links=settings.follow_links
+    )
     columns, dialect = Columns((settings.text_column,)), Dialect.of(settings)
     wanted = Wanted(settings.format, columns, as_rows=True, stores=stores, dialect=dialect)
     names = _known_columns(files, wanted)

@@ -47,7 +47,8 @@ def check_no_overlap(
         elif path is not None and _would_find(path, fixed_part(given, stores), real):
             raise _within(folder)
     if TABLE_FORMATS.load(settings.format).files is not None:
-        files = find_files(settings.inputs, settings.format, INPUTS, stores)
+        follow = settings.follow_links
+        files = find_files(settings.inputs, settings.format, INPUTS, stores, follow_links=follow)
         _check_outside(files, real, folder)
 
 

@@ -49,7 +49,7 @@ Constants = tuple[Constant, ...]
 
 
 def partition_columns(
-    inputs: Sequence[str], stores: StorageSettings = DEFAULT_STORES
+    inputs: Sequence[str], stores: StorageSettings = DEFAULT_STORES, *, follow_links: bool = False
 ) -> dict[Location, Constants]:
     """The columns in the names of folders, for each Parquet file of the inputs.
 
@@ -62,7 +62,7 @@ def partition_columns(
     found: dict[Location, dict[str, str | None]] = {}
     for given in inputs:
         base = fixed_part(given, stores)
-        for file in find_files([given], "parquet", KEY, stores):
+        for file in find_files([given], "parquet", KEY, stores, follow_links=follow_links):
             found.setdefault(file, _values(_way_down(file, base)[:-1]))
     names = dict.fromkeys(name for values in found.values() for name in values)
     types = {name: _type_of(values.get(name) for values in found.values()) for name in names}

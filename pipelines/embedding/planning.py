@@ -99,7 +99,8 @@ def check_job(config: Config) -> None:
     folder = output_folder(settings, stores)
     choose_work(folder, identity, overwrite=settings.overwrite, stores=stores)
     if settings.format == "parquet":
-        constants = partition_columns(settings.inputs, stores)
+        follow = settings.follow_links
+        constants = partition_columns(settings.inputs, stores, follow_links=follow)
         _check_files(parquet_inputs(settings, stores), constants, settings, options)
 
 
@@ -178,7 +179,9 @@ def _files(
     """The input as Parquet files, with the columns in the names of their folders."""
     settings, stores = asked.settings, asked.stores
     if settings.format == "parquet":
-        return parquet_inputs(settings, stores), partition_columns(settings.inputs, stores)
+        follow = settings.follow_links
+        constants = partition_columns(settings.inputs, stores, follow_links=follow)
+        return parquet_inputs(settings, stores), constants
     stage = partial(stage_table, session, settings, stores, aside / STAGED, output)
     run_job(session, "embedding: reading the input", stage)
     return read_inputs(listed(aside / STAGED, "part-*.parquet")), {}

@@ -38,12 +38,14 @@ class PairFiles:
         columns: Names of the first text, the second text and the number.
         stores: How object stores are reached.
         dialect: Of CSV files.
+        follow_links: Out of folders.
     """
 
     key: str
     columns: tuple[str, str, str]
     stores: StorageSettings = DEFAULT_STORES
     dialect: Dialect = RFC_4180
+    follow_links: bool = False
 
     @property
     def columns_key(self) -> str:
@@ -95,7 +97,8 @@ def pair_evaluation(
 
     def kind_of(config: Config) -> PairFiles:
         names: tuple[str, str, str] = getattr(config.evaluation, f"{name}_columns")
-        return PairFiles(key, names, config.storage, Dialect.of(config.evaluation))
+        dialect, follow = Dialect.of(config.evaluation), config.evaluation.follow_links
+        return PairFiles(key, names, config.storage, dialect, follow)
 
     def check_before(config: Config, file: str) -> None:
         check()
@@ -176,7 +179,8 @@ def check_file(file: str, kind: PairFiles) -> None:
     from pipelines.corpus.readers.sources import columns_in
     from pipelines.corpus.readers.spark_rows import has_columns
 
-    for path in find_files([file], "columns", kind.key, kind.stores):
+    follow = kind.follow_links
+    for path in find_files([file], "columns", kind.key, kind.stores, follow_links=follow):
         _, there = columns_in(path, kind.key, kind.dialect)
         missing = next((name for name in kind.columns if name not in there), None)
         if missing is not None:
@@ -246,6 +250,7 @@ def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
             "score_column": kind.columns[2],
             "csv_separator": kind.dialect.separator,
             "csv_escape": kind.dialect.escape,
+            "follow_links": kind.follow_links,
         }
     )
     keys = dict.fromkeys(("corpus.pair_columns", "corpus.score_column"), kind.columns_key)
@@ -254,7 +259,8 @@ def _read(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     except InputError as error:
         by_name = "corpus.format" in error.remedy
         remedy = "give it the ending of its format" if by_name else error.remedy
-        remedy = remedy.replace("corpus.csv_", "evaluation.csv_")
+        for name in ("csv_", "follow_links"):
+            remedy = remedy.replace(f"corpus.{name}", f"evaluation.{name}")
         raise InputError(keys.get(error.key, kind.key), error.problem, remedy) from None
 
 

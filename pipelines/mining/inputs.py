@@ -42,6 +42,7 @@ class Source:
         texts: Its columns of texts, by the settings that name them.
         others: Its columns of plain values, the same.
         dialect: Of CSV files.
+        follow_links: Out of folders.
     """
 
     key: str
@@ -50,6 +51,7 @@ class Source:
     texts: Mapping[str, str]
     others: Mapping[str, str]
     dialect: Dialect
+    follow_links: bool
 
     @property
     def as_embedding(self) -> EmbeddingSettings:
@@ -61,6 +63,7 @@ class Source:
             text_column=text,
             csv_separator=self.dialect.separator,
             csv_escape=self.dialect.escape,
+            follow_links=self.follow_links,
         )
 
 
@@ -83,6 +86,7 @@ def pairs_source(config: Config) -> Source | None:
         },
         others={key: name for key, name in others.items() if name is not None},
         dialect=Dialect.of(settings),
+        follow_links=settings.follow_links,
     )
 
 
@@ -99,6 +103,7 @@ def documents_source(config: Config) -> Source | None:
         texts={"mining.documents_column": settings.documents_column},
         others={} if group is None else {"mining.documents_group_column": group},
         dialect=Dialect.of(settings),
+        follow_links=settings.follow_links,
     )
 
 
@@ -113,7 +118,7 @@ def check_sources(config: Config) -> None:
     for source in (pairs_source(config), documents_source(config)):
         if source is None or source.format != "parquet":
             continue
-        files = find_files(source.inputs, "parquet", source.key, config.storage)
+        files = _parquet_files(source, config)
         try:
             footers = read_inputs(files)
         except InputError as error:
@@ -123,6 +128,12 @@ def check_sources(config: Config) -> None:
             check_columns(
                 source, {name: is_text(kind) if is_plain(kind) else None for name, kind in kinds}
             )
+
+
+def _parquet_files(source: Source, config: Config) -> list[Location]:
+    return find_files(
+        source.inputs, "parquet", source.key, config.storage, follow_links=source.follow_links
+    )
 
 
 def _check_prepared(config: Config) -> None:
@@ -163,7 +174,8 @@ def stamps(config: Config) -> dict[str, Any]:
             try:
                 told = input_stamps(source.as_embedding, config.storage)
             except InputError as error:
-                raise InputError(key, error.problem, error.remedy) from None
+                remedy = error.remedy.replace("embedding.", "mining.")
+                raise InputError(key, error.problem, remedy) from None
             found[key] = [list(source.inputs), told]
     if INPUTS not in found:
         _check_prepared(config)
@@ -237,7 +249,7 @@ def _read_table(
     session: SparkSession, config: Config, source: Source, staged: Location, output: Location
 ) -> DataFrame:
     if source.format == "parquet":
-        files = find_files(source.inputs, "parquet", source.key, config.storage)
+        files = _parquet_files(source, config)
         wanted = list(dict.fromkeys((*source.texts.values(), *source.others.values())))
         return read_columns_of_any(session, files, wanted)
     try:
@@ -246,6 +258,7 @@ def _read_table(
         if error.key == "mining.output":
             raise
         remedy = error.remedy.replace("embedding.format", _format_key(source))
+        remedy = remedy.replace("embedding.", "mining.")
         raise InputError(source.key, error.problem, remedy) from None
     frame = read_parquet(session, staged)
     types = {field.name: field.dataType for field in frame.schema.fields}

@@ -80,8 +80,8 @@ CsvSeparator = Annotated[
     AfterValidator(_separator),
     Field(
         description=(
-            "Sign between the fields of CSV, such as `;`. Unset: a comma, or a tab where the name "
-            "ends in `.tsv` or `.tab`."
+            "Sign between the fields of CSV, such as `;`. Unset: a comma. It is always a tab in "
+            "what is named `.tsv` or `.tab`."
         )
     ),
 ]
@@ -92,6 +92,17 @@ CsvEscape = Annotated[
         description=(
             "Sign before a quote within the quotes of a CSV field, and before itself: a backslash "
             "in what Spark writes. Unset: quotes there are doubled."
+        )
+    ),
+]
+
+
+FollowLinks = Annotated[
+    bool,
+    Field(
+        description=(
+            "Whether links in a folder of inputs, or among what a glob matches, are followed out "
+            "of it. If not, they are refused."
         )
     ),
 ]

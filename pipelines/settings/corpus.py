@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from pipelines.errors import InputError
+from pipelines.settings.base import FollowLinks
 from pipelines.settings.paths import StoredPath
 from pipelines.settings.sources import SourceForm, SourceSettings, check_sources, completed
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 class CorpusSettings(SourceForm):
     """Which texts are read, and how they become pairs."""
 
+    follow_links: FollowLinks = False
     near_duplicates: float | None = Field(
         default=None,
         ge=0,

@@ -9,7 +9,7 @@ from pydantic import Field
 from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.embedding import MERGE_FORMATS
 from pipelines.errors import InputError
-from pipelines.settings.base import CsvEscape, CsvSeparator, Settings, choice_of
+from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings, choice_of
 from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class EmbeddingSettings(Settings):
     inputs: tuple[InputPath, ...] = Field(
         default=(), description="Files, folders or globs; of `table` and `iceberg`: names."
     )
+    follow_links: FollowLinks = False
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
     text_column: str = Field(default="text", description="Column that holds the text.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipelines.settings.base import CsvEscape, CsvSeparator, Settings
+from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings
 from pipelines.settings.paths import StoredPath
 
 
@@ -41,6 +41,7 @@ class EvaluationSettings(Settings):
     classification_columns: tuple[str, str, str] = Field(
         default=("sentence1", "sentence2", "label"), description="Two texts and their label."
     )
+    follow_links: FollowLinks = False
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
     hybrid: bool = Field(

@@ -10,7 +10,14 @@ from pydantic import Field
 from pipelines.corpus.readers import TABLE_FORMATS
 from pipelines.errors import InputError
 from pipelines.mining import SEARCHES
-from pipelines.settings.base import Choice, CsvEscape, CsvSeparator, Settings, choice_of
+from pipelines.settings.base import (
+    Choice,
+    CsvEscape,
+    CsvSeparator,
+    FollowLinks,
+    Settings,
+    choice_of,
+)
 from pipelines.settings.paths import InputPath, StoredPath
 
 if TYPE_CHECKING:
@@ -49,6 +56,7 @@ class MiningSettings(Settings):
             "training in `prepared.folder`."
         ),
     )
+    follow_links: FollowLinks = False
     csv_separator: CsvSeparator = None
     csv_escape: CsvEscape = None
     anchor_column: str = Field(default="anchor", description="Column of the anchors in `inputs`.")

@@ -1,12 +1,21 @@
 """Inputs are found, and wrong ones refused in one line, without Spark."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
+from range_cases import quarantined, read
 
+from pipelines.corpus.readers.docstrings import SourceFile, file_docstrings
 from pipelines.corpus.readers.inputs import find_files
 from pipelines.corpus.readers.rows import file_of
+from pipelines.embedding.inputs import input_stamps
 from pipelines.errors import InputError
+from pipelines.evaluation.beir import files_of_set
+from pipelines.evaluation.pairs import PairFiles, check_file
+from pipelines.mining.inputs import stamps
+from pipelines.settings.load import parse
 from pipelines.spark.frames import read_path
 
 
@@ -107,3 +116,108 @@ def test_a_path_that_goes_up_is_the_one_that_spark_tells_of(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path / "job")
     for given in ("../data/a.txt", "../data", "../data/*.txt", f"file://{tmp_path}/job/../data"):
         assert find_files([given], "text") == [tmp_path / "data" / "a.txt"]
+
+
+@pytest.fixture
+def odd_places(tmp_path):
+    """A named pipe that nobody writes, and a socket, with names of files."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "socket.jsonl"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "given, kind",
+    [
+        ("pipe.jsonl", "named pipe"),
+        ("socket.jsonl", "socket"),
+        (".", "named pipe"),
+        ("*.jsonl", "named pipe"),
+        ("/dev/null", "device"),
+        ("link.jsonl", "named pipe"),
+    ],
+)
+def test_what_may_never_answer_is_refused(odd_places, monkeypatch, given, kind):
+    monkeypatch.chdir(odd_places)
+    (odd_places / "link.jsonl").symlink_to("pipe.jsonl")
+    for inputs in ([given], ["/dev/null", given]):
+        with pytest.raises(InputError, match=r"is a (named pipe|socket|device), name regular"):
+            find_files(inputs, "jsonl")
+    with pytest.raises(InputError, match=f"is a {kind}"):
+        find_files([given], "jsonl")
+
+
+def test_other_commands_do_not_wait_for_a_pipe_either(odd_places):
+    pipe = str(odd_places / "pipe.jsonl")
+    inputs = {"inputs": [pipe], "format": "jsonl"}
+    with pytest.raises(InputError, match=r"^embedding.inputs: .* is a named pipe"):
+        input_stamps(parse({"embedding": inputs}).embedding)
+    with pytest.raises(InputError, match=r"^mining.inputs: .* is a named pipe"):
+        stamps(parse({"mining": inputs}))
+    with pytest.raises(InputError, match=r"^evaluation.similarity: .* is a named pipe"):
+        check_file(pipe, PairFiles("evaluation.similarity", ("a", "b", "c")))
+    (odd_places / "qrels").mkdir()
+    (odd_places / "qrels" / "test.tsv").write_text("")
+    os.mkfifo(odd_places / "corpus.jsonl")
+    with pytest.raises(InputError, match=r"there is no .*corpus\.jsonl"):
+        files_of_set(str(odd_places))
+
+
+def test_a_file_that_has_become_a_pipe_is_not_waited_for(odd_places):
+    (found,) = quarantined(read(odd_places / "pipe.jsonl", "jsonl"))
+    assert found[1] == "not readable (no regular file)"
+    os.mkfifo(odd_places / "module.py")
+    assert file_docstrings(SourceFile(str(odd_places), "module.py")) == ([], "not readable")
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A folder with links in it and out of it, and what they lead to."""
+    for name in ("data/own.jsonl", "data/deep/own.jsonl", "else/a.jsonl", "else/b/c.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "else" / "back").symlink_to("../data")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("given", [".", "*", "**/*.jsonl", "d*/../*.jsonl"])
+@pytest.mark.parametrize("target", ["../else/a.jsonl", "../else", "/etc/hostname"])
+def test_links_out_of_a_folder_are_followed_only_if_settings_say_so(linked, given, target):
+    (linked / "out.jsonl").symlink_to(target)
+    asked = str(linked / given)
+    with pytest.raises(InputError, match=r"is a link to .*, outside of .*data, set") as raised:
+        find_files([asked], "jsonl")
+    assert "set corpus.follow_links to true" in raised.value.remedy
+    found = find_files([asked], "jsonl", follow_links=True)
+    assert linked / "own.jsonl" in found
+    assert any(file.is_relative_to(linked / "out.jsonl") for file in found)
+    # The link back is not gone through: nothing is read twice.
+    real = [file.resolve() for file in find_files([str(linked)], "jsonl", follow_links=True)]
+    assert len(real) == len({*real})
+
+
+def test_links_that_stay_and_links_that_are_named_are_followed(linked):
+    (linked / "again.jsonl").symlink_to("deep/own.jsonl")
+    (linked / "deep" / "up").symlink_to("..")
+    (linked / "readme.txt").symlink_to("../else/a.jsonl")
+    names = ["again.jsonl", "deep/own.jsonl", "own.jsonl"]
+    assert find_files([str(linked)], "jsonl") == [linked / name for name in names]
+    folder, file = linked.parent / "folder", linked.parent / "file.jsonl"
+    folder.symlink_to(linked)
+    file.symlink_to(linked.parent / "else" / "a.jsonl")
+    found = find_files([str(folder), str(file)], "jsonl")
+    assert found == [file, *(folder / name for name in names)]
+
+
+def test_the_section_of_the_inputs_says_whether_links_are_followed(linked):
+    (linked / "out.jsonl").symlink_to("../else/a.jsonl")
+    inputs = {"inputs": [str(linked)], "format": "jsonl"}
+    with pytest.raises(InputError, match=r"^embedding.inputs: .*set embedding.follow_links"):
+        input_stamps(parse({"embedding": inputs}).embedding)
+    with pytest.raises(InputError, match=r"^mining.inputs: .*set mining.follow_links"):
+        stamps(parse({"mining": inputs}))
+    followed = {**inputs, "follow_links": True}
+    assert stamps(parse({"mining": followed})) and input_stamps(
+        parse({"embedding": followed}).embedding
+    )

@@ -67,6 +67,7 @@ _TOTALS_OF_ALL = Totals(_TOTALS.keys, _TOTALS.sums)
 # Of pieces of 64 KiB: 32 MiB.
 _PIECES_PER_BATCH = 512
 _SETTINGS_OF_THE_WHOLE = {
+    "follow_links",
     "inputs",
     "score_range",
     "pairs_per_group",
@@ -176,7 +177,12 @@ class _KeptUnits:
         if not reuse:
             _remove(self.folder)
         check_settings(self.settings)
-        files = find_files(self.settings.inputs, self.settings.format, stores=self.stores)
+        files = find_files(
+            self.settings.inputs,
+            self.settings.format,
+            stores=self.stores,
+            follow_links=self.settings.follow_links,
+        )
         storage.sweep(self.folder)
         generations = find_generations(self.folder)
         naming = naming_for(files, 1 + max((one.number for one in generations), default=0))

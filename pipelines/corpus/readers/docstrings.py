@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.funnel import FILES, ROWS
+from pipelines.corpus.readers.finding import Links, open_regular
 from pipelines.corpus.readers.formats import Format
 from pipelines.corpus.readers.inputs import INPUTS, stamp_of
 from pipelines.corpus.readers.spark_rows import raw_rows
@@ -124,7 +125,7 @@ def file_docstrings(file: SourceFile) -> tuple[list[Docstring], str | None]:
 def _source(path: Path) -> tuple[bytes, str | None]:
     """What is in a file, or the reason why it is not parsed."""
     try:
-        with path.open("rb") as stored:
+        with open_regular(path) as stored:
             source = stored.read(_LARGEST_SOURCE + 1)
     except OSError:
         return b"", "not readable"
@@ -211,6 +212,11 @@ def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFra
     files = source_files(_source_roots(settings.inputs))
     if not files:
         raise InputError(INPUTS, "there is no Python file in it", "name source folders")
+    # Installed packages may be links into the cache of the installer.
+    for file in files if settings.inputs else ():
+        path = Path(file.root, file.path)
+        if path.is_symlink():
+            Links(Path(file.root), INPUTS, settings.follow_links).check(path)
     logger.info("reading the docstrings of %d source files", len(files))
     tasks = max(1, len(files) // _SOURCES_PER_TASK)
     listed = session.createDataFrame(

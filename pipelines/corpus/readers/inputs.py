@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelines.corpus.readers import FORMATS
-from pipelines.corpus.readers.finding import exists, files_below, matching, sort_key
+from pipelines.corpus.readers.finding import (
+    Links,
+    check_regular,
+    exists,
+    files_below,
+    fixed_folder,
+    matching,
+    sort_key,
+)
 from pipelines.corpus.readers.formats import FileNames
 from pipelines.errors import InputError
 from pipelines.files.compression import is_compressed, plain_suffix
@@ -55,6 +63,8 @@ def find_files(
     kind: str,
     key: str = INPUTS,
     stores: StorageSettings = DEFAULT_STORES,
+    *,
+    follow_links: bool = False,
 ) -> list[Location]:
     """The files that files, folders and globs stand for, absolute, sorted, each once.
 
@@ -66,13 +76,17 @@ def find_files(
         kind: A format of files, or :data:`COLUMNS`.
         key: The setting that an error names.
         stores: How object stores are reached.
+        follow_links: Whether links in a folder that lead out of it are followed. An input that is
+            a link itself is what the user has named.
 
     Raises:
-        InputError: Something is missing, matches nothing or cannot be reached.
+        InputError: Something is missing, matches nothing, cannot be reached, is neither file nor
+            folder, or is a link that is not to be followed.
     """
     found: set[Location] = set()
     for given in inputs:
-        found.update(_files_of(place_of(given, stores, key), given, kind, key))
+        path = place_of(given, stores, key)
+        found.update(_files_of(path, given, kind, key, follow=follow_links))
     if not found:
         raise InputError(key, "it is empty", "name files, folders or globs")
     return sorted(found, key=sort_key)
@@ -110,32 +124,44 @@ def local_path(given: str, key: str = INPUTS) -> str:
         raise InputError(key, error.problem, error.remedy) from None
 
 
-def _files_of(path: Location, given: str, kind: str, key: str) -> Iterator[Location]:
+def _files_of(
+    path: Location, given: str, kind: str, key: str, *, follow: bool
+) -> Iterator[Location]:
     # A name that exists is taken literally, even if it holds a bracket or a star.
     if exists(path, key):
+        links = Links(path, key, follow)
         matches = [path]
     elif glob.has_magic(str(path)):
+        links = Links(fixed_folder(path), key, follow)
         matches = [match for match in matching(path) if not is_hidden(match.name)]
         if not matches:
             raise InputError(key, f"nothing matches `{given}`", "name existing files")
+        for match in matches:
+            if isinstance(match, Path):
+                links.check(match)
     else:
         raise InputError(key, f"there is no file or folder `{given}`", "name existing files")
     for match in sorted(matches, key=sort_key):
+        check_regular(match, key)
         if match.is_dir():
-            yield from _files_in(match, kind, key)
+            yield from _files_in(match, kind, links)
         else:
             yield match
 
 
-def _files_in(folder: Location, kind: str, key: str) -> Iterator[Location]:
+def _files_in(folder: Location, kind: str, links: Links) -> Iterator[Location]:
     empty, kinds = True, names_of(kind).values()
-    for file in files_below(folder, is_hidden):
+    for file in files_below(folder, is_hidden, links):
         if any(_is_of(file, files) for files in kinds):
             empty = False
+            if file.is_symlink() and isinstance(file, Path):
+                links.check(file)
+            check_regular(file, links.key)
             yield file
     if empty:
         wanted = suffixes_of(kind)
-        raise InputError(key, f"{folder} holds no {kind} file", f"its files must end in {wanted}")
+        problem = f"{folder} holds no {kind} file"
+        raise InputError(links.key, problem, f"its files must end in {wanted}")
 
 
 def is_hidden(name: str) -> bool:

@@ -67,7 +67,8 @@ def read_rows(
     known = FORMATS.load(settings.format)
     if known.read is not None:
         return known.read(session, settings)
-    files = find_files(settings.inputs, settings.format, stores=stores)
+    follow = settings.follow_links
+    files = find_files(settings.inputs, settings.format, stores=stores, follow_links=follow)
     return read_files(session, settings, files, files, stores)
 
 
@@ -190,6 +191,8 @@ def texts_of(
     key: str,
     stores: StorageSettings = DEFAULT_STORES,
     dialect: Dialect = RFC_4180,
+    *,
+    follow_links: bool = False,
 ) -> DataFrame:
     """The texts of Parquet, CSV and JSON lines files: one column `text`, nulls left out.
 
@@ -200,13 +203,14 @@ def texts_of(
         key: The setting of the inputs; that of the columns is `<key>_columns`.
         stores: How object stores are reached.
         dialect: Of those that are CSV.
+        follow_links: Out of folders.
 
     Raises:
         InputError: Something of it cannot be read.
     """
     texts = [
         frame
-        for file in find_files(inputs, COLUMNS, key, stores)
+        for file in find_files(inputs, COLUMNS, key, stores, follow_links=follow_links)
         for frame in _texts_of_file(session, file, columns, key, stores, dialect)
     ]
     return reduce(DataFrame.unionByName, texts).where("text is not null")
@@ -291,14 +295,15 @@ def input_fingerprint(
         InputError: An input is not there.
     """
     fingerprint = FORMATS.load(settings.format).fingerprint
+    find = partial(find_files, stores=stores, follow_links=settings.follow_links)
     told = (
-        {"files": _stamps(find_files(settings.inputs, settings.format, stores=stores))}
+        {"files": _stamps(find(settings.inputs, settings.format))}
         if fingerprint is None
         else fingerprint(settings.inputs)
     )
     if told is None or not settings.exclude:
         return told
-    excluded = find_files(settings.exclude, COLUMNS, "corpus.exclude", stores)
+    excluded = find(settings.exclude, COLUMNS, "corpus.exclude")
     return {**told, "exclude": _stamps(excluded)}
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 import zstandard
 
 from pipelines.corpus.readers.encodings import Width
+from pipelines.corpus.readers.finding import open_regular
 from pipelines.files.locations import Location
 
 CHUNK = 1 << 20
@@ -138,7 +139,7 @@ def read_chunks(file: Location, start: int = 0, size: int | None = None) -> Iter
     """
     new_decompressor = DECOMPRESSORS.get(file.suffix.lower())
     try:
-        with file.open("rb") as stored:
+        with open_regular(file) as stored:
             if new_decompressor is not None:
                 yield from _joined(_unpacked(stored, new_decompressor, file.suffix.lower()))
                 return
