@@ -57,8 +57,9 @@ def noted(
 def _clear(file: Location) -> None:
     """Removes the outcome of an earlier job, and sees that there may be a new one."""
     if file.exists() and not _is_outcome(file):
-        problem = f"{file} is no outcome of a job, and would be replaced"
-        raise InputError(KEY, problem, "name another file")
+        raise InputError(
+            KEY, f"{file} is no outcome of a job, and would be replaced", "name another file"
+        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         storage.write_json(file, None)
