@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from pipelines.engines.base import Engine
 from pipelines.settings import Config
+from pipelines.settings.redaction import SPARK_PATTERN, SPARK_REDACTION
 from pipelines.settings.stages import stage_conf
+
+_BACKSLASH = "\\"
 
 
 def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
@@ -19,6 +22,8 @@ def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
         return {}
     threads, executors = config.training.threads, engine.executors(config)
     conf = {
+        # Spark's own pattern hides fewer secrets in its pages and its event log.
+        SPARK_REDACTION: SPARK_PATTERN,
         # YARN and Kubernetes count executors, a standalone cluster their cores.
         "spark.executor.instances": str(executors),
         "spark.cores.max": str(executors * threads),
@@ -45,6 +50,7 @@ def conf_lines(conf: Mapping[str, str], *, as_file: bool) -> Iterator[str]:
     width = max(map(len, conf), default=0)
     for key, value in conf.items():
         if as_file:
-            yield f"{key.ljust(width)}  {value}"
+            # Java reads it as a file of properties, where a backslash begins an escape.
+            yield f"{key.ljust(width)}  {value.replace(_BACKSLASH, _BACKSLASH * 2)}"
         else:
             yield f"--conf {shlex.quote(f'{key}={value}')} \\"

@@ -13,19 +13,24 @@ from pipelines.settings import Config, Settings
 
 HIDDEN = "(hidden)"
 
-# What Spark's own `spark.redaction.regex` matches, and what clouds, stores and databases use.
-_SECRET_NAME = re.compile(
-    r"secret|passw|passphrase|pwd|token|credential|private|signature|bearer|cookie|jaas|key(?!tab)"
-    r"|\bsas\b|\bauth\b|authorization|connection[._-]?string",
-    re.IGNORECASE,
+# What Spark's own pattern matches, and what clouds, stores and databases use. Java must read these
+# too, in a file in which a backslash would begin an escape.
+_WORDS = "|".join(f"(?<![a-z0-9]){word}(?![a-z0-9])" for word in ("sas", "auth", "pw"))
+_NAMES = (
+    "secret|passw|passphrase|pass(?![a-z])|pwd|token|credential|private|signature|bearer|cookie"
+    f"|jaas|key(?!tab)|{_WORDS}|authorization|connection[._-]?string"
 )
 # Environment variables of executors and drivers, whatever their names.
-_VARIABLES = re.compile(r"(^|\.)(executor|appMaster|driver)Env\.", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"secret|passw|passphrase|pwd|token|credential|private|signature|bearer|jaas|jdbc:|\bsas\b"
-    r"|(access|account|api|encryption|_)[._-]?key",
-    re.IGNORECASE,
+_VARIABLES = "(?:^|[.])(?:executor|appMaster|driver)Env[.]"
+_VALUES = (
+    "secret|passw|passphrase|pass[=:]|pwd|token|credential|private|signature|bearer|jaas|jdbc:"
+    "|(?<![a-z0-9])sas(?![a-z0-9])|(?:access|account|api|encryption|_)[._-]?key"
 )
+SPARK_REDACTION = "spark.redaction.regex"
+SPARK_PATTERN = f"(?i){_NAMES}|{_VARIABLES}|jdbc:|://[^/@]*:[^/@]*@"
+"""What Spark is to hide in its pages and its event log; it looks for it in keys and in values."""
+_SECRET_NAME = re.compile(f"{_NAMES}|{_VARIABLES}", re.IGNORECASE)
+_SECRET_VALUE = re.compile(_VALUES, re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)(\S*)", re.IGNORECASE)
 _SETTING = re.compile(r"(?P<option>--\w+=)?(?P<key>[^=:?]+)=(?P<value>.*)", re.DOTALL)
 # Their values are those of Spark, which may be anything.
@@ -90,8 +95,9 @@ def _plain_address(found: re.Match[str]) -> str:
 
 def is_secret(key: str, value: str) -> bool:
     """Whether a Spark setting may give access to something, by its key or its value."""
-    names = _SECRET_NAME.search(key) or _VARIABLES.search(key)
-    return names is not None or _SECRET_VALUE.search(value) is not None
+    if key.endswith("redaction.regex"):
+        return False  # It names what is a secret.
+    return _SECRET_NAME.search(key) is not None or _SECRET_VALUE.search(value) is not None
 
 
 def _plain(value: Any) -> Any:

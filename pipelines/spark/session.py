@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pipelines.errors import InputError
 from pipelines.progress import activity
 from pipelines.settings import Config
-from pipelines.settings.redaction import HIDDEN
+from pipelines.settings.redaction import HIDDEN, SPARK_PATTERN, SPARK_REDACTION
 from pipelines.spark import daemon
 from pipelines.spark.access_mode import (
     TASKS,
@@ -32,6 +32,7 @@ from pipelines.spark.access_mode import (
 from pipelines.spark.jvm_options import brief_options, defaults_file, names_collector
 from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
 from pipelines.spark.releases import check_java, check_python
+from pipelines.spark.work_folder import own_local_folders
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -97,12 +98,13 @@ def spark_session(
         check_master(own["spark.master"])
         own[_JAVA_OPTIONS] += f" -D{_LOG_KEY}={_log_file()}"
         own |= private_conf(own)
-    for key, value in own.items():
-        builder = builder.config(key, value)
+    folders = own_local_folders(own) if is_local(own) and not submitted else nullcontext({})
     try:
-        with activity("starting Spark"):
+        with activity("starting Spark"), folders as private:
+            for key, value in (own | private).items():
+                builder = builder.config(key, value)
             if not submitted:
-                start_jvm(own)
+                start_jvm(own | private)
             return builder.getOrCreate()
     except Exception as error:
         check_java()
@@ -226,6 +228,8 @@ def session_conf(
         "spark.sql.session.timeZone": "UTC",
     }
     if not submitted:
+        if SPARK_REDACTION not in defaults_file():
+            conf[SPARK_REDACTION] = SPARK_PATTERN
         executors = config.training.workers if executors is None else executors
         conf |= _local_cluster(config, executors, trains=trains)
     asked = {f"spark.{key}": value for key, value in config.spark.conf.items()}

@@ -16,6 +16,7 @@ from pipelines.engines.overview import all_rules
 from pipelines.engines.submission import conf_lines, submit_conf
 from pipelines.errors import EngineUnavailable
 from pipelines.settings import Config, TrainingSettings
+from pipelines.settings.redaction import SPARK_PATTERN
 
 KEYS = st.from_regex(r"spark(\.[a-zA-Z]{1,8}){1,3}", fullmatch=True)
 VALUES = st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), max_size=20)
@@ -70,6 +71,10 @@ def test_a_shell_reads_the_lines_as_they_are_meant(conf):
     assert pairs == conf
 
 
+def test_a_file_of_properties_keeps_backslashes():
+    assert list(conf_lines({"spark.a": r"a\b"}, as_file=True)) == [r"spark.a  a\\b"]
+
+
 def test_the_users_own_conf_wins():
     asked = Config(spark={"executor.cores": "4", "master": "local[2]"})
     conf = submit_conf(load_engine("tensorflowonspark"), asked)
@@ -97,7 +102,9 @@ def test_the_command_prints_the_table_and_the_lines(capsys, tmp_path, monkeypatc
     file = tmp_path / "job.yaml"
     file.write_text("training: {framework: torch, workers: 2, threads: 3}\n")
     assert main(["engines", "torch", "--config", str(file)]) == 0
-    assert "--conf spark.cores.max=6 \\\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "--conf spark.cores.max=6 \\\n" in printed
+    assert f"--conf 'spark.redaction.regex={SPARK_PATTERN}' \\\n" in printed
     assert main(["engines", "torch", "--config", str(file), "--defaults"]) == 0
     assert "spark.cores.max                  6\n" in capsys.readouterr().out
     assert main(["engines", "elephas", "--config", str(file)]) == 2

@@ -1,6 +1,7 @@
 """What gives access to something is in no file and on no page that others see."""
 
 import json
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,7 @@ from pipelines.cli import main
 from pipelines.settings.load import dump, load, parse
 from pipelines.settings.redaction import (
     HIDDEN,
+    SPARK_PATTERN,
     without_password,
     without_secret_arguments,
     without_secrets,
@@ -33,11 +35,18 @@ SECRET_KEYS = [
     "kubernetes.driverEnv.LICENCE",
     "kafka.sasl.jaas.config",
     "azure.connectionString",
+    "db.pass",
+    "SMTP_PASS",
+    "ssl.keystorePass",
+    "ldap.pass.1",
+    "my_sas",
+    "db.pw",
 ]
 SECRET_VALUES = [
     "-Djavax.net.ssl.trustStorePassword={}",
     "jdbc:oracle:thin:scott/{}@host:1521:runs",
     "Server=db;PWD={}",
+    "-Ddb.pass={}",
     "https://user:{}@host/path",
     "https://host/path?sig={}",
 ]
@@ -93,6 +102,16 @@ def test_what_is_no_secret_is_shown():
     config = parse({"spark": PLAIN, "corpus": {"format": "text", "inputs": ["/data/a@b?.txt"]}})
     assert without_secrets(config) == config
     assert without_secrets(load()) == load()
+
+
+def test_spark_is_told_to_hide_the_same():
+    pattern = re.compile(SPARK_PATTERN)
+    assert all(pattern.search(f"spark.{key}") for key in SECRET_KEYS)
+    hidden = [value for value in SECRET_VALUES if "sig=" not in value]
+    assert all(pattern.search(value.format("x")) for value in hidden)
+    assert not any(pattern.search(f"spark.{key}={value}") for key, value in PLAIN.items())
+    # In spark-defaults.conf it would begin an escape.
+    assert "\\" not in SPARK_PATTERN
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
-from pipelines.settings.redaction import without_secrets
+from pipelines.settings.redaction import SPARK_PATTERN, without_secrets
 from pipelines.spark.network import check_master, private_conf
 from pipelines.spark.session import session_conf
 
@@ -25,6 +27,18 @@ def test_what_the_user_sets_wins():
     conf = session_conf(config, submitted=False)
     assert conf["spark.master"] == "local[3]"
     assert conf["spark.ui.enabled"] == "true"
+
+
+def test_spark_hides_what_this_package_hides(monkeypatch, tmp_path):
+    key = "spark.redaction.regex"
+    assert session_conf(parse({}), submitted=False)[key] == SPARK_PATTERN
+    assert key not in session_conf(parse({}), submitted=True), "what was submitted decides"
+    own = parse({"spark": {"redaction.regex": "mine"}})
+    assert session_conf(own, submitted=False)[key] == "mine"
+    assert without_secrets(own) == own
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text(f"{key} theirs\n")
+    assert key not in session_conf(parse({}), submitted=False)
 
 
 def test_java_options_of_the_user_come_after_ours():
@@ -116,6 +130,7 @@ def test_what_a_run_has_hidden_is_asked_for_again():
 
 ONE_SESSION = """
 import json, sys
+from pathlib import Path
 import psutil
 from pipelines.settings.load import parse
 from pipelines.engines.torch import TorchEngine
@@ -132,6 +147,9 @@ def refusal(workers):
         return str(error)
 
 conf = {"ui.enabled": "true", "hadoop.fs.s3a.secret.key": "sesame street"}
+# Of a name that Spark's own pattern does not know.
+conf |= {"db.pass": "sesame street", "eventLog.enabled": "true", "eventLog.dir": sys.argv[3]}
+conf |= {"local.dir": sys.argv[2]}
 config = parse({"spark": {"master": sys.argv[1], **conf}})
 session = spark_session(config)
 assert session.range(100, numPartitions=2).repartition(2).rdd.map(str).count() == 100
@@ -157,6 +175,8 @@ found = {
     ],
     "handed on": session.sparkContext.getConf().get("spark.hadoop.fs.s3a.secret.key"),
     "too many": refusal(3),
+    "modes": [oct(place.stat().st_mode & 0o777) for place in Path(sys.argv[2]).iterdir()],
+    "blocks": len([*Path(sys.argv[2]).rglob("shuffle_*")]),
 }
 session.sparkContext._jsc.sc().stop()
 found["ended"] = refusal(1)
@@ -166,13 +186,16 @@ session.stop()
 
 
 @pytest.fixture(scope="module", params=["local[2]", "local-cluster[1,1,1024]"])
-def local_session(request):
+def local_session(request, tmp_path_factory):
     """What is found in a local session that another process starts."""
-    command = [sys.executable, "-c", ONE_SESSION, request.param]
+    blocks, log = tmp_path_factory.mktemp("blocks"), tmp_path_factory.mktemp("log")
+    command = [sys.executable, "-c", ONE_SESSION, request.param, str(blocks), str(log)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
-    return json.loads(line.removeprefix("found "))
+    (events,) = (file for file in log.rglob("*") if file.is_file() and "status" not in file.name)
+    left = [str(place) for place in blocks.iterdir()]
+    return json.loads(line.removeprefix("found ")) | {"log": events.read_text(), "left": left}
 
 
 def test_a_local_session_is_for_its_own_processes(local_session):
@@ -183,6 +206,20 @@ def test_a_local_session_is_for_its_own_processes(local_session):
     assert local_session["secret"] == 64
     assert local_session["shown"] == []
     assert local_session["handed on"] == "sesame street"
+
+
+def test_no_other_user_reads_the_blocks_of_a_local_session(local_session):
+    assert local_session["blocks"] > 0
+    assert set(local_session["modes"]) == {"0o700"}
+    deadline = time.monotonic() + 60
+    while any(Path(place).exists() for place in local_session["left"]):
+        assert time.monotonic() < deadline, "the folder is deleted when the JVM has ended"
+        time.sleep(0.2)
+
+
+def test_the_event_log_of_a_session_holds_no_secret(local_session):
+    assert '"spark.db.pass":"*********(redacted)"' in local_session["log"]
+    assert "sesame street" not in local_session["log"]
 
 
 def test_room_that_does_not_come_names_the_deadline(local_session):
