@@ -125,7 +125,8 @@ def promote(config: Config) -> Results:
     promotion = workflow.promote(config)
     for found in promotion.judgements:
         before = "nothing" if found.served is None else f"{found.served:.2f}"
-        print(f"{found.metric}  {found.value:.2f}, in service before: {before}")
+        start = "" if found.start is None else f", the start: {found.start:.2f}"
+        print(f"{found.metric}  {found.value:.2f}, in service before: {before}{start}")
     print(f"in service  {promotion.version}")
     figures = {found.metric: found.value for found in promotion.judgements}
     return {"version": promotion.version.name, "figures": figures}
@@ -166,6 +167,8 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     from rich.console import Console
     from rich.text import Text
 
+    from pipelines.evaluation.intervals import CANNOT_BE_TOLD, WORSE
+    from pipelines.files import storage
     from pipelines.files.run_folder import RunFolder
     from pipelines.report.tables import VERDICT_STYLES, metrics_table
     from pipelines.report.verdict import verdict
@@ -173,8 +176,10 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     folder = RunFolder.of(config)
     console = Console()
     console.print(metrics_table(figures))
-    if found := verdict(figures):
+    # With what is known of the training besides.
+    if found := verdict(storage.read_json(folder.metrics)):
         # Not as markup: the name of a set may hold brackets.
-        console.print(Text(str(found), VERDICT_STYLES[found.word]))
+        word = CANNOT_BE_TOLD if found.is_doubted else found.word
+        console.print(Text(str(found), VERDICT_STYLES[WORSE if found.alarms else word]))
     print(f"report  {folder.report}")
     print(f"model   {folder.model}")

@@ -26,6 +26,7 @@ from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
 from pipelines.errors import DamagedFileError
+from pipelines.evaluation.overlap import prepare_overlap
 from pipelines.files import records, storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -107,6 +108,9 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         fingerprints[stage.name] = fingerprint
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, records)
+    asked = for_stage(config, "prepare")
+    with activity("comparing with evaluation sets", detail=running_tasks):
+        prepare_overlap(config, lambda: spark_session(asked, trains=trains, needs_context=False))
     with activity("drawing the report of the corpus"):
         write_corpus_report(folder.path)
     return LaneManifest.load(folder.lanes.path)

@@ -13,6 +13,7 @@ from pipelines import evaluation_job
 from pipelines.engines.base import Engine
 from pipelines.engines.loading import load_engine
 from pipelines.errors import NothingNew
+from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.files.folders import work_folder, working_in
 from pipelines.files.locations import Location
@@ -190,7 +191,10 @@ def evaluate(config: Config) -> dict[str, Metrics]:
             measured = evaluation_job.measure_models(session, config, folder)
             evaluation_job.check_unchanged(session, config, folder, digests)
             digests["observations"] = evaluation_job.keep_observations(folder, measured)
-            update_run_metrics(folder.path, measured.figures | {"measured": digests})
+            overlap = evaluation_job.overlap(session, config, folder, digests["sets"])
+            known = {"overlap": overlap, "measured": digests}
+            update_run_metrics(folder.path, measured.figures | known)
+            keep_doubts(folder.path)
             evaluation_job.sample_held_out(session, config, folder, measured)
             evaluation_job.log_figures(folder, measured, tracking)
             # The report says how long it took.

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning.languages import check_languages
-from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
+from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.funnel import ROWS, FunnelLine, check_adds_up, losses
 from pipelines.corpus.funnel_lines import (
@@ -174,12 +173,7 @@ def _excluded_texts(
 ) -> DataFrame | None:
     if not settings.exclude:
         return None
-    texts = texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude", stores)
-    if settings.redact is None:
-        return texts
-    # They are compared with texts that have been redacted.
-    redact = partial(redact_batches, name=settings.redact, columns=["text"])
-    return texts.mapInArrow(redact, "text string")
+    return texts_of(session, settings.exclude, settings.exclude_columns, "corpus.exclude", stores)
 
 
 @dataclass(frozen=True)

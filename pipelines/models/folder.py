@@ -6,13 +6,14 @@ a start. What an architecture has of its own is in the `folder.py` of its packag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from pipelines.errors import InputError
 from pipelines.files import storage
@@ -51,7 +52,14 @@ from pipelines.tokens.start import (
     start_folder,
 )
 
-__all__ = ["check_start", "default_start", "read_encoder", "start_encoder", "write_encoder"]
+__all__ = [
+    "check_start",
+    "default_start",
+    "read_encoder",
+    "start_encoder",
+    "weight_change",
+    "write_encoder",
+]
 
 KEY = "encoder.start"
 
@@ -147,6 +155,33 @@ def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
         if not np.isfinite(array).all():
             _refuse(folder, f"has numbers in {name} that are not finite")
     return spec, weights
+
+
+def weight_change(folder: Location, start: Location) -> float | None:
+    """Return how far the weights of a model are from those of its start, relative to their length.
+
+    Both folders are read an array at a time.
+
+    Returns:
+        None where the two have no array in common.
+    """
+    moved = length = 0.0
+    here, there = local_folder(folder), local_folder(start)
+    for path in sorted(here.rglob("*.safetensors")):
+        before = there / path.relative_to(here)
+        if not before.is_file():
+            continue
+        with (
+            safe_open(str(path), framework="numpy") as new,
+            safe_open(str(before), framework="numpy") as old,
+        ):
+            for name in sorted(set(new.keys()) & set(old.keys())):
+                first, second = old.get_tensor(name), new.get_tensor(name)
+                if first.shape == second.shape and first.dtype.kind == "f":
+                    step = second - first
+                    length += float(np.vdot(first, first))
+                    moved += float(np.vdot(step, step))
+    return math.sqrt(moved / length) if length else None
 
 
 def write_encoder(

@@ -31,11 +31,13 @@ class Judgement:
         metric: `evaluation.metric`.
         value: Of the new model, times 100.
         served: Of the model in service, on the same texts; None where there is none.
-        interval: Where the difference to it lies, at `promotion.confidence`; None where that is not
-            known.
-        tolerance: How many points lower than ``served`` the value may be.
+        interval: Where the difference to the one that it is compared with lies; None where that is
+            not known.
+        tolerance: How many points lower than that one the value may be.
         minimum: The fewest points, if the settings name them.
         required: See ``promotion.required``.
+        start: Of the start of the training, which the first model is compared with; None where
+            another model is in service, or where the comparison is not asked for.
     """
 
     metric: str
@@ -45,6 +47,7 @@ class Judgement:
     minimum: float | None
     interval: Interval | None = None
     required: Literal["not_worse", "better"] = "not_worse"
+    start: float | None = None
 
     @property
     def refusal(self) -> PromotionRefused | None:
@@ -55,8 +58,8 @@ class Judgement:
                 "promotion.minimum",
                 f"{self.metric} is {self.value:.4f}, at least {asked_for:.4f} is asked for",
             )
-        # There is nothing to compare with where the model in service has NaN.
-        if self.served is None or math.isnan(self.served):
+        # There is nothing to compare with where the other model has NaN.
+        if self.reference is None or math.isnan(self.reference):
             return None
         if self.required == "better" and not self.low > 0:
             return self._refused("promotion.required", "it must be better")
@@ -67,25 +70,32 @@ class Judgement:
         return None
 
     @property
+    def reference(self) -> float | None:
+        """The figure that the value is compared with."""
+        return self.start if self.served is None else self.served
+
+    @property
     def low(self) -> float:
         """The least that the difference may be; itself where no interval is known."""
-        assert self.served is not None
-        return self.value - self.served if self.interval is None else self.interval.low
+        return self._difference if self.interval is None else self.interval.low
 
     @property
     def high(self) -> float:
         """The most that it may be."""
-        assert self.served is not None
-        return self.value - self.served if self.interval is None else self.interval.high
+        return self._difference if self.interval is None else self.interval.high
+
+    @property
+    def _difference(self) -> float:
+        assert self.reference is not None
+        return self.value - self.reference
 
     def _refused(self, key: str, remedy: str) -> PromotionRefused:
-        lies = ""
+        lies, other = "", "the start" if self.served is None else "the model in service"
         if self.interval is not None:
             lies = f" (the difference is {self.low:+.2f} to {self.high:+.2f})"
         return PromotionRefused(
             key,
-            f"{self.metric} is {self.value:.4f}, the model in service has {self.served:.4f}{lies}, "
-            f"{remedy}",
+            f"{self.metric} is {self.value:.4f}, {other} has {self.reference:.4f}{lies}, {remedy}",
         )
 
 
@@ -136,8 +146,11 @@ def judge(
     figures: Figures,
     served: Figures | None,
     intervals: Mapping[str, Mapping[str, Interval]] | None = None,
+    start: Figures | None = None,
 ) -> list[Judgement]:
     """Compares the new figures with those of the model in service, metric by metric.
+
+    The first model has none before it, and is compared with the start of its training.
 
     Args:
         settings: ``promotion``.
@@ -146,6 +159,7 @@ def judge(
         served: Of the model in service, measured on the same texts; None where there is none.
         intervals: Of the differences between the two, by evaluation and metric, where they are
             known.
+        start: Of the start, for the first model.
 
     Raises:
         InputError: A metric was not measured.
@@ -159,6 +173,7 @@ def judge(
             minimum=settings.minimum.get(metric),
             interval=_interval(intervals or {}, metric),
             required=settings.required,
+            start=None if start is None else figure(start, metric),
         )
         for metric in metrics
     ]
