@@ -35,12 +35,14 @@ MOST_ALIKE = 0.99
 FEWEST_DIRECTIONS = 1.5
 """Effective rank: 1 if all embeddings lie on one line."""
 LEAST_LOSS = 0.01
-"""Of a loss with in-batch negatives in every step: the positive has 99 % of the probability."""
+"""Of a loss with in-batch negatives, in every step: the positive has 99 % of the probability."""
 NO_LOSS = 1e-9
 """Of any other loss, whose scale is not known: nothing but rounding."""
 LEAST_SPREAD = 1e-4
 """Standard deviation of the cosines of pairs. Encoders in use have 0.05 and more."""
 
+_PICKED = ("pairs", "singles", "triplets")
+"""What losses need whose examples pick a positive among negatives."""
 _FEWEST_TEXTS = 10
 _MOST_TEXTS = 1_000
 _FORM = re.compile(r"(@\d+)?(\+bm25)?$")
@@ -145,13 +147,15 @@ def _unmoved_weights(model: Mapping[str, Any]) -> Doubt | None:
 
 def _easy_negatives(training: Mapping[str, Any]) -> Doubt | None:
     largest, objectives = training.get("largest_loss"), training.get("objectives", ())
-    known = [name for name in objectives if name in LOSSES]
+    known = [LOSSES.load(name) for name in objectives if name in LOSSES]
     if largest is None or not known:
         return None
-    with_negatives = all(LOSSES.load(name).uses_negatives for name in known)
-    if largest > (LEAST_LOSS if with_negatives else NO_LOSS):
+    has_picks = all(one.uses_negatives and one.needs in _PICKED for one in known)
+    if not largest <= (LEAST_LOSS if has_picks else NO_LOSS):
         return None
-    reason = "all negatives are easy" if with_negatives else "every example fits already"
+    reason = "all negatives are easy"
+    if any(one.needs not in _PICKED for one in known):
+        reason = "the targets of the examples are all alike, or are met already"
     return Doubt(
         "easy_negatives",
         f"There was nothing to learn, since {reason}: the loss was {largest:.2g} or less from the "
@@ -212,9 +216,11 @@ def told_overlap(figures: Mapping[str, Any], name: str) -> str:
     return f"{seen} {verb} among the training pairs"
 
 
-def is_overlap_known(figures: Mapping[str, Any], name: str) -> bool:
-    """Whether a set was compared with the training pairs."""
-    return name in figures.get("overlap", {})
+def unmatched_sets(figures: Mapping[str, Any]) -> list[str]:
+    """Return the judged sets that nobody has compared with the training pairs."""
+    known = figures.get("overlap", {})
+    sets = figures.get("sets", {})
+    return [name for name in sets if sets[name]["role"] == Role.JUDGED and name not in known]
 
 
 def chosen_by_judge(figures: Mapping[str, Any]) -> Doubt | None:

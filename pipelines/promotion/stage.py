@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from pipelines import __version__
 from pipelines.errors import InputError, NothingNew, PipelineError, PromotionRefused
-from pipelines.evaluation.alarms import Doubt, doubts
+from pipelines.evaluation.alarms import Doubt, doubts, unmatched_sets
 from pipelines.evaluation.intervals import WORSE, Interval
 from pipelines.evaluation.observations import (
     Observations,
@@ -78,6 +78,7 @@ class _Candidate:
         before: The figures of the start.
         intervals: Of the differences between the two.
         doubts: About the model or its figures, see :mod:`pipelines.evaluation.alarms`.
+        unmatched: Judged sets of which nobody knows whether the model was trained on them.
     """
 
     run: RunFolder
@@ -90,6 +91,7 @@ class _Candidate:
     before: Figures | None
     intervals: Mapping[str, Mapping[str, Interval]]
     doubts: Sequence[Doubt]
+    unmatched: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,8 @@ def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location 
     found = list(candidate.doubts)
     if in_service is None:
         found += _worse_than_start(candidate.run)
+    for name in candidate.unmatched:
+        logger.warning("%s was not compared with the training pairs: evaluate again", name)
     left = [one for one in found if one.name not in config.promotion.accept]
     for one in found:
         if one not in left:
@@ -354,6 +358,7 @@ def _candidate(config: Config) -> _Candidate:
         known.get("before"),
         known.get("interval", {}),
         records.built(folder.metrics, doubts),
+        records.built(folder.metrics, unmatched_sets),
     )
 
 

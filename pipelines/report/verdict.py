@@ -17,9 +17,9 @@ from pipelines.evaluation.alarms import (
     alarms,
     choosing_sets,
     doubts,
-    is_overlap_known,
     told_choosing,
     told_overlap,
+    unmatched_sets,
 )
 from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, FEWEST_ITEMS, WORSE
 from pipelines.evaluation.sets import Role
@@ -124,11 +124,8 @@ def _told_doubts(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str
 
 def _unmatched(figures: Mapping[str, Any], word: str, lines: Sequence[Comparison]) -> str:
     """Which judged sets nobody has compared with the training pairs, where they gained."""
-    names = [
-        shown(line.evaluation)
-        for line in lines
-        if line.role == Role.JUDGED and not is_overlap_known(figures, line.evaluation)
-    ]
+    unmatched = unmatched_sets(figures)
+    names = [shown(line.evaluation) for line in lines if line.evaluation in unmatched]
     if not names or word not in (BETTER, MIXED):
         return ""
     return f"Whether {', '.join(names)} is among the training pairs is not known."
