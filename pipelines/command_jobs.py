@@ -176,8 +176,9 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     folder = RunFolder.of(config)
     console = Console()
     console.print(metrics_table(figures))
-    # With what is known of the training besides.
-    if found := verdict(storage.read_json(folder.metrics)):
+    # Which state the model is stands there, and in no evaluation.
+    recorded = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
+    if found := verdict({**recorded, **figures}):
         # Not as markup: the name of a set may hold brackets.
         word = CANNOT_BE_TOLD if found.is_doubted else found.word
         console.print(Text(str(found), VERDICT_STYLES[WORSE if found.alarms else word]))

@@ -1,20 +1,27 @@
-"""How sure a difference between two models is: paired bootstrap over the items of a set.
+"""How sure a difference between two models is: an interval, and a test of no difference.
 
-Both models are measured on the same queries (or pairs of texts). These are drawn again with
-replacement many times, and the difference of the figure is taken each time: of queries like these,
-the true difference lies in the interval with a probability of :data:`CONFIDENCE`.
+Both models are measured on the same queries (or pairs of texts). Queries of one package, document
+or thread gain and lose together, so whole groups of them are drawn and flipped; where no groups are
+known, each query is its own.
+
+- The interval is a paired bootstrap: groups are drawn again with replacement many times, and the
+  difference of the figure is taken each time. Of queries like these, the true difference lies in
+  the interval with a probability of :data:`CONFIDENCE`.
+- The test flips the sign of each group's difference, which is what a model of equal quality may
+  give. It is exact where few groups differ, and there a bootstrap is too sure.
 
 Sources: Efron and Tibshirani, "An Introduction to the Bootstrap", 1993; for retrieval Smucker,
 Allan and Carterette, "A comparison of statistical significance tests for information retrieval
-evaluation", CIKM 2007. The percentiles are those of Hesterberg, "What teachers should know about
-the bootstrap", The American Statistician 69(4), 2015 ("expanded percentile"), without which
-intervals of a few dozen queries are too narrow.
+evaluation", CIKM 2007, and for groups Field and Welsh, "Bootstrapping clustered data", JRSS B
+69(3), 2007. The percentiles are those of Hesterberg, "What teachers should know about the
+bootstrap", The American Statistician 69(4), 2015 ("expanded percentile"), without which intervals
+of a few dozen queries are too narrow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +32,22 @@ CONFIDENCE = 0.95
 BETTER, WORSE, CANNOT_BE_TOLD = "better", "worse", "cannot be told"
 FEWEST_ITEMS = 10
 """With fewer, the spread of the differences is not known well enough."""
+FEWEST_DIFFERING = 6
+"""Groups that differ: of five, all in one direction, a test gives 2/32, which is no evidence."""
 POWER = 0.8
 """Of the smallest difference that can be shown."""
-_RESAMPLES = 9999
+_RESAMPLES, _FEWEST_RESAMPLES = 9999, 1999
 _DRAWN_AT_A_TIME = 2_000_000
+_DRAWN = 200_000_000
+"""Draws of all resamples together: a second or two, however many queries there are."""
 # A correlation takes as long as thousands of means do.
 _MOST_OF_PAIRS, _FEWEST_OF_PAIRS = 999, 200
 _DRAWN_OF_PAIRS = 5_000_000
+_EXACT, _EXACT_OF_PAIRS = 14, 9
+"""Groups that differ, up to which all flips are tried."""
+_EQUAL = 1e-9
+# Two evaluations of one model give cosines that differ in their last bits.
+_EQUAL_COSINES = 1e-6
 _SEED = 17
 
 Measure = Callable[[np.ndarray, np.ndarray], Mapping[str, float]]
@@ -47,17 +63,68 @@ class Interval:
         high: Upper end.
         detectable: The smallest true difference that so many items of such a spread show as one in
             four of five tries (:data:`POWER`).
+        p: How often models of equal quality differ as much, by the sign-flip test; None in records
+            of releases without it.
+        differing: Groups of items that differ at all; None in the same records.
+        groups: Of the items, where several share one; None where each is its own.
     """
 
     low: float
     high: float
     detectable: float
+    p: float | None = None
+    differing: int | None = None
+    groups: int | None = None
 
-    def told(self, *, lower_is_better: bool = False) -> str:
-        """`better` or `worse`; `cannot be told` where 0 is inside."""
+    @property
+    def probability(self) -> float:
+        """`p`; of a record without it, what the ends of a 95 % interval say of a normal spread."""
+        from scipy.stats import norm
+
+        if self.p is not None:
+            return self.p
+        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        if half <= 0:
+            return 1.0 if middle == 0 else 0.0
+        return float(2 * norm.sf(abs(middle) / half * norm.ppf((1 + CONFIDENCE) / 2)))
+
+    def told(
+        self,
+        *,
+        lower_is_better: bool = False,
+        gain_p: float | None = None,
+        confidence: float = CONFIDENCE,
+    ) -> str:
+        """`better`, `worse` or `cannot be told`: what every verdict and gate goes by.
+
+        Args:
+            lower_is_better: A better model has less of the figure.
+            gain_p: The probability that a gain is judged by, of :func:`holm`, where there are
+                several chances of one. A loss counts by itself: overlooking it costs more.
+            confidence: Of this interval.
+        """
         if self.low <= 0 <= self.high:
             return CANNOT_BE_TOLD
-        return BETTER if (self.low > 0) != lower_is_better else WORSE
+        if self.differing is not None and self.differing < FEWEST_DIFFERING:
+            return CANNOT_BE_TOLD
+        word = BETTER if (self.low > 0) != lower_is_better else WORSE
+        p = gain_p if word == BETTER and gain_p is not None else self.p
+        # Adjusted ones are sums of what was 0.05 in decimals.
+        return CANNOT_BE_TOLD if p is not None and p > 1 - confidence + _EQUAL else word
+
+
+def holm(probabilities: Sequence[float]) -> list[float]:
+    """The probabilities of several tests, so adjusted that one error in all of them is as rare.
+
+    Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal
+    of Statistics 6(2), 1979. It holds however the tests depend on each other.
+    """
+    adjusted, highest = [0.0] * len(probabilities), 0.0
+    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
+    for rank, place in enumerate(order):
+        highest = max(highest, (len(order) - rank) * probabilities[place])
+        adjusted[place] = min(highest, 1.0)
+    return adjusted
 
 
 def mean_intervals(
@@ -71,30 +138,19 @@ def mean_intervals(
         confidence: Of an interval.
 
     Returns:
-        Without values of which one is no number; nothing of fewer than :data:`FEWEST_ITEMS`.
+        Without values of which one is no number; nothing of fewer than :data:`FEWEST_ITEMS`, or
+        where all are of one group.
     """
-    from scipy.stats import bootstrap
-
-    _check_same(before, after)
+    groups = _Groups.of(before, after)
     both = [name for name in before.values if name in after.values]
     differences = {name: after.values[name] - before.values[name] for name in both}
     known = {name: one for name, one in differences.items() if np.isfinite(one).all()}
-    count = len(before.items)
-    if count < FEWEST_ITEMS or not known:
+    if not groups.suffice or not known:
         return {}
-    drawn = bootstrap(
-        (np.stack(list(known.values())),),
-        np.mean,
-        axis=1,
-        n_resamples=_RESAMPLES,
-        batch=max(_DRAWN_AT_A_TIME // (count * len(known)), 1),
-        confidence_level=_expanded(confidence, count),
-        method="percentile",
-        rng=np.random.default_rng(_SEED),
-    )
-    ends = drawn.confidence_interval
-    errors = np.atleast_1d(drawn.standard_error)
-    return _named(list(known), ends.low, ends.high, errors, confidence)
+    sums = np.stack([groups.sums(one) for one in known.values()])
+    drawn = _Drawn(groups, _drawn_means(sums, groups.sizes), sums.sum(1) / groups.items)
+    differing, probabilities = _flipped_means(sums)
+    return drawn.named(list(known), probabilities, differing, confidence)
 
 
 def pair_intervals(
@@ -114,60 +170,203 @@ def pair_intervals(
     Returns:
         By figure; nothing where all numbers of some draw are alike, since too few of them differ.
     """
-    from scipy.stats import bootstrap
-
-    _check_same(before, after)
-    count, scores = len(before.items), before.values["score"]
-    cosines = [one.values["cosine"] for one in (before, after)]
-    if count < FEWEST_ITEMS or not all(np.isfinite(one).all() for one in cosines):
+    groups, scores = _Groups.of(before, after), before.values["score"]
+    cosines = np.stack([one.values["cosine"] for one in (before, after)])
+    if not groups.suffice or not np.isfinite(cosines).all():
         return {}
     names = list(measure(cosines[0], scores))
 
-    def differences(places: np.ndarray) -> np.ndarray:
-        if np.ptp(scores[places]) == 0:
+    def differences(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        if np.ptp(numbers) == 0:
             return np.full(len(names), np.nan)
-        old, new = (measure(one[places], scores[places]) for one in cosines)
+        old, new = (measure(one, numbers) for one in values)
         return np.array([new[name] - old[name] for name in names])
 
-    drawn = bootstrap(
-        (np.arange(count),),
-        differences,
-        vectorized=False,
-        n_resamples=min(max(_DRAWN_OF_PAIRS // count, _FEWEST_OF_PAIRS), _MOST_OF_PAIRS),
-        confidence_level=_expanded(confidence, count),
-        method="percentile",
-        rng=np.random.default_rng(_SEED),
-    )
-    ends = drawn.confidence_interval
-    return _named(names, ends.low, ends.high, drawn.standard_error, confidence)
+    rng = np.random.default_rng(_SEED)
+    tries = min(max(_DRAWN_OF_PAIRS // groups.items, _FEWEST_OF_PAIRS), _MOST_OF_PAIRS)
+    drawn = (groups.drawn(rng) for _ in range(tries))
+    draws = np.stack([differences(cosines[:, places], scores[places]) for places in drawn])
+    if not np.isfinite(draws).all():
+        return {}
+    found = differences(cosines, scores)
+    differing = np.flatnonzero(groups.sums(np.abs(np.diff(cosines, axis=0)[0]) > _EQUAL_COSINES))
+    flips = _flips(len(differing), tries, _EXACT_OF_PAIRS, rng)
+    # The figures do not depend on the scale of the cosines, and exchanged ones need to share it.
+    alike = (cosines - cosines.mean(1, keepdims=True)) / (cosines.std(1, keepdims=True) + 1e-12)
+    flipped = [_exchanged(alike, groups, differing[flip]) for flip in flips]
+    others = np.stack([differences(values, scores) for values in flipped])
+    probabilities = _share_as_large(others, found, is_exact=len(differing) <= _EXACT_OF_PAIRS)
+    count = np.full(len(names), len(differing))
+    return _Drawn(groups, draws, found).named(names, probabilities, count, confidence)
 
 
-def _expanded(confidence: float, count: int) -> float:
-    """The share of the draws that an interval spans, so that few items make it no narrower."""
-    from scipy.stats import norm, t
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Which items belong together.
 
-    quantile = t.ppf((1 + confidence) / 2, count - 1) * math.sqrt(count / (count - 1))
-    return float(2 * norm.cdf(quantile) - 1)
-
-
-def _named(
-    names: list[str], low: np.ndarray, high: np.ndarray, errors: np.ndarray, confidence: float
-) -> dict[str, Interval]:
-    """Intervals by name, without those that are not known.
-
-    The smallest difference to be shown is that of a z test: Cohen, "Statistical power analysis for
-    the behavioral sciences", 1988.
+    Attributes:
+        group_of: [items], from 0 on.
+        sizes: [groups], float64.
     """
-    from scipy.stats import norm
 
-    quantiles = norm.ppf((1 + confidence) / 2) + norm.ppf(POWER)
-    found = {
-        name: Interval(float(one), float(other), float(quantiles * error))
-        for name, one, other, error in zip(names, low, high, errors, strict=True)
-    }
-    return {name: one for name, one in found.items() if math.isfinite(one.low + one.high)}
+    group_of: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, before: Observations, after: Observations) -> _Groups:
+        """Those that either model's observations tell: one may be of an earlier release."""
+        if not np.array_equal(before.items, after.items):
+            raise ValueError("the two models were not measured on the same items")
+        told = after.groups if after.groups is not None else before.groups
+        if told is None:
+            return cls(np.arange(len(before.items)), np.ones(len(before.items)))
+        _, group_of, sizes = np.unique(told, return_inverse=True, return_counts=True)
+        return cls(group_of, sizes.astype(np.float64))
+
+    @property
+    def items(self) -> int:
+        return len(self.group_of)
+
+    @property
+    def suffice(self) -> bool:
+        """Whether anything can be said of so many."""
+        return self.items >= FEWEST_ITEMS and len(self.sizes) > 1
+
+    @property
+    def effective(self) -> float:
+        """As many groups of one size say as much. Kish, "Survey Sampling", 1965."""
+        return float(self.items**2 / (self.sizes**2).sum())
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """[groups]."""
+        return np.bincount(self.group_of, values, len(self.sizes))
+
+    def drawn(self, rng: np.random.Generator) -> np.ndarray:
+        """The items of as many groups as there are, drawn with replacement."""
+        count = len(self.sizes)
+        often = np.bincount(rng.integers(count, size=count), minlength=count)
+        return np.repeat(np.arange(self.items), often[self.group_of])
 
 
-def _check_same(before: Observations, after: Observations) -> None:
-    if not np.array_equal(before.items, after.items):
-        raise ValueError("the two models were not measured on the same items")
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """Differences of figures as they were drawn, [draws, figures], and as they are, [figures]."""
+
+    groups: _Groups
+    draws: np.ndarray
+    found: np.ndarray
+
+    def named(
+        self,
+        names: Sequence[str],
+        probabilities: np.ndarray,
+        differing: np.ndarray,
+        confidence: float,
+    ) -> dict[str, Interval]:
+        """Intervals by name.
+
+        The smallest difference to be shown is that of a z test: Cohen, "Statistical power analysis
+        for the behavioral sciences", 1988.
+        """
+        from scipy.stats import norm
+
+        low, high, errors = self._ends(confidence)
+        quantiles = norm.ppf((1 + confidence) / 2) + norm.ppf(POWER)
+        count = len(self.groups.sizes)
+        return {
+            name: Interval(
+                float(low[place]),
+                float(high[place]),
+                float(quantiles * errors[place]),
+                float(probabilities[place]),
+                int(differing[place]),
+                count if count < self.groups.items else None,
+            )
+            for place, name in enumerate(names)
+        }
+
+    def _ends(self, confidence: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lower and upper ends, and standard errors; so that few groups make none narrower."""
+        from scipy.stats import norm, t
+
+        count = self.groups.effective
+        errors = self.draws.std(0, ddof=1)
+        quantile = t.ppf((1 + confidence) / 2, max(count - 1, 1)) * math.sqrt(count / (count - 1))
+        if count < FEWEST_ITEMS:
+            # Percentiles cannot lie outside of what so few groups give.
+            return self.found - quantile * errors, self.found + quantile * errors, errors
+        shares = 100 * norm.cdf([-quantile, quantile])
+        low, high = np.percentile(self.draws, shares, axis=0)
+        return low, high, errors
+
+
+def _drawn_means(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Means of groups drawn with replacement, [draws, figures].
+
+    Args:
+        sums: Of the items of each group, [figures, groups].
+        sizes: [groups].
+    """
+    rng, count = np.random.default_rng(_SEED), len(sizes)
+    together = np.vstack([sums, sizes]).T
+    found = []
+    for rows in _batches(count):
+        places = rng.integers(count, size=(rows, count)) + count * np.arange(rows)[:, None]
+        often = np.bincount(places.ravel(), minlength=rows * count).reshape(rows, count)
+        found.append(often @ together)
+    drawn = np.concatenate(found)
+    return np.asarray(drawn[:, :-1] / drawn[:, -1:])
+
+
+def _flipped_means(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many groups differ, and how often flipped ones differ as much as they do, by figure."""
+    scale = np.abs(sums).max(initial=0.0)
+    is_other = np.abs(sums) > _EQUAL * max(scale, 1.0)
+    differing = is_other.sum(1)
+    probabilities = np.ones(len(sums))
+    for place in np.flatnonzero((differing > 0) & (differing <= _EXACT)):
+        few = sums[place, is_other[place]]
+        flips = _flips(len(few), 0, _EXACT, np.random.default_rng(_SEED))
+        others = np.stack([few.sum() - 2 * (flips @ few)], axis=1)
+        probabilities[place] = _share_as_large(others, few.sum()[None], is_exact=True)[0]
+    many = np.flatnonzero(differing > _EXACT)
+    if len(many):
+        columns = sums[np.ix_(many, np.flatnonzero(is_other[many].any(0)))].T
+        rng, total = np.random.default_rng(_SEED), columns.sum(0)
+        batches = _batches(len(columns))
+        flipped = [total - 2 * (_coins(rows, len(columns), rng) @ columns) for rows in batches]
+        probabilities[many] = _share_as_large(np.concatenate(flipped), total, is_exact=False)
+    return differing, probabilities
+
+
+def _batches(count: int) -> list[int]:
+    """Into how many rows at a time the draws of so many groups are divided."""
+    draws = min(max(_DRAWN // count, _FEWEST_RESAMPLES), _RESAMPLES)
+    most = max(_DRAWN_AT_A_TIME // count, 1)
+    return [min(most, draws - start) for start in range(0, draws, most)]
+
+
+def _flips(count: int, tries: int, exact: int, rng: np.random.Generator) -> np.ndarray:
+    """Which of some groups are flipped, [tries, groups]: all ways of it if these are few."""
+    if count > exact:
+        return _coins(tries, count, rng).astype(bool)
+    return (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(bool)
+
+
+def _coins(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    """0 or 1 with the same probability, float64."""
+    packed = rng.integers(256, size=(rows, -(-columns // 8)), dtype=np.uint8)
+    return np.unpackbits(packed, axis=1, count=columns).astype(np.float64)
+
+
+def _share_as_large(others: np.ndarray, found: np.ndarray, *, is_exact: bool) -> np.ndarray:
+    """Which share of differences is as large as those found, in either direction; by figure."""
+    as_large = (np.abs(others) >= np.abs(found) * (1 - _EQUAL) - _EQUAL).sum(0)
+    # Of drawn ones the one that was found is one more: Phipson and Smyth, 2010.
+    return np.asarray(as_large / len(others) if is_exact else (as_large + 1) / (len(others) + 1))
+
+
+def _exchanged(values: np.ndarray, groups: _Groups, flipped: np.ndarray) -> np.ndarray:
+    """The values of two models, exchanged in some groups; [2, items]."""
+    is_flipped = np.isin(groups.group_of, flipped)
+    return np.where(is_flipped, values[::-1], values)

@@ -24,10 +24,13 @@ class Observations:
             for all models.
         values: By name, [items], float64: figures of each query times 100, or the cosine and the
             number of each pair.
+        groups: [items], int64: equal for items that gain and lose together, such as the queries of
+            one package or thread; None where each item is its own.
     """
 
     items: np.ndarray
     values: Mapping[str, np.ndarray]
+    groups: np.ndarray | None = None
 
 
 class Observed(Protocol):
@@ -40,10 +43,14 @@ class Observed(Protocol):
 
 
 _COLUMNS = ("set", "name", "item", "value")
+_GROUP = "group"
+"""A column that files of earlier releases lack; null where an item is its own."""
 
 
 def write_observations(path: Location, by_set: Mapping[str, Observations]) -> None:
-    """Writes observations as Parquet: `set` and `name` (strings), `item` (int64), `value` (double).
+    """Writes observations as Parquet.
+
+    Columns are `set` and `name` (strings), `item` (int64), `value` (double) and `group` (int64).
 
     Args:
         path: The file, which is there whole or not at all.
@@ -56,6 +63,7 @@ def write_observations(path: Location, by_set: Mapping[str, Observations]) -> No
                 "name": pa.array([value] * len(found.items), pa.string()),
                 "item": pa.array(found.items, pa.int64()),
                 "value": pa.array(numbers, pa.float64()),
+                _GROUP: _groups(found),
             }
         )
         for name, found in by_set.items()
@@ -64,6 +72,12 @@ def write_observations(path: Location, by_set: Mapping[str, Observations]) -> No
     empty = pa.table(dict.fromkeys(_COLUMNS[:2], pa.array([], pa.string())))
     with storage.built_file(path) as aside:
         pq.write_table(pa.concat_tables(tables) if tables else empty, aside, compression="zstd")
+
+
+def _groups(found: Observations) -> pa.Array:
+    if found.groups is None:
+        return pa.nulls(len(found.items), pa.int64())
+    return pa.array(found.groups, pa.int64())
 
 
 def digest_observations(path: Location) -> str | None:
@@ -86,10 +100,17 @@ def read_observations(path: Location) -> dict[str, Observations]:
     for row, (of_set, name) in enumerate(zip(sets, names, strict=True)):
         numbers.setdefault(of_set, {}).setdefault(name, []).append(row)
     items, values = (table.column(name).to_numpy() for name in _COLUMNS[2:])
+    groups = table.column(_GROUP) if _GROUP in table.column_names else None
+
+    def groups_of(rows: list[int]) -> np.ndarray | None:
+        told = None if groups is None else groups.take(rows)
+        return None if told is None or told.null_count else told.to_numpy()
+
     return {
         of_set: Observations(
             items[next(iter(by_name.values()))],
             {name: values[rows] for name, rows in by_name.items()},
+            groups_of(next(iter(by_name.values()))),
         )
         for of_set, by_name in numbers.items()
     }

@@ -36,8 +36,9 @@ HOW_TO_READ = (
     "for alignment and uniformity."
 )
 INTERVALS = (
-    "The intervals are by paired bootstrap over the queries (or pairs): where 0 lies in one, the "
-    "difference may be chance."
+    "The intervals are by paired bootstrap over the queries (or pairs), or groups of them: where 0 "
+    "lies in one, the difference may be chance. Of each set the first figure is tested, and called "
+    "better or worse."
 )
 CITATION = """\
 @inproceedings{reimers-2019-sentence-bert,

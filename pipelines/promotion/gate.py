@@ -10,7 +10,7 @@ from typing import Literal
 from pipelines.errors import InputError, PromotionRefused
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import figure_named
-from pipelines.evaluation.intervals import Interval
+from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, CONFIDENCE, WORSE, Interval
 from pipelines.evaluation.sets import Role
 from pipelines.settings import PromotionSettings
 
@@ -38,6 +38,7 @@ class Judgement:
         required: See ``promotion.required``.
         start: Of the start of the training, which the first model is compared with; None where
             another model is in service, or where the comparison is not asked for.
+        confidence: Of the interval.
     """
 
     metric: str
@@ -48,6 +49,7 @@ class Judgement:
     interval: Interval | None = None
     required: Literal["not_worse", "better"] = "not_worse"
     start: float | None = None
+    confidence: float = CONFIDENCE
 
     @property
     def refusal(self) -> PromotionRefused | None:
@@ -61,11 +63,11 @@ class Judgement:
         # There is nothing to compare with where the other model has NaN.
         if self.reference is None or math.isnan(self.reference):
             return None
-        if self.required == "better" and not self.low > 0:
+        if self.required == "better" and self.told != BETTER:
             return self._refused("promotion.required", "it must be better")
         # What cannot be seen in two decimals is no difference, but where there is nothing else.
         unseen = 0.0 if self.interval is None else _UNSEEN
-        if self.high < -self.tolerance - unseen:
+        if self.told == WORSE and self.high < -self.tolerance - unseen:
             return self._refused("promotion.tolerance", f"{self.tolerance:g} less would do")
         return None
 
@@ -73,6 +75,18 @@ class Judgement:
     def reference(self) -> float | None:
         """The figure that the value is compared with."""
         return self.start if self.served is None else self.served
+
+    @property
+    def told(self) -> str:
+        """`better`, `worse` or `cannot be told`, as in verdicts; by the figures without interval.
+
+        All metrics must pass, so no one's chances add to those of others.
+        """
+        if self.interval is not None:
+            return self.interval.told(confidence=self.confidence)
+        if self.low == 0:
+            return CANNOT_BE_TOLD
+        return BETTER if self.low > 0 else WORSE
 
     @property
     def low(self) -> float:
@@ -89,10 +103,18 @@ class Judgement:
         assert self.reference is not None
         return self.value - self.reference
 
+    @property
+    def _evidence(self) -> str:
+        """What the test says where the interval alone would let the model pass as better."""
+        interval = self.interval
+        if interval is None or interval.p is None or interval.low <= 0 or self.told == BETTER:
+            return ""
+        return f", {interval.differing} differ, p {interval.p:.2g}"
+
     def _refused(self, key: str, remedy: str) -> PromotionRefused:
         lies, other = "", "the start" if self.served is None else "the model in service"
         if self.interval is not None:
-            lies = f" (the difference is {self.low:+.2f} to {self.high:+.2f})"
+            lies = f" (the difference is {self.low:+.2f} to {self.high:+.2f}{self._evidence})"
         return PromotionRefused(
             key,
             f"{self.metric} is {self.value:.4f}, {other} has {self.reference:.4f}{lies}, {remedy}",
@@ -174,6 +196,7 @@ def judge(
             interval=_interval(intervals or {}, metric),
             required=settings.required,
             start=None if start is None else figure(start, metric),
+            confidence=settings.confidence if start is None else CONFIDENCE,
         )
         for metric in metrics
     ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from pipelines.evaluation.base import figure_named
-from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval
+from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, holm
 from pipelines.evaluation.sets import Role
 from pipelines.report.series import is_number
 
@@ -33,6 +33,9 @@ class Comparison:
             :mod:`pipelines.evaluation.intervals`.
         role: What the set says of a model; None in figures of which that is not known.
         items: Queries or pairs that were measured; 0 where that is not known.
+        is_main: The set is judged by it: its first figure that is better the higher it is. The
+            others, and variants of a set, are shown and decide nothing.
+        adjusted_p: Of the interval's test, among those of all sets of the same role.
     """
 
     evaluation: str
@@ -44,19 +47,21 @@ class Comparison:
     interval: Interval | None = None
     role: Role | None = None
     items: int = 0
+    is_main: bool = True
+    adjusted_p: float | None = None
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse` or `cannot be told`; empty where the interval is unknown.
+        """`better`, `worse` or `cannot be told`; empty where it is not tested.
 
         What cannot be seen in two decimals is no difference.
         """
         difference = self.difference
-        if self.better is None or difference is None or self.interval is None:
+        if self.better is None or difference is None or self.interval is None or not self.is_main:
             return ""
         if abs(difference) <= _UNSEEN:
             return CANNOT_BE_TOLD
-        return self.interval.told(lower_is_better=self.better == "lower")
+        return self.interval.told(lower_is_better=self.better == "lower", gain_p=self.adjusted_p)
 
     @property
     def places(self) -> tuple[float, float] | None:
@@ -87,32 +92,68 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
     lines = []
     for evaluation in {**before, **after}:
         old, new = before.get(evaluation, {}), after.get(evaluation, {})
-        both = {**old, **new}
-        known = {name: figure_named(name) for name in both if is_number(both[name])}
-        basis = ", ".join(
-            f"{both[name]:,.0f} {figure.label}" for name, figure in known.items() if figure.is_count
-        )
-        counts = [int(both[name]) for name, figure in known.items() if figure.is_count]
+        both, known = {**old, **new}, intervals.get(evaluation, {})
+        of_set = {name: figure_named(name) for name in both if is_number(both[name])}
+        counts = {one.label: both[name] for name, one in of_set.items() if one.is_count}
         lines += [
             Comparison(
                 evaluation,
-                basis,
+                _basis(counts, next(iter(known.values()), {}).get("groups")),
                 figure.label,
                 old.get(metric),
                 new.get(metric),
                 figure.better,
-                _interval(intervals.get(evaluation, {}).get(metric)),
+                _interval(known.get(metric)),
                 _role(sets.get(evaluation)),
-                next(iter(counts), 0),
+                int(next(iter(counts.values()), 0)),
+                is_main=False,
             )
-            for metric, figure in known.items()
+            for metric, figure in of_set.items()
             if not figure.is_count
         ]
-    return lines
+    return _tested(lines)
 
 
-def _interval(known: Mapping[str, float] | None) -> Interval | None:
-    return None if known is None else Interval(**known)
+def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
+    """The first figure of each set of those that are better the higher they are."""
+    first: dict[str, Comparison] = {}
+    for line in lines:
+        if line.difference is not None and line.better == "higher":
+            first.setdefault(line.evaluation, line)
+    return list(first.values())
+
+
+def _tested(lines: Sequence[Comparison]) -> list[Comparison]:
+    """The lines, those that sets are judged by with their probabilities among all such sets.
+
+    A model that is as good as its start gains on one of ten sets by chance in every fifth run.
+    """
+    families: dict[Role | None, dict[str, Comparison]] = {}
+    for line in main_lines(lines):
+        if line.role != Role.VARIANT:
+            families.setdefault(line.role, {})[line.evaluation] = line
+    tested = {}
+    for family in families.values():
+        known = {name: one.interval.probability for name, one in family.items() if one.interval}
+        adjusted = dict(zip(known, holm([*known.values()]), strict=True))
+        for name, line in family.items():
+            tested[id(line)] = replace(line, is_main=True, adjusted_p=adjusted.get(name))
+    return [tested.get(id(line), line) for line in lines]
+
+
+def _basis(counts: Mapping[str, float], groups: int | None) -> str:
+    """On how much a set was measured: `1,500 queries in 23 groups, 20,000 documents`."""
+    told = [f"{count:,.0f} {label}" for label, count in counts.items()]
+    if told and groups:
+        told[0] += f" in {groups:,} groups"
+    return ", ".join(told)
+
+
+def _interval(known: Mapping[str, Any] | None) -> Interval | None:
+    if known is None:
+        return None
+    names = {field.name for field in fields(Interval)}
+    return Interval(**{name: value for name, value in known.items() if name in names})
 
 
 def _role(known: Mapping[str, str] | None) -> Role | None:

@@ -12,14 +12,14 @@ from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.models import ARCHITECTURES
-from pipelines.report.comparison import Comparison, compare
+from pipelines.report.comparison import Comparison, compare, main_lines
 from pipelines.report.history import commands, wall_bars, wall_times
 from pipelines.report.links import Link, link
 from pipelines.report.page_parts import duration, funnel_levels, read_if_there, render, whole
 from pipelines.report.run_charts import evaluation_charts, time_spent, training_charts
 from pipelines.report.samples import MAP_SIZE, changes, maps, queries, similarity_charts
 from pipelines.report.series import is_number, read_lines
-from pipelines.report.verdict import main_lines, verdict
+from pipelines.report.verdict import verdict
 from pipelines.runs.choice import told_choice
 from pipelines.runs.jobs import read_jobs
 from pipelines.runs.restarts import read_restarts

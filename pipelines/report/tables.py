@@ -23,8 +23,8 @@ _COLOURS = {BETTER: "green", WORSE: "red", CANNOT_BE_TOLD: "", "": ""}
 def metrics_table(figures: Mapping[str, Any]) -> Table:
     """A line for each figure, before and after training, with the difference.
 
-    Green and red are differences that are more than chance; behind a difference stands its
-    interval.
+    Green and red are what the verdict calls better and worse: the first figure of each set alone
+    is tested. Behind a difference stands its interval.
 
     Args:
         figures: As ``metrics.json`` has them; see :func:`pipelines.report.comparison.compare`.
@@ -35,7 +35,10 @@ def metrics_table(figures: Mapping[str, Any]) -> Table:
     lines = compare(figures)
     caption = None if lines else "nothing was measured"
     if any(line.interval for line in lines):
-        caption = "(95 % interval, by paired bootstrap); coloured where 0 is outside it"
+        caption = (
+            "(95 % interval, by paired bootstrap); of each set the first figure is tested, and "
+            "coloured where it is better or worse"
+        )
     table = Table(caption=caption)
     table.add_column("evaluation", overflow="fold")
     table.add_column("measured on")

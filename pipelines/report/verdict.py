@@ -21,10 +21,18 @@ from pipelines.evaluation.alarms import (
     told_overlap,
     unmatched_sets,
 )
-from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, FEWEST_ITEMS, WORSE
+from pipelines.evaluation.intervals import (
+    BETTER,
+    CANNOT_BE_TOLD,
+    CONFIDENCE,
+    FEWEST_DIFFERING,
+    FEWEST_ITEMS,
+    WORSE,
+)
 from pipelines.evaluation.sets import Role
-from pipelines.report.comparison import Comparison, compare
+from pipelines.report.comparison import Comparison, compare, main_lines
 from pipelines.report.text import shown
+from pipelines.runs.choice import WHOLE
 
 MIXED = "mixed"
 _SUBJECTS = {Role.JUDGED: "judged sets", Role.HELD_OUT: "held-out pairs of the corpus"}
@@ -45,6 +53,7 @@ class Verdict:
         sentence: That, how sure it is, what was lost elsewhere and what could not be judged.
         next_step: What to do now.
         is_proxy: No set with judged questions was measured.
+        tested: Which figures of which sets were tested, and how.
         alarms: What is wrong with the model or its training, a sentence each.
         is_doubted: Whether people have to look at it, see :mod:`pipelines.evaluation.alarms`.
     """
@@ -53,12 +62,13 @@ class Verdict:
     sentence: str
     next_step: str
     is_proxy: bool
+    tested: str = ""
     alarms: tuple[str, ...] = ()
     is_doubted: bool = False
 
     def __str__(self) -> str:
         alarms = [f"ALARM: {alarm}" for alarm in self.alarms]
-        return " ".join(filter(None, [*alarms, self.sentence, self.next_step]))
+        return " ".join(filter(None, [*alarms, self.sentence, self.next_step, self.tested]))
 
 
 def verdict(figures: Mapping[str, Any]) -> Verdict | None:
@@ -66,6 +76,7 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
 
     Args:
         figures: As ``metrics.json`` has them; see :func:`pipelines.report.comparison.compare`.
+            Under `model` which state it is, where that is known.
 
     Returns:
         None where nothing was measured whose interval is known, and there is no alarm.
@@ -78,14 +89,17 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     choosing = choosing_sets(figures)
     independent = [line for line in by_role[subject] if line.evaluation not in choosing]
     deciding, guards = independent or by_role[subject], by_role[Role.GUARD]
-    raised = tuple(alarm.sentence for alarm in alarms(figures))
+    # Held-out pairs prove no gain where questions are judged, but what they lose is lost.
+    elsewhere = [*guards, *(by_role[Role.HELD_OUT] if subject == Role.JUDGED else ())]
+    lost = [line for line in elsewhere if line.verdict == WORSE]
     known = [line for line in [*deciding, *guards] if line.verdict]
     unknown = [line for line in [*deciding, *guards] if not line.verdict]
-    if not known:
+    raised = tuple(alarm.sentence for alarm in alarms(figures))
+    if not known and not lost:
         is_proxy = subject == Role.HELD_OUT
-        return Verdict(CANNOT_BE_TOLD, "", _LOOK, is_proxy, raised, True) if raised else None
+        alarmed = Verdict(CANNOT_BE_TOLD, "", _LOOK, is_proxy, "", raised, True)
+        return alarmed if raised else None
     told = [line for line in deciding if line.verdict]
-    lost = [line for line in guards if line.verdict == WORSE]
     word = _word(told or lost)
     but = _told_doubts(figures, told)
     sentences = _of_deciding(word, subject, told, but) if told else []
@@ -95,12 +109,12 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
         sentences.append(unmatched)
     if lost:
         sentences.append(f"Lost elsewhere: {_all_told(lost)}.")
-    elif guards and not any(line in unknown for line in guards):
+    if guards and not any(line in unknown or line in lost for line in guards):
         sentences.append("No guard shows a loss.")
     if unknown:
         sentences.append(
-            f"Not judged, for fewer than {FEWEST_ITEMS} queries or figures that are no numbers: "
-            f"{'; '.join(map(_of_unknown, unknown))}."
+            f"Not judged, for fewer than {FEWEST_ITEMS} queries, a single group of them or figures "
+            f"that are no numbers: {'; '.join(map(_of_unknown, unknown))}."
         )
     sentences += [f"{one}." for line in guards if (one := told_overlap(figures, line.evaluation))]
     is_proxy = subject == Role.HELD_OUT
@@ -109,8 +123,11 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
         next_step = _LOOK
     elif but and word in (BETTER, MIXED):
         next_step = _JUDGE_AGAIN
-    is_doubted = bool(doubts(figures))
-    return Verdict(word, " ".join(sentences), next_step, is_proxy, raised, is_doubted)
+    if figures.get("model", {}).get("start_share") == WHOLE:
+        sentences.insert(0, "The model has the weights of the start: nothing was trained.")
+        next_step = "Set training.start_share below 1 to train it, or use the start as it is."
+    tested, is_doubted = _what_was_tested(told, subject), bool(doubts(figures))
+    return Verdict(word, " ".join(sentences), next_step, is_proxy, tested, raised, is_doubted)
 
 
 def _told_doubts(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str:
@@ -131,15 +148,6 @@ def _unmatched(figures: Mapping[str, Any], word: str, lines: Sequence[Comparison
     return f"Whether {', '.join(names)} is among the training pairs is not known."
 
 
-def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
-    """The first figure of each set of those that are better the higher they are."""
-    first: dict[str, Comparison] = {}
-    for line in lines:
-        if line.difference is not None and line.better == "higher":
-            first.setdefault(line.evaluation, line)
-    return list(first.values())
-
-
 def _word(lines: Sequence[Comparison]) -> str:
     words = {line.verdict for line in lines} - {CANNOT_BE_TOLD}
     return MIXED if len(words) > 1 else next(iter(words), CANNOT_BE_TOLD)
@@ -152,7 +160,6 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
         for told in (BETTER, WORSE, CANNOT_BE_TOLD)
     }
     sure, unsure = [*by_word[BETTER], *by_word[WORSE]], by_word[CANNOT_BE_TOLD]
-    # Of many sets some are better by chance: how many there are belongs to it.
     share = f"{len(sure)} of {len(lines)} " if sure and unsure else ""
     on = f"{share}{_SUBJECTS[subject]}"
     starts = {
@@ -164,9 +171,32 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
     sentences = [f"{starts[word]}: {_all_told(sure or unsure)}{f', but {but}' if but else ''}."]
     if sure and unsure:
         sentences.append(f"Cannot be told: {_all_told(unsure)}.")
+    lost = by_word[WORSE]
+    if lost and all((line.adjusted_p or 0.0) > 1 - CONFIDENCE for line in lost):
+        by_chance = 1 - (1 - (1 - CONFIDENCE) / 2) ** len(lines)
+        sentences.append(
+            f"A loss counts by itself; of {len(lines)} sets without a change, one or more shows it "
+            f"in {100 * by_chance:.0f} % of trainings."
+        )
     if subject == Role.HELD_OUT:
         sentences.append(_STAND_IN)
     return sentences
+
+
+def _what_was_tested(lines: Sequence[Comparison], subject: Role) -> str:
+    """Which figures of the sets that decide, and how."""
+    if not lines:
+        return ""
+    metrics = " and ".join(dict.fromkeys(line.metric for line in lines))
+    if len(lines) == 1:
+        on = f"{shown(lines[0].evaluation)} ({lines[0].basis})"
+    else:
+        on = f"{len(lines)} {_SUBJECTS[subject].replace('pairs', 'sets of pairs')}"
+    by = f"a {100 * CONFIDENCE:.0f} % interval"
+    if all(line.interval is not None and line.interval.p is not None for line in lines):
+        by += " and a sign-flip test"
+    holm = f", gains with Holm's correction for {len(lines)} sets" if len(lines) > 1 else ""
+    return f"Tested: {metrics} on {on} by {by}{holm}."
 
 
 def _all_told(lines: Sequence[Comparison]) -> str:
@@ -174,14 +204,23 @@ def _all_told(lines: Sequence[Comparison]) -> str:
 
 
 def _told(line: Comparison) -> str:
-    """A figure, its difference and the interval of that."""
+    """A figure, its difference and the interval of that; why it is no evidence, where it is not."""
     interval = line.interval
     assert interval is not None, "only figures with one are told"
     told = (
         f"{line.metric} on {shown(line.evaluation)} {line.difference:+.2f} "
         f"({interval.low:+.2f} to {interval.high:+.2f})"
     )
-    if line.verdict != CANNOT_BE_TOLD or not interval.detectable:
+    if line.verdict != CANNOT_BE_TOLD:
+        return told
+    if interval.differing is not None and interval.differing < FEWEST_DIFFERING:
+        what = "groups" if interval.groups else line.basis.partition(",")[0].rpartition(" ")[2]
+        count = f"only {interval.differing}" if interval.differing else "no"
+        return f"{told}, where {count} {what} differ"
+    if not interval.low <= 0 <= interval.high and interval.p is not None:
+        among = "" if line.adjusted_p == interval.p else f", {line.adjusted_p:.2g} among the sets"
+        return f"{told}, p {interval.p:.2g}{among}"
+    if not interval.detectable:
         return told
     return f"{told}, where differences show from {interval.detectable:.1f} on"
 

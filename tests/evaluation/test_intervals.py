@@ -1,5 +1,7 @@
 """How sure a difference between two models is."""
 
+import time
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,6 +9,7 @@ from scipy import stats
 from pipelines.evaluation.intervals import (
     FEWEST_ITEMS,
     Interval,
+    holm,
     mean_intervals,
     pair_intervals,
 )
@@ -15,6 +18,7 @@ from pipelines.evaluation.retrieval import Queries, Retrieved, retrieval_metrics
 from pipelines.evaluation.similarity import similarity_figures
 
 RANDOM = np.random.default_rng(5)
+NOTHING = Interval(0.0, 0.0, 0.0, p=1.0, differing=0)
 
 
 def of_means(**values) -> Observations:
@@ -55,6 +59,111 @@ def test_a_difference_that_can_be_shown_is_shown_four_times_of_five():
     assert shown.mean() == pytest.approx(0.8, abs=0.1)
 
 
+def grouped(model: Observations, groups) -> Observations:
+    return Observations(model.items, model.values, np.asarray(groups))
+
+
+def test_groups_are_drawn_and_flipped_as_a_whole():
+    # Eight threads, in each of which all queries gain or lose alike.
+    by_thread = np.array([3.0, 5.0, 2.0, 4.0, 6.0, -1.0, 2.0, 3.0])
+    groups = np.repeat(np.arange(8) * 100, 25)
+    before, after = of_means(figure=np.zeros(200)), of_means(figure=np.repeat(by_thread, 25))
+    alone = mean_intervals(before, after)["figure"]
+    found = mean_intervals(before, grouped(after, groups))["figure"]
+    assert (alone.groups, found.groups, found.differing) == (None, 8, 8)
+    exact = stats.ttest_1samp(by_thread, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=0.1)
+    assert found.high - found.low > 5 * (alone.high - alone.low)
+    # Of the 256 flips as large sums are those of all threads, or all but the one that lost.
+    flips = np.array(np.meshgrid(*[[-1, 1]] * 8)).reshape(8, -1)
+    assert found.p == np.mean(np.abs(by_thread @ flips) >= by_thread.sum())
+    # Either model may be of a release that did not know of groups.
+    assert mean_intervals(grouped(before, groups), after)["figure"] == found
+
+
+def test_groups_of_one_query_are_no_groups():
+    before, after = RANDOM.normal(50, 20, 60), RANDOM.normal(53, 20, 60)
+    model = of_means(figure=after)
+    alone = mean_intervals(of_means(figure=before), model)
+    assert mean_intervals(of_means(figure=before), grouped(model, 9 * np.arange(60))) == alone
+
+
+def test_intervals_of_unequal_groups_hold_the_true_difference(monkeypatch):
+    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 499)
+    tries, sizes = 400, RANDOM.integers(1, 60, 23)
+    groups = np.repeat(np.arange(23), sizes)
+    change = RANDOM.normal(1.0, 10.0, (tries, len(groups)))
+    change += RANDOM.normal(0.0, 10.0, (tries, 23))[:, groups]
+    before = of_means(**{str(place): np.zeros(len(groups)) for place in range(tries)})
+    after = of_means(**{str(place): row for place, row in enumerate(change)})
+    for given, least in ((after, 0.0), (grouped(after, groups), 0.91)):
+        found = mean_intervals(before, given).values()
+        held = np.mean([one.low <= 1.0 <= one.high for one in found])
+        assert held >= least
+        # Queries taken for independent ones hold it in every second try.
+        assert least or held < 0.7
+
+
+def test_one_group_says_nothing():
+    model = of_means(figure=RANDOM.normal(size=50))
+    assert mean_intervals(model, grouped(model, np.zeros(50))) == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "of", "p"), [(4, 10, 0.125), (4, 2000, 0.125), (6, 10, 0.03125), (0, 10, 1.0)]
+)
+def test_the_test_of_few_queries_is_exact(changed, of, p):
+    values = np.zeros(of)
+    values[:changed] = 50.0
+    found = mean_intervals(of_means(figure=np.zeros(of)), of_means(figure=values))["figure"]
+    assert (found.p, found.differing) == (p, changed)
+    assert found.told() == ("better" if changed == 6 else "cannot be told")
+
+
+def test_the_test_of_many_queries_is_that_of_the_t_test():
+    change = RANDOM.normal(0.3, 2.0, 500)
+    found = mean_intervals(of_means(figure=np.zeros(500)), of_means(figure=change))["figure"]
+    assert found.p == pytest.approx(stats.ttest_1samp(change, 0).pvalue, abs=0.01)
+    signs = stats.permutation_test(
+        (change,), np.mean, permutation_type="samples", n_resamples=4999, rng=RANDOM
+    )
+    assert found.p == pytest.approx(signs.pvalue, abs=0.01)
+
+
+def test_pairs_are_exchanged_in_the_test():
+    scores = RANDOM.normal(size=60)
+    noisy = scores + RANDOM.normal(0, 1.0, 60)
+    few = noisy.copy()
+    few[:4] = scores[:4] * 9
+    before = of_means(cosine=noisy, score=scores)
+    found = pair_intervals(similarity_figures, before, of_means(cosine=few, score=scores))
+    assert (found["spearman"].differing, found["spearman"].told()) == (4, "cannot be told")
+    # The scale of cosines is no quality.
+    close = scores + RANDOM.normal(0, 0.3, 60)
+    for scale in (1.0, 0.01):
+        model = of_means(cosine=scale * close, score=scores)
+        assert pair_intervals(similarity_figures, before, model)["spearman"].told() == "better"
+    same = pair_intervals(similarity_figures, before, before)["spearman"]
+    assert (same.differing, same.p) == (0, 1.0)
+
+
+def test_a_hundred_thousand_queries_are_compared_in_seconds():
+    count = 100_000
+    values = {str(place): RANDOM.normal(0.1, 20, count) for place in range(4)}
+    zeros = of_means(**{name: np.zeros(count) for name in values})
+    began = time.perf_counter()
+    assert len(mean_intervals(zeros, of_means(**values))) == 4
+    # 1.5 s on a core of 2024.
+    assert time.perf_counter() - began < 30
+
+
+def test_holm_is_that_of_statsmodels():
+    # Of `statsmodels.stats.multitest.multipletests([.01, .04, .03, .005], method="holm")`.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
 def test_too_few_queries_and_what_is_no_number_have_none():
     few = of_means(figure=np.zeros(FEWEST_ITEMS - 1))
     assert mean_intervals(few, few) == {}
@@ -64,7 +173,7 @@ def test_too_few_queries_and_what_is_no_number_have_none():
 
 def test_equal_figures_differ_by_nothing():
     ones = of_means(figure=np.arange(50.0))
-    assert mean_intervals(ones, ones) == {"figure": Interval(0.0, 0.0, 0.0)}
+    assert mean_intervals(ones, ones) == {"figure": NOTHING}
 
 
 def test_other_items_are_not_compared():
@@ -129,5 +238,5 @@ def test_figures_of_one_query_are_compared_with_those_of_the_same():
     again = {key: first[key] for key in reversed(keys)}
     before, after = found(first).observations, found(again).observations
     assert mean_intervals(before, after) == dict.fromkeys(
-        retrieval_metrics(first, found(first).queries.relevant), Interval(0.0, 0.0, 0.0)
+        retrieval_metrics(first, found(first).queries.relevant), NOTHING
     )

@@ -3,20 +3,25 @@
 from rich.console import Console
 
 from pipelines.report.tables import metrics_table
+from pipelines.report.verdict import verdict
 
 
 def figures(before, after, ends=None):
-    """As metrics.json has them; `ends` are those of the intervals, by metric of `dev`."""
+    """As metrics.json has them; `ends` are those of the intervals, by set and metric."""
     known = {
-        name: {"low": low, "high": high, "detectable": 1} for name, (low, high) in ends.items()
+        name: {
+            metric: {"low": low, "high": high, "detectable": 1}
+            for metric, (low, high) in by_metric.items()
+        }
+        for name, by_metric in (ends or {}).items()
     }
-    return {"before": before, "after": after, "interval": {"dev": known}}
+    return {"before": before, "after": after, "interval": known}
 
 
 def printed(before, after, ends=None) -> list[str]:
     console = Console(width=120, record=True, file=None, force_terminal=False, quiet=False)
     with console.capture() as capture:
-        console.print(metrics_table(figures(before, after, ends or {})))
+        console.print(metrics_table(figures(before, after, ends)))
     return capture.get().splitlines()
 
 
@@ -38,41 +43,72 @@ def test_says_that_nothing_was_measured() -> None:
     assert any("nothing was measured" in line for line in printed({}, {}))
 
 
+def cells(before, after, ends) -> list[tuple[str, str]]:
+    """The differences of the table with their colours."""
+    found = metrics_table(figures(before, after, ends)).columns[-1].cells
+    return [(str(cell), cell.style) for cell in found]
+
+
 def test_better_is_green_and_worse_is_red() -> None:
-    before = {"dev": {"a": 1.0, "b": 1.0, "alignment": 0.9, "uniformity": -2.0, "same": 1.0}}
-    after = {"dev": {"a": 2.0, "b": 0.5, "alignment": 0.5, "uniformity": -1.0, "same": 1.001}}
-    ends = {
-        "a": (0.9, 1.1),
-        "b": (-0.6, -0.4),
-        # Of these two less is more.
-        "alignment": (-0.5, -0.3),
-        "uniformity": (0.9, 1.1),
-        # Nobody would see it.
-        "same": (0.0005, 0.0015),
+    after = {
+        "gain": {"a": 2.0},
+        "loss": {"a": 0.5},
+        "same": {"a": 1.001},
+        "chance": {"a": 2.0},
+        "few": {"a": 2.0},
     }
-    cells = metrics_table(figures(before, after, ends)).columns[-1].cells
-    assert [(str(cell), cell.style) for cell in cells] == [
+    before = {name: {"a": 1.0} for name in after}
+    ends = {
+        "gain": {"a": (0.9, 1.1)},
+        "loss": {"a": (-0.6, -0.4)},
+        # Nobody would see it.
+        "same": {"a": (0.0005, 0.0015)},
+        "chance": {"a": (-0.5, 2.5)},
+    }
+    assert cells(before, after, ends) == [
         ("+1.00 (0.90 to 1.10)", "green"),
         ("-0.50 (-0.60 to -0.40)", "red"),
-        ("-0.40 (-0.50 to -0.30)", "green"),
-        ("+1.00 (0.90 to 1.10)", "red"),
         ("+0.00 (0.00 to 0.00)", ""),
-    ]
-
-
-def test_what_may_be_chance_has_no_colour() -> None:
-    before = {"dev": {"a": 1.0, "b": 1.0, "c": 9.0}}
-    after = {"dev": {"a": 2.0, "b": 2.0, "c": 1.0}}
-    ends = {"a": (-0.5, 2.5), "b": (0.5, 1.5)}
-    cells = metrics_table(figures(before, after, ends)).columns[-1].cells
-    assert [(str(cell), cell.style) for cell in cells] == [
         ("+1.00 (-0.50 to 2.50)", ""),
-        ("+1.00 (0.50 to 1.50)", "green"),
         # Where this one lies is not known.
-        ("-8.00", ""),
+        ("+1.00", ""),
     ]
-    shown = " ".join(map(str.strip, printed(before, after, ends)))
-    assert "by paired bootstrap" in shown
+    assert "by paired bootstrap" in " ".join(map(str.strip, printed(before, after, ends)))
+
+
+def test_of_each_set_the_first_figure_alone_is_tested() -> None:
+    metrics = {"alignment": 0.9, "ndcg@10": 1.0, "mrr@10": 1.0}
+    more = {name: value + 1 for name, value in metrics.items()}
+    ends = {"dev": dict.fromkeys(metrics, (0.9, 1.1))}
+    assert [colour for _, colour in cells({"dev": metrics}, {"dev": more}, ends)] == [
+        "",
+        "green",
+        "",
+    ]
+
+
+def test_the_colours_are_those_of_the_verdict() -> None:
+    # On one of ten sets a model gains by chance in every fifth run.
+    names = [f"set{place}" for place in range(10)]
+    ends = {name: {"ndcg@10": (-1.0, 1.2)} for name in names} | {"set3": {"ndcg@10": (0.1, 2.1)}}
+    before, after = ({name: {"queries": 50, "ndcg@10": at} for name in names} for at in (50, 51))
+    known = figures(before, after, ends)
+    known["sets"] = {name: {"evaluation": "retrieval_sets", "role": "judged"} for name in names}
+    colours = {cell.style for cell in metrics_table(known).columns[-1].cells}
+    assert (colours, verdict(known).word) == ({""}, "cannot be told")
+    alone = {part: {"set3": by_set["set3"]} for part, by_set in known.items()}
+    colours = {cell.style for cell in metrics_table(alone).columns[-1].cells}
+    assert (colours, verdict(alone).word) == ({"green"}, "better")
+
+
+def test_the_groups_of_queries_stand_beside_their_number() -> None:
+    counts = {"queries": 1500, "documents": 20000, "ndcg@10": 1.0}
+    known = figures({"dev": counts}, {"dev": counts}, {"dev": {"ndcg@10": (0.0, 0.0)}})
+    known["interval"]["dev"]["ndcg@10"]["groups"] = 23
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(metrics_table(known))
+    assert "1,500 queries in 23 groups, 20,000 documents" in capture.get()
 
 
 def test_brackets_in_a_name_are_shown() -> None:

@@ -1,9 +1,14 @@
 """The sentence that says what came of a training."""
 
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.evaluation.intervals import mean_intervals
+from pipelines.evaluation.observations import Observations
 from pipelines.report.verdict import verdict
 
 
@@ -113,6 +118,139 @@ def test_fewer_questions_than_there_are_is_no_advice() -> None:
     known = figures(a=("judged", 0.2, 0.4))
     known["before"]["a"]["queries"] = known["after"]["a"]["queries"] = 2000
     assert verdict(known).next_step == "Judge more questions, or train longer."
+
+
+def with_test(known, name: str, **told):
+    """What the test of a set says, besides its interval."""
+    known["interval"][name]["ndcg@10"].update(told)
+    return known
+
+
+def test_six_queries_must_differ_for_a_word() -> None:
+    for difference in (2.0, -2.0):
+        known = figures(a=("judged", difference, 1.0))
+        found = verdict(with_test(known, "a", p=0.0001, differing=5))
+        assert found.word == "cannot be told"
+        assert "where only 5 queries differ" in found.sentence
+        assert verdict(with_test(known, "a", p=0.0001, differing=6)).word != "cannot be told"
+        grouped = verdict(with_test(known, "a", p=0.0001, differing=5, groups=8))
+        assert "where only 5 groups differ" in grouped.sentence
+
+
+def test_the_test_must_agree_with_the_interval() -> None:
+    known = with_test(figures(a=("judged", 2.0, 1.0)), "a", p=0.08, differing=30)
+    found = verdict(known)
+    assert found.word == "cannot be told"
+    assert "(+1.00 to +3.00), p 0.08" in found.sentence
+
+
+def test_one_gain_of_ten_sets_must_be_rarer_than_a_gain_of_one() -> None:
+    others = {f"set{place}": ("judged", 0.1, 1.0) for place in range(9)}
+    known = with_test(figures(lucky=("judged", 1.5, 1.0), **others), "lucky", p=0.01, differing=30)
+    found = verdict(known)
+    assert found.word == "cannot be told"
+    assert "p 0.01, 0.1 among the sets" in found.sentence
+    assert "Tested: nDCG@10 on 10 judged sets" in found.tested
+    assert "Holm's correction for 10 sets" in found.tested
+    assert verdict(with_test(known, "lucky", p=0.004, differing=30)).word == "better"
+
+
+def measured(differences, groups=None):
+    """Verdicts of trainings on ten sets, of the differences of each query.
+
+    Args:
+        differences: [trainings, sets, queries].
+        groups: [queries], the same in all sets.
+    """
+    trainings, sets, queries = differences.shape
+    # One call for all: each is a figure of its own on the same queries.
+    rows = {str(place): row for place, row in enumerate(differences.reshape(-1, queries))}
+    items, zero = np.arange(queries), np.zeros(queries)
+    before = Observations(items, dict.fromkeys(rows, zero), groups)
+    intervals = [*mean_intervals(before, Observations(items, rows, groups)).values()]
+    for training in range(trainings):
+        known = figures(**{f"set{one}": ("judged", 0.0, 1.0) for one in range(sets)})
+        for one, interval in enumerate(intervals[training * sets : (training + 1) * sets]):
+            name, difference = f"set{one}", differences[training, one].mean()
+            known["after"][name]["ndcg@10"] = 60.0 + difference
+            known["interval"][name] = {"ndcg@10": asdict(interval)}
+        yield verdict(known)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_models_without_a_change_are_called_better_in_one_of_twenty_trainings(
+    grouped, monkeypatch
+) -> None:
+    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 999)
+    random, trainings, queries = np.random.default_rng(3), 250, 60
+    groups = np.arange(queries) // 4
+    noise = random.normal(0, 10, (trainings, 10, queries))
+    # The queries of a group gain and lose together.
+    noise += random.normal(0, 20, (trainings, 10, 15))[..., groups]
+    if not grouped:
+        noise = random.permuted(noise, axis=2) * random.choice([-1, 1], noise.shape)
+    words = [found.word for found in measured(noise, groups if grouped else None)]
+    share = np.mean([word in ("better", "mixed") for word in words])
+    # Three standard errors of so many trainings.
+    assert share <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / trainings)
+
+
+def test_a_change_of_each_query_is_found_on_all_of_ten_sets(monkeypatch) -> None:
+    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 999)
+    gains = np.random.default_rng(4).normal(10, 10, (20, 10, 60))
+    assert {found.word for found in measured(gains)} == {"better"}
+
+
+@pytest.mark.parametrize("queries", [10, 200])
+def test_four_changed_queries_give_no_word(queries, monkeypatch) -> None:
+    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 999)
+    changes = np.zeros((20, 1, queries))
+    changes[..., :4] = np.random.default_rng(5).uniform(1, 100, (20, 1, 4))
+    for sign in (1, -1):
+        assert {found.word for found in measured(sign * changes)} == {"cannot be told"}
+
+
+def test_a_loss_counts_by_itself_and_says_how_often_chance_gives_one() -> None:
+    others = {f"set{place}": ("judged", 0.1, 1.0) for place in range(9)}
+    known = with_test(figures(bad=("judged", -1.5, 1.0), **others), "bad", p=0.03, differing=30)
+    found = verdict(known)
+    assert found.word == "worse"
+    assert (
+        "of 10 sets without a change, one or more shows it in 22 % of trainings" in found.sentence
+    )
+    alone = verdict(with_test(figures(bad=("judged", -1.5, 1.0)), "bad", p=0.03, differing=30))
+    assert "without a change" not in alone.sentence
+
+
+def test_what_was_tested_is_said() -> None:
+    known = figures(a=("judged", 2.0, 1.0))
+    assert verdict(known).tested == (
+        "Tested: nDCG@10 on a (50 queries, 900 documents) by a 95 % interval."
+    )
+    known = with_test(known, "a", p=0.001, differing=12, groups=23)
+    assert verdict(known).tested == (
+        "Tested: nDCG@10 on a (50 queries in 23 groups, 900 documents) by a 95 % interval and a "
+        "sign-flip test."
+    )
+    assert str(verdict(known)).endswith(verdict(known).tested)
+
+
+def test_what_held_out_pairs_lose_is_named_where_questions_gain() -> None:
+    found = verdict(figures(a=("judged", 2.0, 1.0), retrieval=("held_out", -3.0, 1.0)))
+    assert found.word == "better"
+    assert "Lost elsewhere: nDCG@10 on retrieval -3.00 (-4.00 to -2.00)." in found.sentence
+    assert found.next_step.startswith("Weigh the loss")
+    gained = verdict(figures(a=("judged", 2.0, 1.0), retrieval=("held_out", 3.0, 1.0)))
+    assert "Lost" not in gained.sentence
+
+
+def test_a_model_that_is_the_start_is_not_to_be_trained_longer() -> None:
+    known = with_test(figures(a=("judged", 0.0, 0.0)), "a", p=1.0, differing=0)
+    assert "where no queries differ" in verdict(known).sentence
+    found = verdict(known | {"model": {"step": 1, "start_share": 1.0}})
+    assert found.sentence.startswith("The model has the weights of the start")
+    assert "longer" not in str(found)
+    assert "training.start_share" in found.next_step
 
 
 @given(
