@@ -63,6 +63,8 @@ __all__ = [
 
 KEY = "encoder.start"
 
+_COMPARED = 2**20
+"""Numbers of an array that are compared at a time."""
 _SENTENCE_MODULES = "sentence_transformers.models"
 _HEAD = ("pooling", "normalise")
 """What a plain checkpoint does not say, and the settings do."""
@@ -160,7 +162,7 @@ def read_encoder(folder: str | Location) -> tuple[EncoderSpec, Weights]:
 def weight_change(folder: Location, start: Location) -> float | None:
     """Return how far the weights of a model are from those of its start, relative to their length.
 
-    Both folders are read an array at a time.
+    Both folders are read some rows at a time.
 
     Returns:
         None where the two have no array in common.
@@ -176,11 +178,17 @@ def weight_change(folder: Location, start: Location) -> float | None:
             safe_open(str(before), framework="numpy") as old,
         ):
             for name in sorted(set(new.keys()) & set(old.keys())):
-                first, second = old.get_tensor(name), new.get_tensor(name)
-                if first.shape == second.shape and first.dtype.kind == "f":
-                    step = second - first
-                    length += float(np.vdot(first, first))
-                    moved += float(np.vdot(step, step))
+                first, second = old.get_slice(name), new.get_slice(name)
+                shape = first.get_shape()
+                if not shape or shape != second.get_shape() or first.get_dtype() != "F32":
+                    continue
+                rows = max(_COMPARED // max(math.prod(shape[1:]), 1), 1)
+                for begin in range(0, shape[0], rows):
+                    end = min(begin + rows, shape[0])
+                    was = first[begin:end].astype(np.float64).ravel()
+                    step = second[begin:end].ravel() - was
+                    length += float(was @ was)
+                    moved += float(step @ step)
     return math.sqrt(moved / length) if length else None
 
 
