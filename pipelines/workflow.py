@@ -186,12 +186,12 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     session = spark_session(for_stage(config, "evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         digests = evaluation_job.digests(session, config, folder)
+        overlap = evaluation_job.overlap(session, config, folder, digests["sets"])
         begin_job(folder.path, "evaluate", start_of_job)
         with RunTracking(config, folder.path) as tracking:
             measured = evaluation_job.measure_models(session, config, folder)
             evaluation_job.check_unchanged(session, config, folder, digests)
             digests["observations"] = evaluation_job.keep_observations(folder, measured)
-            overlap = evaluation_job.overlap(session, config, folder, digests["sets"])
             known = {"overlap": overlap, "measured": digests}
             update_run_metrics(folder.path, measured.figures | known)
             keep_doubts(folder.path)
