@@ -157,6 +157,9 @@ def choose_held_out(judged: DataFrame, settings: CorpusSettings) -> DataFrame:
 def write_evaluation(chosen: pa.Table, folder: Location) -> int:
     """Writes `queries.parquet` and `documents.parquet`, each text once and sorted by its number.
 
+    Queries have the unit that they are of as their `group`: what is learnt of a package or a
+    document shows in all its queries.
+
     Args:
         chosen: Of :func:`choose_held_out`; of several sources, `source` is in the queries too.
         folder: Of the corpus.
@@ -165,8 +168,8 @@ def write_evaluation(chosen: pa.Table, folder: Location) -> int:
         How many documents there are.
     """
     source = [name for name in ("source",) if name in chosen.column_names]
-    queries = chosen.select(["query_id", "anchor", "document_id", *source])
-    queries = queries.rename_columns(["query_id", "text", "document_id", *source])
+    queries = chosen.select(["query_id", "anchor", "document_id", "unit", *source])
+    queries = queries.rename_columns(["query_id", "text", "document_id", "group", *source])
     queries = queries.sort_by("query_id")
     # Two texts of one number, which is a hash, would be one document.
     grouped = chosen.group_by("document_id", use_threads=False).aggregate([("positive", "min")])

@@ -87,7 +87,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     - `pairs.parquet/`: `id` and `group` (int64), `anchor`, `positive` (null for single texts),
       `negatives` (strings; null but for triplets), `score` (float, 0 to 1, null without scores),
       `candidate_scores` (floats, of `positive` and `negatives`; null without such scores);
-    - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`),
+    - `evaluation/queries.parquet` (`query_id`, `text`, `document_id`, `group`),
       `evaluation/documents.parquet` (`document_id`, `text`) and `evaluation/distractors.parquet`
       (the same, of pairs for training), unless nothing is held out;
     - `quarantine.parquet`: `file`, `offset`, `reason`, `rows`, `excerpt` of what could not be read;

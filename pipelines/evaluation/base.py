@@ -17,6 +17,7 @@ import pyarrow as pa
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.settings import Config
+from pipelines.settings.evaluation import RANKED_METRIC
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,16 +68,27 @@ class Nested(NamedTuple):
     """How an evaluation measures several forms of ranking, embedding once.
 
     Attributes:
-        measure: As that of the evaluation, with two arguments more: widths to which embeddings are
-            cut, and whether each is measured in the hybrid form too. What is observed is told with
-            the form before it. Widths that embeddings do not exceed are left out.
+        measure: As that of the evaluation, with three arguments more: widths to which embeddings
+            are cut, whether each is measured in the hybrid form too, and which metrics of rankings
+            are measured beside the usual ones. What is observed is told with the form before it.
+            Widths that embeddings do not exceed are left out.
         measure_snapshot: The same on a snapshot.
     """
 
     measure: Callable[
-        [Tables, EmbedderLoader, Callable[[Form, Observed], None], Sequence[int], bool], ByForm
+        [
+            Tables,
+            EmbedderLoader,
+            Callable[[Form, Observed], None],
+            Sequence[int],
+            bool,
+            Sequence[str],
+        ],
+        ByForm,
     ]
-    measure_snapshot: Callable[[SnapshotTables, EmbedderLoader, Sequence[int], bool], ByForm]
+    measure_snapshot: Callable[
+        [SnapshotTables, EmbedderLoader, Sequence[int], bool, Sequence[str]], ByForm
+    ]
 
 
 def form_name(name: str, form: Form) -> str:
@@ -105,6 +117,15 @@ class Figure:
     def count(cls, name: str) -> Figure:
         """On how much was measured, such as the number of pairs."""
         return cls(name, name, better=None, is_count=True)
+
+
+def ranked_figure(name: str) -> Figure:
+    """A metric of rankings at any cut-off: `map@100` is shown as MAP@100."""
+    metric, _, cutoff = name.partition("@")
+    return Figure(name, f"{_RANKED[metric]}@{cutoff}")
+
+
+_RANKED = {"ndcg": "nDCG", "mrr": "MRR", "recall": "Recall", "map": "MAP"}
 
 
 def _unchanged(tables: Tables) -> Tables:
@@ -158,6 +179,12 @@ class Evaluation:
     nested: Nested | None = None
     held_out: bool = False
 
+    def figures_of(self, config: Config) -> Sequence[Figure]:
+        """What it gives with some settings."""
+        more = config.evaluation.retrieval_metrics if self.nested is not None else ()
+        named = {figure.name: figure for figure in self.figures}
+        return [*({name: ranked_figure(name) for name in more} | named).values()]
+
     def checkpoint_name(self, name: str) -> str:
         """What a set, in some form, is called where checkpoints are measured on it."""
         return name if self.read_fewer is None else f"{name}{FEWER}"
@@ -170,10 +197,11 @@ class Evaluation:
         dimensions: Sequence[int],
         *,
         hybrid: bool,
+        metrics: Sequence[str] = (),
     ) -> ByForm:
         """The figures of whole embeddings, and of other forms where this evaluation knows them."""
         if self.nested is not None:
-            return self.nested.measure(tables, load, on_observed, dimensions, hybrid)
+            return self.nested.measure(tables, load, on_observed, dimensions, hybrid, metrics)
         return {Form(): self.measure(tables, load, partial(on_observed, Form()))}
 
     def measure_snapshot_at(
@@ -183,10 +211,11 @@ class Evaluation:
         dimensions: Sequence[int],
         *,
         hybrid: bool,
+        metrics: Sequence[str] = (),
     ) -> ByForm:
         """The same on a snapshot."""
         if self.nested is not None:
-            return self.nested.measure_snapshot(tables, load, dimensions, hybrid)
+            return self.nested.measure_snapshot(tables, load, dimensions, hybrid, metrics)
         return {Form(): self.measure_snapshot(tables, load)}
 
 
@@ -200,5 +229,7 @@ def figure_named(name: str) -> Figure:
         for figure in evaluation.figures:
             if figure.name == name:
                 return figure
+    if RANKED_METRIC.fullmatch(name):
+        return ranked_figure(name)
     words = name.replace("_", " ")
     return Figure(name, words[:1].upper() + words[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Nested, Tables
+from pipelines.evaluation.observations import GROUP
 from pipelines.evaluation.pairs import is_pair_file
 from pipelines.evaluation.retrieval import (
     FIGURES,
@@ -28,6 +30,7 @@ from pipelines.evaluation.retrieval import (
 from pipelines.files.compression import is_compressed
 from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.settings import Config
+from pipelines.settings.evaluation import EvaluationSettings, Missing
 from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 from pipelines.spark.frames import read_path
 from pipelines.spark.json_rows import frame_from_json
@@ -36,10 +39,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+logger = logging.getLogger(__name__)
+
 SETS = "evaluation.retrieval_sets"
 SPLITS = ("test", "dev", "train")
 """In this order: the first split that a set has is measured on."""
 
+NOT_FOUND = "not_found"
+_METADATA = "metadata"
+_DEFAULT = EvaluationSettings()
 _JUDGED = ("query-id", "corpus-id", "score")
 _COMPRESSED = ("", ".gz")
 _BROKEN = "_broken"
@@ -55,7 +63,10 @@ def set_name(given: str) -> str:
 
 
 def read_retrieval_set(
-    session: SparkSession, given: str, stores: StorageSettings = DEFAULT_STORES
+    session: SparkSession,
+    given: str,
+    stores: StorageSettings = DEFAULT_STORES,
+    settings: EvaluationSettings = _DEFAULT,
 ) -> Tables:
     """Reads and checks a set.
 
@@ -65,11 +76,13 @@ def read_retrieval_set(
     Args:
         given: A folder, or one of the files in its ``qrels``, where there are several.
         stores: How object stores are reached.
+        settings: ``query_group``, ``missing_documents`` and ``missing_queries``.
 
     Returns:
-        `asked`: ``query_id``, ``text``, ``document_id`` and ``gain`` (greater than 0) of a relevant
-        document; queries without one are left out. `documents`: ``document_id`` and ``text``. Ids
-        are numbers, equal for equal texts.
+        `asked`: ``query_id``, ``text`` (null of a query that is missing), ``document_id`` and
+        ``gain`` (greater than 0) of a relevant document, and ``group`` of the query; queries
+        without one are left out. `documents`: ``document_id`` and ``text``. Ids are numbers, equal
+        for equal texts.
 
     Raises:
         InputError: A file or column is missing, a line is broken, an id is there twice, a
@@ -79,23 +92,47 @@ def read_retrieval_set(
 
     qrels, corpus_file, queries_file = files_of_set(given, stores)
     corpus = _read_lines(session, corpus_file, "title")
-    queries = _read_lines(session, queries_file)
+    queries = _with_groups(
+        _read_lines(session, queries_file, settings.query_group, _METADATA), settings.query_group
+    )
     title = F.coalesce("title", F.lit(""))
     documents = corpus.select("id", F.trim(F.concat(title, F.lit(" "), "text")).alias("text"))
     judged = _read_judgements(session, qrels)
-    _check_named(judged, queries, "query", queries_file, qrels)
-    _check_named(judged, documents, "document", corpus_file, qrels)
+    _check_named(judged, queries, "query", queries_file, qrels, settings.missing_queries)
+    _check_named(judged, documents, "document", corpus_file, qrels, settings.missing_documents)
     relevant = judged.where("gain > 0")
     if relevant.isEmpty():
         raise InputError(SETS, f"{qrels} has no score above 0", "name another one of qrels")
-    asked = queries.join(relevant, queries["id"] == relevant["query"]).select(
+    asked = relevant.join(queries, queries["id"] == relevant["query"], "left").select(
         F.xxhash64("query").alias("query_id"),
         "text",
         F.xxhash64("document").alias("document_id"),
         "gain",
+        F.coalesce(GROUP, F.xxhash64("query")).alias(GROUP),
     )
+    if settings.missing_queries == NOT_FOUND and asked.where("text is not null").isEmpty():
+        raise InputError(SETS, f"{queries_file} has no judged query", f"name the one of {qrels}")
     hashed = documents.select(F.xxhash64("id").alias("document_id"), "text")
     return {"asked": asked, "documents": hashed}
+
+
+def _with_groups(queries: DataFrame, field: str) -> DataFrame:
+    """Queries with the hash of their group; null where they name none.
+
+    Args:
+        queries: With the field, and ``metadata`` as JSON.
+        field: Of the query, or else of its metadata.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    in_metadata = F.from_json(_METADATA, "map<string,string>")[field]
+    named = F.trim(F.coalesce(queries[_quoted(field)], in_metadata))
+    group = F.when(named != "", F.xxhash64(F.lit(GROUP), named))
+    return queries.select("id", "text", group.alias(GROUP))
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def files_of_set(
@@ -164,7 +201,7 @@ def _read_lines(session: SparkSession, file: Location, *others: str) -> DataFram
     for fault, is_there in faults.items():
         if is_there:
             raise InputError(SETS, f"{file} has {fault}", "mend the file")
-    return lines.select(F.col("_id").alias("id"), "text", *others)
+    return lines.select(F.col("_id").alias("id"), "text", *(F.col(_quoted(one)) for one in others))
 
 
 def _strings(names: Sequence[str]) -> StructType:
@@ -229,17 +266,35 @@ def _read_judgements(session: SparkSession, file: Location) -> DataFrame:
 
 
 def _check_named(
-    judged: DataFrame, table: DataFrame, what: str, file: Location, qrels: Location
+    judged: DataFrame,
+    table: DataFrame,
+    what: str,
+    file: Location,
+    qrels: Location,
+    missing_ones: Missing,
 ) -> None:
+    """Refuses judgements of what is not there, or tells how many count as not found."""
     missing = judged.join(table, judged[what] == table["id"], "left_anti").select(what).distinct()
     first = missing.orderBy(what).first()
-    if first is not None:
-        raise InputError(
-            SETS,
-            f"{qrels} names {missing.count()} {what} ids that {file.name} does not have, such as "
-            f"`{first[what]}`",
-            "mend one of the two",
+    if first is None:
+        return
+    count = missing.count()
+    if missing_ones == NOT_FOUND:
+        logger.warning(
+            "%s names %d %s ids that %s does not have, such as `%s`: these are not found",
+            qrels,
+            count,
+            what,
+            file.name,
+            first[what],
         )
+        return
+    setting = f"evaluation.missing_{'queries' if what == 'query' else 'documents'}"
+    raise InputError(
+        SETS,
+        f"{qrels} names {count} {what} ids that {file.name} does not have, such as `{first[what]}`",
+        f"mend one of the two, or count them as not found with {setting}: not_found",
+    )
 
 
 def _check(config: Config, given: str) -> None:
@@ -257,7 +312,9 @@ EVALUATION = Evaluation(
     ],
     short_name=set_name,
     check=_check,
-    read=lambda session, config, given: read_retrieval_set(session, given, config.storage),
+    read=lambda session, config, given: read_retrieval_set(
+        session, given, config.storage, config.evaluation
+    ),
     measure=partial(measure, skip_themselves=True),
     measure_snapshot=partial(measure_snapshot, skip_themselves=True),
     nested=Nested(

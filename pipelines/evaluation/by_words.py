@@ -42,7 +42,8 @@ def rank_by_words(tables: Tables, depth: int) -> Neighbours:
         depth: Documents of a query; fewer where fewer share a word with it.
     """
     documents = tables["documents"]
-    rows = tables["asked"].groupBy("query_id").agg({"text": "min"}).collect()
+    asked = tables["asked"].where("text is not null")
+    rows = asked.groupBy("query_id").agg({"text": "min"}).collect()
     texts = dict(sorted(tuple(row) for row in rows))
     queries = WordQueries.of(list(texts.values()))
     statistics = _statistics(documents, queries)
@@ -107,7 +108,7 @@ def rank_snapshot_by_words(tables: SnapshotTables, depth: int) -> Neighbours:
     """The same as :func:`rank_by_words` in this process."""
     asked = pa.Table.from_batches(list(tables("asked")))
     texts: dict[int, str] = {}
-    for row in asked.select(["query_id", "text"]).to_pylist():
+    for row in asked.select(["query_id", "text"]).drop_null().to_pylist():
         texts[row["query_id"]] = min(row["text"], texts.get(row["query_id"], row["text"]))
     ids = sorted(texts)
     queries = WordQueries.of([texts[key] for key in ids])

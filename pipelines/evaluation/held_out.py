@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Tables
+from pipelines.evaluation.observations import GROUP
 from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.settings import Config
@@ -103,19 +104,22 @@ def held_out_tables(
 
     Args:
         queries_path: Parquet: ``query_id`` (int64), ``text`` and ``document_id`` (int64) of a
-            relevant document; a row for each where there are several.
+            relevant document; a row for each where there are several. Perhaps ``group`` (int64):
+            queries of one gain and lose together.
         documents_path: Parquet: ``document_id`` (int64, unique) and ``text``.
 
     Raises:
         InputError: A table is missing, lacks a column or is empty.
     """
     return {
-        "asked": _table(session, queries_path, ("query_id", "text", "document_id")),
+        "asked": _table(session, queries_path, ("query_id", "text", "document_id"), (GROUP,)),
         "documents": _table(session, documents_path, ("document_id", "text")),
     }
 
 
-def _table(session: SparkSession, path: Location, columns: Sequence[str]) -> DataFrame:
+def _table(
+    session: SparkSession, path: Location, columns: Sequence[str], optional: Sequence[str] = ()
+) -> DataFrame:
     """The columns of a Parquet file or folder, rows with nulls left out."""
     remedy = "run `sentence-pipelines prepare` with the same settings first"
     if not path.exists():
@@ -124,7 +128,8 @@ def _table(session: SparkSession, path: Location, columns: Sequence[str]) -> Dat
     for column in columns:
         if column not in frame.columns:
             raise InputError("prepared.folder", f"{path} has no column `{column}`", remedy)
-    frame = frame.select(*columns).dropna()
+    there = [name for name in optional if name in frame.columns]
+    frame = frame.select(*columns, *there).dropna()
     if frame.isEmpty():
         raise InputError("prepared.folder", f"{path} is empty", remedy)
     return frame

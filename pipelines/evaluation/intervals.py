@@ -356,7 +356,8 @@ def _flips(count: int, tries: int, exact: int, rng: np.random.Generator) -> np.n
 def _coins(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     """0 or 1 with the same probability, float64."""
     packed = rng.integers(256, size=(rows, -(-columns // 8)), dtype=np.uint8)
-    return np.unpackbits(packed, axis=1, count=columns).astype(np.float64)
+    coins: np.ndarray = np.unpackbits(packed, axis=1, count=columns).astype(np.float64)
+    return coins
 
 
 def _share_as_large(others: np.ndarray, found: np.ndarray, *, is_exact: bool) -> np.ndarray:

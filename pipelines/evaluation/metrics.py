@@ -47,6 +47,17 @@ def recall_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
     return sum(item in relevant for item in ranked[:k]) / len(relevant)
 
 
+def average_precision_at(ranked: Sequence[int], relevant: Relevant, k: int) -> float:
+    """Mean, over all relevant items, of the precision at their ranks, or 0 beyond the first k.
+
+    As in trec_eval (`map_cut`), and so in BEIR: sentence-transformers divides by k where more items
+    are relevant. Source: Buckley and Voorhees, "Evaluating evaluation measure stability", SIGIR
+    2000. Arguments as for :func:`ndcg_at`.
+    """
+    ranks = [rank for rank, item in enumerate(ranked[:k], 1) if item in relevant]
+    return sum(found / rank for found, rank in enumerate(ranks, 1)) / len(relevant)
+
+
 def pearson(left: np.ndarray, right: np.ndarray) -> float:
     """Pearson's correlation of two equally long vectors; 0 where one of them is constant.
 

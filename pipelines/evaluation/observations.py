@@ -43,8 +43,8 @@ class Observed(Protocol):
 
 
 _COLUMNS = ("set", "name", "item", "value")
-_GROUP = "group"
-"""A column that files of earlier releases lack; null where an item is its own."""
+GROUP = "group"
+"""A column that tables of earlier releases lack; null where an item is its own."""
 
 
 def write_observations(path: Location, by_set: Mapping[str, Observations]) -> None:
@@ -63,7 +63,7 @@ def write_observations(path: Location, by_set: Mapping[str, Observations]) -> No
                 "name": pa.array([value] * len(found.items), pa.string()),
                 "item": pa.array(found.items, pa.int64()),
                 "value": pa.array(numbers, pa.float64()),
-                _GROUP: _groups(found),
+                GROUP: _groups(found),
             }
         )
         for name, found in by_set.items()
@@ -100,7 +100,7 @@ def read_observations(path: Location) -> dict[str, Observations]:
     for row, (of_set, name) in enumerate(zip(sets, names, strict=True)):
         numbers.setdefault(of_set, {}).setdefault(name, []).append(row)
     items, values = (table.column(name).to_numpy() for name in _COLUMNS[2:])
-    groups = table.column(_GROUP) if _GROUP in table.column_names else None
+    groups = table.column(GROUP) if GROUP in table.column_names else None
 
     def groups_of(rows: list[int]) -> np.ndarray | None:
         told = None if groups is None else groups.take(rows)

@@ -35,9 +35,15 @@ from pipelines.evaluation.held_out import (
     read_held_out,
     read_held_out_alone,
 )
-from pipelines.evaluation.metrics import Relevant, ndcg_at, recall_at, reciprocal_rank_at
+from pipelines.evaluation.metrics import (
+    Relevant,
+    average_precision_at,
+    ndcg_at,
+    recall_at,
+    reciprocal_rank_at,
+)
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
-from pipelines.evaluation.observations import Observations, Observed
+from pipelines.evaluation.observations import GROUP, Observations, Observed
 from pipelines.evaluation.rankings import Ranking, Rankings, neighbours_by_width, ranking_of
 from pipelines.lexical.fusion import FUSED_RANKS
 from pipelines.spark.sharing import Shared, shared_value
@@ -58,11 +64,13 @@ FIGURES = (
     Figure("recall@10", "Recall@10"),
     Figure(BM25_ALONE, "nDCG@10 of BM25", better=None),
 )
-METRICS: Mapping[str, tuple[Callable[[Sequence[int], Relevant, int], float], int]] = {
-    "ndcg@10": (ndcg_at, 10),
-    "mrr@10": (reciprocal_rank_at, 10),
-    "recall@1": (recall_at, 1),
-    "recall@10": (recall_at, 10),
+METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10")
+"""Those that are always measured; a set is judged by the first."""
+_MEASURES: Mapping[str, Callable[[Sequence[int], Relevant, int], float]] = {
+    "ndcg": ndcg_at,
+    "mrr": reciprocal_rank_at,
+    "recall": recall_at,
+    "map": average_precision_at,
 }
 
 
@@ -74,11 +82,13 @@ class Queries:
         ids: [queries], int64, ascending.
         embeddings: [queries, width], float32, of length 1.
         relevant: Ids of the relevant documents with their gains, by query id.
+        groups: Of the queries, by query id; None where each is its own.
     """
 
     ids: np.ndarray
     embeddings: np.ndarray
     relevant: Mapping[int, Mapping[int, float]]
+    groups: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,18 +97,22 @@ class Retrieved:
 
     Attributes:
         queries: What was asked.
-        ranked: Ids of the :data:`DEPTH` best documents by query id, the best first.
+        ranked: Ids of the best documents by query id, the best first: :data:`DEPTH`, or as many as
+            a metric counts.
+        metrics: Which are measured.
     """
 
     queries: Queries
     ranked: Mapping[int, Sequence[int]]
+    metrics: Sequence[str] = METRICS
 
     @property
     def observations(self) -> Observations:
-        """:data:`METRICS` of each query, times 100, by ascending id."""
-        figures = figures_by_query(self.ranked, self.queries.relevant)
-        items = np.array(sorted(self.queries.relevant), np.int64)
-        return Observations(items, {name: 100 * values for name, values in figures.items()})
+        """The metrics of each query, times 100, by ascending id."""
+        figures = figures_by_query(self.ranked, self.queries.relevant, self.metrics)
+        items, of = np.array(sorted(self.queries.relevant), np.int64), self.queries.groups
+        groups = None if of is None else np.array([of[key] for key in items.tolist()], np.int64)
+        return Observations(items, {name: 100 * values for name, values in figures.items()}, groups)
 
 
 def measure(
@@ -111,8 +125,9 @@ def measure(
     """Ranks all documents for every query by cosine similarity, exactly.
 
     Args:
-        tables: `asked`, with ``query_id``, ``text``, ``document_id`` of a relevant document and
-            perhaps its ``gain``, and `documents`, with ``document_id`` and ``text``.
+        tables: `asked`, with ``query_id``, ``text``, ``document_id`` of a relevant document,
+            perhaps its ``gain`` and the query's ``group``, and `documents`, with ``document_id``
+            and ``text``.
         load: Loads the model on an executor.
         on_observed: Called with what was found, of which the figures are the summary.
         skip_themselves: A query does not find a document of its own id.
@@ -138,6 +153,7 @@ def measure_nested(
     on_observed: Callable[[Form, Observed], None],
     dimensions: Sequence[int],
     hybrid: bool,
+    metrics: Sequence[str] = (),
     *,
     skip_themselves: bool = False,
 ) -> ByForm:
@@ -146,16 +162,18 @@ def measure_nested(
     Texts are embedded once.
     """
     queries = embed_queries(tables["asked"], load)
-    widths, depth = _widths(queries, dimensions), FUSED_RANKS if hybrid else DEPTH
+    names = tuple(dict.fromkeys((*METRICS, *metrics)))
+    widths, shown = _widths(queries, dimensions), _deepest(names)
+    depth = max(FUSED_RANKS, shown) if hybrid else shown
     most = depth + skip_themselves
     best = rank_documents(tables["documents"], queries, load, most, widths)
     rankings = Rankings(best, rank_by_words(tables, most) if hybrid else None)
     rankings = rankings.without_themselves(depth) if skip_themselves else rankings
     documents = tables["documents"].count()
-    forms = rankings.in_forms(DEPTH)
+    forms = rankings.in_forms(shown)
     for form, ranked in forms.items():
-        on_observed(form, Retrieved(queries, ranked))
-    return _figures(queries, documents, forms, rankings.by_words)
+        on_observed(form, Retrieved(queries, ranked, names))
+    return _figures(queries, documents, forms, rankings.by_words, names)
 
 
 def measure_snapshot(
@@ -171,6 +189,7 @@ def measure_snapshot_nested(
     load: EmbedderLoader,
     dimensions: Sequence[int],
     hybrid: bool,
+    metrics: Sequence[str] = (),
     *,
     skip_themselves: bool = False,
 ) -> ByForm:
@@ -178,7 +197,8 @@ def measure_snapshot_nested(
     asked = pa.Table.from_batches(list(tables("asked")))
     judged = asked.select(["query_id", "document_id", "gain"]).to_pylist()
     relevant = relevant_of(tuple(row.values()) for row in judged)
-    texts = asked.group_by("query_id").aggregate([("text", "min")])
+    there = asked.select(["query_id", "text"]).drop_null()
+    texts = there.group_by("query_id").aggregate([("text", "min")])
     texts = texts.rename_columns({"text_min": "text"}).select(["query_id", "text"])
     embedded = _rows(query_batches(load)(texts.to_batches(BATCH_ROWS)))
     queries = queries_of(((row["query_id"], row["embedding"]) for row in embedded), relevant)
@@ -191,13 +211,21 @@ def measure_snapshot_nested(
             documents += batch.num_rows
             yield batch
 
-    widths, depth = _widths(queries, dimensions), FUSED_RANKS if hybrid else DEPTH
+    names = tuple(dict.fromkeys((*METRICS, *metrics)))
+    widths, shown = _widths(queries, dimensions), _deepest(names)
+    depth = max(FUSED_RANKS, shown) if hybrid else shown
     most = depth + skip_themselves
     find = neighbour_batches(load, Shared(queries.embeddings), most, widths)
     best = neighbours_by_width(_rows(find(counted())), queries.ids, widths, most)
     rankings = Rankings(best, rank_snapshot_by_words(tables, most) if hybrid else None)
     rankings = rankings.without_themselves(depth) if skip_themselves else rankings
-    return _figures(queries, documents, rankings.in_forms(DEPTH), rankings.by_words)
+    forms = rankings.in_forms(shown)
+    return _figures(queries, documents, forms, rankings.by_words, names)
+
+
+def _deepest(metrics: Sequence[str]) -> int:
+    """How many documents of a query count."""
+    return max(int(name.rpartition("@")[2]) for name in metrics)
 
 
 def _widths(queries: Queries, dimensions: Sequence[int]) -> list[int]:
@@ -207,11 +235,16 @@ def _widths(queries: Queries, dimensions: Sequence[int]) -> list[int]:
 
 
 def _figures(
-    queries: Queries, documents: int, forms: Mapping[Form, Ranking], by_words: Neighbours | None
+    queries: Queries,
+    documents: int,
+    forms: Mapping[Form, Ranking],
+    by_words: Neighbours | None,
+    metrics: Sequence[str],
 ) -> ByForm:
-    counts = {"queries": len(queries.ids), "documents": documents}
+    counts = {"queries": len(queries.relevant), "documents": documents}
     figures = {
-        form: counts | retrieval_metrics(ranked, queries.relevant) for form, ranked in forms.items()
+        form: counts | retrieval_metrics(ranked, queries.relevant, metrics)
+        for form, ranked in forms.items()
     }
     if by_words is not None:
         alone = retrieval_metrics(ranking_of(by_words), queries.relevant)["ndcg@10"]
@@ -229,49 +262,60 @@ def with_gains(tables: Tables) -> Tables:
 
 
 def retrieval_metrics(
-    ranked: Mapping[int, Sequence[int]], relevant: Mapping[int, Relevant]
+    ranked: Mapping[int, Sequence[int]],
+    relevant: Mapping[int, Relevant],
+    metrics: Sequence[str] = METRICS,
 ) -> dict[str, float]:
-    """The means over all queries of :data:`METRICS`, times 100.
+    """The means of metrics over all queries, times 100.
 
     Args:
         ranked: Document ids, the best first, by query id.
         relevant: Relevant document ids by query id; what is not in ``ranked`` counts as 0.
+        metrics: Their names, each with its cut-off.
     """
-    by_query = figures_by_query(ranked, relevant)
+    by_query = figures_by_query(ranked, relevant, metrics)
     return {name: 100 * float(np.mean(figures)) for name, figures in by_query.items()}
 
 
 def figures_by_query(
-    ranked: Mapping[int, Sequence[int]], relevant: Mapping[int, Relevant]
+    ranked: Mapping[int, Sequence[int]],
+    relevant: Mapping[int, Relevant],
+    metrics: Sequence[str] = METRICS,
 ) -> dict[str, np.ndarray]:
-    """Each of :data:`METRICS` for each query: [queries], from 0 to 1, by ascending id.
+    """Each of some metrics for each query: [queries], from 0 to 1, by ascending id.
 
     Arguments as for :func:`retrieval_metrics`.
     """
-    return {
-        name: np.array([metric(ranked.get(key, ()), relevant[key], k) for key in sorted(relevant)])
-        for name, (metric, k) in METRICS.items()
-    }
+    keys = sorted(relevant)
+    figures = {}
+    for name in metrics:
+        metric, _, cutoff = name.partition("@")
+        measured, k = _MEASURES[metric], int(cutoff)
+        figures[name] = np.array([measured(ranked.get(key, ()), relevant[key], k) for key in keys])
+    return figures
 
 
 def embed_queries(asked: DataFrame, load: EmbedderLoader, *, as_documents: bool = False) -> Queries:
     """Embeds the queries on the executors and collects them.
 
     Args:
-        asked: ``query_id``, ``text``, ``document_id`` and, if it is not always 1, ``gain``.
+        asked: ``query_id``, ``text`` (null of a query that is missing and finds nothing),
+            ``document_id``, if it is not always 1 ``gain``, and if it is known ``group``.
         load: Loads the model on an executor.
         as_documents: Embed them as what is to be found.
     """
     graded = asked if "gain" in asked.columns else asked.selectExpr("*", "1D AS gain")
-    relevant = relevant_of(
-        tuple(row) for row in graded.select("query_id", "document_id", "gain").collect()
-    )
+    known = [name for name in (GROUP,) if name in asked.columns]
+    rows = graded.select("query_id", "document_id", "gain", *known).collect()
+    relevant = relevant_of((row[0], row[1], row[2]) for row in rows)
+    # A query that two packages ask is of one of them, the same for all models.
+    groups = dict(sorted(((row[0], row[3]) for row in rows), reverse=True)) if known else None
     # In a partition for each core, of which the groups need no further shuffle.
-    dealt = asked.repartition(cores_for(asked), "query_id")
+    dealt = asked.where("text is not null").repartition(cores_for(asked), "query_id")
     texts = dealt.groupBy("query_id").agg({"text": "min"}).toDF("query_id", "text")
     work = query_batches(load, as_documents=as_documents)
-    rows = texts.mapInArrow(work, "query_id long, embedding binary").collect()
-    return queries_of(((row["query_id"], row["embedding"]) for row in rows), relevant)
+    embedded = texts.mapInArrow(work, "query_id long, embedding binary").collect()
+    return queries_of(((row["query_id"], row["embedding"]) for row in embedded), relevant, groups)
 
 
 def relevant_of(rows: Iterable[tuple[int, int, float]]) -> dict[int, dict[int, float]]:
@@ -283,7 +327,9 @@ def relevant_of(rows: Iterable[tuple[int, int, float]]) -> dict[int, dict[int, f
 
 
 def queries_of(
-    rows: Iterable[tuple[int, bytes]], relevant: Mapping[int, Mapping[int, float]]
+    rows: Iterable[tuple[int, bytes]],
+    relevant: Mapping[int, Mapping[int, float]],
+    groups: Mapping[int, int] | None = None,
 ) -> Queries:
     """Queries of their ids and embeddings (float32, as :func:`query_batches` writes them)."""
     found = sorted(rows)
@@ -291,6 +337,7 @@ def queries_of(
         ids=np.array([key for key, _ in found], np.int64),
         embeddings=np.stack([np.frombuffer(embedding, np.float32) for _, embedding in found]),
         relevant=relevant,
+        groups=groups,
     )
 
 

@@ -202,7 +202,7 @@ def metric_named(config: Config, key: str, name: str) -> Metric:
         )
         for one in named_sets(config)
         for measured in names_in_forms(one, config)
-        for figure in one.evaluation.figures
+        for figure in one.evaluation.figures_of(config)
         if figure.better is not None
     }
     if name not in known:

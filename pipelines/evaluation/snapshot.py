@@ -41,6 +41,7 @@ class Snapshot:
         tables: By name.
         dimensions: Widths at which it is measured on beside the whole.
         hybrid: It is measured on with BM25 too.
+        metrics: Of rankings, beside the usual ones.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Snapshot:
     tables: Tables
     dimensions: Sequence[int] = ()
     hybrid: bool = False
+    metrics: Sequence[str] = ()
 
 
 def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
@@ -63,6 +65,7 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
             one.evaluation.snapshot(one.read_for_checkpoints(session, config)),
             trained_widths(config),
             config.evaluation.hybrid,
+            config.evaluation.retrieval_metrics,
         )
         for one in named_sets(config)
     ]
@@ -82,6 +85,7 @@ def write_snapshots(snapshots: Sequence[Snapshot], folder: Location) -> None:
                     "number": number,
                     "dimensions": list(snapshot.dimensions),
                     "hybrid": snapshot.hybrid,
+                    "metrics": list(snapshot.metrics),
                 }
             )
         storage.write_json(aside / PLAN, plan)
@@ -104,7 +108,11 @@ def measure(folder: Location, load: EmbedderLoader) -> dict[str, dict[str, float
         evaluation = EVALUATIONS.load(line["kind"])
         tables = partial(_batches, folder, line["number"])
         by_form = evaluation.measure_snapshot_at(
-            tables, lambda: embedder, line["dimensions"], hybrid=line["hybrid"]
+            tables,
+            lambda: embedder,
+            line["dimensions"],
+            hybrid=line["hybrid"],
+            metrics=line["metrics"],
         )
         figures |= {
             evaluation.checkpoint_name(form_name(line["name"], form)): one

@@ -64,6 +64,13 @@ def evaluate(
                 on_observed(form_name(name, form), found)
 
             widths, hybrid = trained_widths(config), config.evaluation.hybrid
-            by_form = evaluation.measure_at(of_set, load, observed, widths, hybrid=hybrid)
+            by_form = evaluation.measure_at(
+                of_set,
+                load,
+                observed,
+                widths,
+                hybrid=hybrid,
+                metrics=config.evaluation.retrieval_metrics,
+            )
             figures |= {form_name(name, form): one for form, one in by_form.items()}
     return figures

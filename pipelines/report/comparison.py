@@ -95,10 +95,12 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
         both, known = {**old, **new}, intervals.get(evaluation, {})
         of_set = {name: figure_named(name) for name in both if is_number(both[name])}
         counts = {one.label: both[name] for name, one in of_set.items() if one.is_count}
+        # The same for all figures of a set.
+        groups = next((one.get("groups") for one in known.values()), None)
         lines += [
             Comparison(
                 evaluation,
-                _basis(counts, next(iter(known.values()), {}).get("groups")),
+                _basis(counts, groups),
                 figure.label,
                 old.get(metric),
                 new.get(metric),

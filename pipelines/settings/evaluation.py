@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
 
+from pipelines.errors import InputError
 from pipelines.settings.base import Settings
 from pipelines.settings.paths import StoredPath
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
+
+Missing = Literal["refuse", "not_found"]
+"""What to do about judgements of what is not there."""
+RANKED_METRIC = re.compile(r"(?P<name>ndcg|mrr|recall|map)@(?P<cutoff>[1-9][0-9]{0,2}|1000)")
+"""A metric of rankings, and how many ranks count."""
+
+
+# Spark does not tell capitals of columns apart.
+_OF_ONE_QUERY = ("_id", "id", "text", "metadata")
 
 
 class EvaluationSettings(Settings):
@@ -25,6 +41,35 @@ class EvaluationSettings(Settings):
         description=(
             "Folders in BEIR's layout (`corpus.jsonl`, `queries.jsonl`, `qrels/*.tsv`), or one "
             "of the files in `qrels`; of a folder, `test.tsv`, or else `dev.tsv`."
+        ),
+    )
+    retrieval_metrics: tuple[str, ...] = Field(
+        default=(),
+        description=(
+            "More figures of retrieval, beside nDCG@10, MRR@10, Recall@1 and Recall@10: `ndcg`, "
+            "`mrr`, `recall` or `map` with a cut-off up to 1000, such as `map@100`."
+        ),
+    )
+    query_group: str = Field(
+        default="group",
+        min_length=1,
+        description=(
+            "Field of `queries.jsonl`, or of `metadata` in it, that queries of one thread, "
+            "document or user share: intervals and tests draw them together."
+        ),
+    )
+    missing_documents: Missing = Field(
+        default="refuse",
+        description=(
+            "Judged documents that `corpus.jsonl` does not have: `refuse` the set, or count them "
+            "as `not_found`, as trec_eval does (ArguAna)."
+        ),
+    )
+    missing_queries: Missing = Field(
+        default="refuse",
+        description=(
+            "Judged queries that `queries.jsonl` does not have: `refuse` the set, or let them find "
+            "nothing (`not_found`)."
         ),
     )
     guards: tuple[StoredPath, ...] = Field(
@@ -68,3 +113,19 @@ class EvaluationSettings(Settings):
             "held-out pairs in the report."
         ),
     )
+
+    def check_with(self, config: Config) -> None:
+        """Refuses metrics that are not known, and groups that are none."""
+        if self.query_group.lower() in _OF_ONE_QUERY:
+            raise InputError(
+                "evaluation.query_group",
+                f"`{self.query_group}` is of one query",
+                "name a field that queries of one thread or document share",
+            )
+        for name in self.retrieval_metrics:
+            if RANKED_METRIC.fullmatch(name) is None:
+                raise InputError(
+                    "evaluation.retrieval_metrics",
+                    f"`{name}` is no metric of rankings",
+                    "name ndcg, mrr, recall or map with a cut-off from 1 to 1000, such as map@100",
+                )

@@ -1,6 +1,7 @@
 """Retrieval sets in BEIR's layout, against sentence-transformers' evaluator and scikit-learn."""
 
 import gzip
+import json
 import math
 
 import numpy as np
@@ -13,6 +14,9 @@ from pipelines.errors import InputError
 from pipelines.evaluation.beir import read_retrieval_set, set_name
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.metrics import ndcg_at
+from pipelines.evaluation.stage import evaluate
+from pipelines.settings.evaluation import EvaluationSettings
+from pipelines.settings.load import parse
 
 DOCUMENTS = {
     "d1": ("Cats", "They sleep in the warm sun."),
@@ -99,6 +103,77 @@ def test_the_judgements_are_those_of_a_split(spark, tmp_path) -> None:
     train = str(folder / "qrels" / "train.tsv")
     assert read_retrieval_set(spark, train)["asked"].count() == 3
     assert (set_name(str(folder)), set_name(train)) == ("set", "set-train")
+
+
+def test_judged_documents_and_queries_that_are_missing_count_as_not_found(
+    spark, tmp_path, minilm, caplog
+) -> None:
+    def measured(folder, **evaluation):
+        given = {"retrieval_sets": [str(folder)], "retrieval_metrics": ["map@20"], "hybrid": True}
+        return measured_on(spark, minilm, **given, **evaluation)
+
+    whole = measured(write_set(tmp_path / "whole", DOCUMENTS, QUERIES, QRELS))["whole"]
+    qrels = [*QRELS, ("q2", "d8", 1), ("q2", "d9", 1), ("q9", "d1", 1)]
+    folder = write_set(tmp_path / "parts", DOCUMENTS, QUERIES, qrels)
+    with pytest.raises(InputError, match=r"1 query ids .* evaluation.missing_queries: not_found$"):
+        measured(folder)
+    with pytest.raises(InputError, match=r"2 document ids .*missing_documents: not_found$"):
+        measured(folder, missing_queries="not_found")
+    caplog.clear()
+    found = measured(folder, missing_queries="not_found", missing_documents="not_found")
+    assert (whole["queries"], found["parts"]["queries"], found["parts"]["documents"]) == (2, 3, 6)
+    # q2 finds one of three documents at rank 1, and q9 nothing.
+    assert whole["recall@10"] == 100
+    assert found["parts"]["recall@10"] == pytest.approx(100 * (1 + 1 / 3 + 0) / 3)
+    assert found["parts"]["map@20"] == pytest.approx(100 * (1 + 1 / 3 + 0) / 3)
+    ideal = 1 + 1 / math.log2(3) + 1 / 2
+    assert found["parts"]["ndcg@10"] == pytest.approx(100 * (1 + 1 / ideal + 0) / 3)
+    assert found["parts+bm25"]["queries"] == 3
+    assert "names 2 document ids" in caplog.text and "these are not found" in caplog.text
+
+
+def test_a_set_without_any_judged_query_is_refused(spark, tmp_path) -> None:
+    folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, [("q9", "d1", 1)])
+    settings = EvaluationSettings(missing_queries="not_found")
+    with pytest.raises(InputError, match=r"queries.jsonl has no judged query, name the one of"):
+        read_retrieval_set(spark, str(folder), settings=settings)
+
+
+def test_queries_may_say_which_belong_together(spark, tmp_path) -> None:
+    folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, [])
+    lines = [
+        {"_id": "q1", "text": "a", "group": "t1"},
+        {"_id": "q2", "text": "b", "group": 7, "thread": "x"},
+        {"_id": "q3", "text": "c", "metadata": {"group": "t1", "thread": "x"}},
+        {"_id": "q4", "text": "d", "group": None, "metadata": {"url": {"a": 1}}},
+        {"_id": "q5", "text": "e", "group": " ", "metadata": "none"},
+    ]
+    text = "\n".join(map(json.dumps, lines))
+    (folder / "queries.jsonl").write_text(text, encoding="utf-8")
+    judged = "".join(f"q{number}\td1\t1\n" for number in range(1, 6))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+
+    def groups(**settings) -> list[int]:
+        """The groups of the queries by their ids, numbered as they come."""
+        asked = read_retrieval_set(spark, str(folder), settings=EvaluationSettings(**settings))
+        rows = asked["asked"].orderBy("text").collect()
+        known = dict.fromkeys(row["group"] for row in rows)
+        return [[*known].index(row["group"]) for row in rows]
+
+    assert groups() == [0, 1, 0, 2, 3]
+    assert groups(query_group="thread") == [0, 1, 1, 2, 3]
+    assert groups(query_group="nowhere") == [0, 1, 2, 3, 4]
+
+
+def test_groups_reach_the_observations(spark, tmp_path, minilm) -> None:
+    folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, QRELS)
+    lines = [{"_id": key, "text": text, "group": "one"} for key, text in QUERIES.items()]
+    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    section = {"retrieval": False, "geometry": False, "retrieval_sets": [str(folder)]}
+    observed = {}
+    evaluate(spark, parse({"evaluation": section}), minilm, observed.__setitem__)
+    groups = observed["set"].observations.groups
+    assert len(groups) == 2 and len(set(groups.tolist())) == 1
 
 
 def test_refuses_sets_that_are_not_whole(spark, tmp_path) -> None:

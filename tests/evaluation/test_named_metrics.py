@@ -3,6 +3,7 @@
 import pytest
 
 from pipelines.errors import InputError
+from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.sets import metric_named
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.runs.best import Metric
@@ -62,3 +63,25 @@ def test_widths_are_those_of_the_objectives_of_the_sources():
     assert common_widths(config) == (384, 64)
     one_whole = sources + [{**pairs, "name": "whole", "objective": {}}]
     assert common_widths(parse({"corpus": {"sources": one_whole}})) == ()
+
+
+def test_metrics_at_other_cutoffs_are_named_like_the_usual_ones():
+    more = {"retrieval_sets": ["/sets/faq"], "retrieval_metrics": ["map@100", "ndcg@5"]}
+    config = parse({"evaluation": more})
+    for name in ("map@100", "ndcg@5", "ndcg@10"):
+        assert metric_named(config, "training.keep_best", f"faq.{name}").sign == 1
+    with pytest.raises(InputError, match=r"`faq\.map@10` is not measured"):
+        metric_named(config, "training.keep_best", "faq.map@10")
+    assert [figure_named(name).label for name in ("map@100", "ndcg@5")] == ["MAP@100", "nDCG@5"]
+
+
+@pytest.mark.parametrize("name", ["map", "map@0", "map@1001", "bpref@10", "MAP@10", "ndcg@10 ", ""])
+def test_what_is_no_metric_of_rankings_is_refused(name):
+    with pytest.raises(InputError, match=r"^evaluation\.retrieval_metrics: .*is no metric"):
+        parse({"evaluation": {"retrieval_metrics": [name]}})
+
+
+@pytest.mark.parametrize("name", ["_id", "text", "Metadata"])
+def test_what_each_query_has_is_no_group(name):
+    with pytest.raises(InputError, match=r"^evaluation\.query_group: .*is of one query"):
+        parse({"evaluation": {"query_group": name}})
