@@ -43,7 +43,7 @@ LEAST_SPREAD = 1e-4
 
 _PICKED = ("pairs", "singles", "triplets")
 """What losses need whose examples pick a positive among negatives."""
-_FEWEST_TEXTS = 10
+_FEWEST_TEXTS = 5
 _MOST_TEXTS = 1_000
 _FORM = re.compile(r"(@\d+)?(\+bm25)?$")
 
@@ -83,7 +83,7 @@ def alarms(figures: Mapping[str, Any]) -> list[Doubt]:
     found = (
         _unmoved_weights(figures.get("model", {})),
         _easy_negatives(figures.get("training", {})),
-        _collapsed_embeddings(figures.get("signs", {})),
+        _collapsed_embeddings(figures.get("signs", {})) or _one_place(figures.get("after", {})),
         _constant_scores(figures.get("signs", {})),
     )
     return [one for one in found if one is not None]
@@ -175,6 +175,21 @@ def _collapsed_embeddings(signs: Mapping[str, Any]) -> Doubt | None:
             f"The embeddings have collapsed: two queries of {name} have a mean cosine of "
             f"{cosine:.4f}{was}, and all of them have an effective rank of {rank:.1f}.",
         )
+    return None
+
+
+def _one_place(after: Mapping[str, Any]) -> Doubt | None:
+    """By the uniformity of held-out pairs, where no queries were ranked."""
+    # As of texts that all have that cosine; see `uniformity` in the evaluation of geometry.
+    bound = -2 * (2 - 2 * MOST_ALIKE)
+    for name, found in after.items():
+        uniformity = found.get("uniformity")
+        if uniformity is not None and uniformity >= bound:
+            return Doubt(
+                "collapsed_embeddings",
+                f"The embeddings have collapsed: the uniformity of {name} is {uniformity:.4f}, and "
+                "0 is that of a single point.",
+            )
     return None
 
 

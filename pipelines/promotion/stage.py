@@ -276,8 +276,11 @@ def _refuse_rolled_back(
 def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location | None) -> None:
     """Refuses a model that people have to look at, unless ``promotion.accept`` says they have."""
     found = list(candidate.doubts)
-    if in_service is None:
-        found += _worse_than_start(candidate.run)
+    for one in _worse_than_start(candidate.run):
+        if in_service is None:
+            found.append(one)
+        else:
+            logger.warning("%s: %s", one.name, one.sentence)
     for name in candidate.unmatched:
         logger.warning("%s was not compared with the training pairs: evaluate again", name)
     left = [one for one in found if one.name not in config.promotion.accept]

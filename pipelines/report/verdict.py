@@ -95,10 +95,11 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     known = [line for line in [*deciding, *guards] if line.verdict]
     unknown = [line for line in [*deciding, *guards] if not line.verdict]
     raised = tuple(alarm.sentence for alarm in alarms(figures))
+    is_doubted, is_proxy = bool(doubts(figures)), subject == Role.HELD_OUT
     if not known and not lost:
-        is_proxy = subject == Role.HELD_OUT
-        alarmed = Verdict(CANNOT_BE_TOLD, "", _LOOK, is_proxy, "", raised, True)
-        return alarmed if raised else None
+        doubted = " ".join(one.sentence for one in doubts(figures)[len(raised) :])
+        told_doubts = Verdict(CANNOT_BE_TOLD, doubted, _LOOK, is_proxy, "", raised, is_doubted)
+        return told_doubts if is_doubted else None
     told = [line for line in deciding if line.verdict]
     word = _word(told or lost)
     but = _told_doubts(figures, told)
@@ -117,7 +118,6 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
             f"that are no numbers: {'; '.join(map(_of_unknown, unknown))}."
         )
     sentences += [f"{one}." for line in guards if (one := told_overlap(figures, line.evaluation))]
-    is_proxy = subject == Role.HELD_OUT
     next_step = _next_step(word, told, is_proxy=is_proxy, lost=bool(lost), unknown=bool(unknown))
     if raised:
         next_step = _LOOK
@@ -126,7 +126,7 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
     if figures.get("model", {}).get("start_share") == WHOLE:
         sentences.insert(0, "The model has the weights of the start: nothing was trained.")
         next_step = "Set training.start_share below 1 to train it, or use the start as it is."
-    tested, is_doubted = _what_was_tested(told, subject), bool(doubts(figures))
+    tested = _what_was_tested(told, subject)
     return Verdict(word, " ".join(sentences), next_step, is_proxy, tested, raised, is_doubted)
 
 

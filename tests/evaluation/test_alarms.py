@@ -108,7 +108,14 @@ def test_signs_are_those_of_all_pairs() -> None:
     signs = embedding_signs(rows)
     assert signs["mean_cosine"] == pytest.approx(apart.mean(), abs=1e-6)
     assert 10 < signs["effective_rank"] <= 16
-    assert signs_of(observed(rows[:9])) == {}
+    assert signs_of(observed(rows[:4])) == {}
+
+
+@pytest.mark.parametrize(("uniformity", "raised"), [(0.0, True), (-0.02, True), (-0.3, False)])
+def test_where_nothing_is_ranked_uniformity_tells(uniformity, raised) -> None:
+    after = {"geometry": {"pairs": 50, "alignment": 0.1, "uniformity": uniformity}}
+    assert names({"after": after}) == ["collapsed_embeddings"] * raised
+    assert names({"before": after}) == []
 
 
 @pytest.mark.parametrize(("spread", "raised"), [(0.0, True), (1e-6, True), (0.05, False)])

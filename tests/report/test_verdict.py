@@ -311,6 +311,14 @@ def test_that_nobody_has_looked_is_said_of_a_gain() -> None:
     assert (unknown in found.sentence, found.is_doubted) == (False, False)
 
 
+def test_what_was_trained_on_is_said_of_too_few_questions_too() -> None:
+    known = without_interval(figures(a=("judged", 2.0, 1.0)), "a", 62.0)
+    assert verdict(known) is None
+    found = verdict(known | SEEN)
+    assert found.sentence == "1,200 of 1,500 queries of a are among the training pairs."
+    assert (found.word, found.is_doubted) == ("cannot be told", True)
+
+
 @pytest.mark.parametrize("known", [{}, figures(a=("judged", 2.0, 1.0))])
 def test_alarms_come_first(known) -> None:
     found = verdict(known | {"model": {"weight_change": 0.0}})
