@@ -224,7 +224,17 @@ def told_overlap(figures: Mapping[str, Any], name: str) -> str:
         name: Of the set.
     """
     known = figures.get("overlap", {}).get(name)
-    if known is None or not known["seen"]:
+    return "" if known is None else _told_seen(name, known)
+
+
+def told_overlaps(record: Mapping[str, Any]) -> list[str]:
+    """Tell the same of each set of a preparation's ``overlap.json``."""
+    told = (_told_seen(name, known) for name, known in record.get("sets", {}).items())
+    return [one for one in told if one]
+
+
+def _told_seen(name: str, known: Mapping[str, Any]) -> str:
+    if not known["seen"]:
         return ""
     verb = "is" if known["seen"] == 1 else "are"
     seen = f"{known['seen']:,} of {known['items']:,} {known['of']} of {name}"

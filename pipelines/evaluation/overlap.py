@@ -129,7 +129,10 @@ def keep_overlap(prepared: PreparedFolder, run: RunFolder) -> None:
     """Keep in a run folder what is known of the pairs that the run is trained on."""
     run.overlap.unlink(missing_ok=True)
     if prepared.corpus.overlap.is_file():
-        storage.write_json(run.overlap, _read(prepared.corpus.overlap, plain=True))
+        storage.write_json(run.overlap, records.read_object(prepared.corpus.overlap))
+        for name, one in _read(run.overlap).get("sets", {}).items():
+            if one.seen:
+                logger.warning("%s: %s", name, one)
 
 
 def overlap_of_run(
@@ -187,11 +190,9 @@ def _stamps(config: Config, given: str) -> list[list[str | int]]:
     return [[given], *(stamp_of(file) for file in sorted(files, key=str) if file.is_file())]
 
 
-def _read(path: Location, *, plain: bool = False) -> _Record:
+def _read(path: Location) -> _Record:
     """The record; an empty one where there is none, as in folders of earlier releases."""
-    if not path.is_file():
-        return {}
-    found: _Record = records.read_object(path) if plain else records.read(path, _Record)  # type: ignore[assignment]
+    found: _Record = records.read(path, _Record) if path.is_file() else {}
     return found
 
 
