@@ -144,7 +144,8 @@ def promote(config: Config) -> Results:
     promotion = workflow.promote(config)
     for found in promotion.judgements:
         before = "nothing" if found.served is None else f"{found.served:.2f}"
-        say(f"{found.metric}  {found.value:.2f}, in service before: {before}")
+        start = "" if found.start is None else f", the start: {found.start:.2f}"
+        say(f"{found.metric}  {found.value:.2f}, in service before: {before}{start}")
     say(f"in service  {promotion.version}")
     figures = {found.metric: found.value for found in promotion.judgements}
     return {"version": promotion.version.name, "figures": figures}
@@ -183,6 +184,7 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     """Shows what a run came to."""
     from rich.text import Text
 
+    from pipelines.evaluation.intervals import CANNOT_BE_TOLD, WORSE
     from pipelines.files import storage
     from pipelines.files.run_folder import RunFolder
     from pipelines.progress.screen import Screen
@@ -196,7 +198,8 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     recorded = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
     if found := verdict({**recorded, **figures}):
         # Not as markup: the name of a set may hold brackets.
-        console.print(Text(str(found), VERDICT_STYLES[found.word]))
+        word = CANNOT_BE_TOLD if found.is_doubted else found.word
+        console.print(Text(str(found), VERDICT_STYLES[WORSE if found.alarms else word]))
     _print_page(folder.report)
     say(f"model   {folder.model}")
 

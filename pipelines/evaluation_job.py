@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation import retrieval
+from pipelines.evaluation.alarms import signs_of
 from pipelines.evaluation.observations import (
     Observations,
     Observed,
     digest_observations,
     write_observations,
 )
+from pipelines.evaluation.overlap import overlap_of_run
 from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.samples import write_samples
 from pipelines.evaluation.sets import check_sets, digest_sets, intervals_between, told_sets
@@ -46,8 +48,9 @@ class Measured:
 
     Attributes:
         figures: Under `before` and `after` by set and metric; under `interval` where the
-            differences lie, as :class:`~pipelines.evaluation.intervals.Interval` has it, and under
-            `sets` what each set is.
+            differences lie, as :class:`~pipelines.evaluation.intervals.Interval` has it, under
+            `sets` what each set is, and under `signs` what tells collapsed models, see
+            :func:`~pipelines.evaluation.alarms.signs_of`.
         observed: Under `before` and `after` what the figures are of, by set.
     """
 
@@ -94,6 +97,7 @@ def measure_models(session: SparkSession, config: Config, run: RunFolder) -> Mea
         for name, by_metric in found.items()
     }
     figures["sets"] = sets
+    figures["signs"] = {name: signs_of(found) for name, found in observed.items()}
     return measured
 
 
@@ -105,6 +109,19 @@ def keep_observations(run: RunFolder, measured: Measured) -> str | None:
     """
     write_observations(run.observations, measured.observations(AFTER))
     return digest_observations(run.observations)
+
+
+def overlap(
+    session: SparkSession, config: Config, run: RunFolder, sets: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """How much of each set the run was trained on, as far as that is known.
+
+    Args:
+        sets: Their digests.
+    """
+    with activity("evaluating", "comparing the sets with the training pairs", running_tasks):
+        found = overlap_of_run(session, config, run, sets)
+    return {name: asdict(one) for name, one in found.items()}
 
 
 def check_unchanged(

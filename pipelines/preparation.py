@@ -27,6 +27,7 @@ from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.versions import code_versions
 from pipelines.embedding.overlap_check import check_outside
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
+from pipelines.evaluation.overlap import prepare_overlap
 from pipelines.files import storage
 from pipelines.files.ownership import PREPARED, check_ours
 from pipelines.files.prepared_folder import (
@@ -119,6 +120,9 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         fingerprints[stage.name] = fingerprint
         told.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, told)
+    asked = for_stage(config, "prepare")
+    with activity("comparing with evaluation sets", detail=running_tasks):
+        prepare_overlap(config, lambda: spark_session(asked, trains=trains, needs_context=False))
     if not left_out("the report of the corpus is", REPORT):
         from pipelines.report.corpus_page import write_corpus_report
 

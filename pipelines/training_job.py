@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.engines.base import Engine, check_fit
+from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.during_training import CheckpointEvaluation, Figures
 from pipelines.evaluation.early_end import choosing_metric, has_ended_early
+from pipelines.evaluation.overlap import keep_overlap
 from pipelines.evaluation.sets import check_sets
 from pipelines.evaluation.snapshot import Snapshot, read_snapshots
 from pipelines.files import locks, storage
@@ -35,7 +37,7 @@ from pipelines.models.adapter import check_names, exports_adapter, write_adapter
 from pipelines.models.architecture import architecture_of, check_framework
 from pipelines.models.card import start_card
 from pipelines.models.division import check_division
-from pipelines.models.folder import start_encoder, write_encoder
+from pipelines.models.folder import start_encoder, weight_change, write_encoder
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.embedding import with_terms
 from pipelines.models.spec import EncoderSpec
@@ -237,6 +239,7 @@ def _write_start(folder: Location, prepared: PreparedFolder) -> None:
     if prepared.corpus.funnel.is_file():
         funnel = storage.read_json(prepared.corpus.funnel)
         storage.write_json(RunFolder(folder).funnel, funnel)
+    keep_overlap(prepared, RunFolder(folder))
     start_folder = RunFolder(folder).start
     if not start_folder.is_dir():
         with activity("training", "writing the start encoder"):
@@ -304,7 +307,10 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
     if exports_adapter(run.config.encoder):
         factors = without_objective(made.averages)
         write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
+    change = weight_change(paths.model, paths.start)
+    figures |= {} if change is None else {"weight_change": change}
     update_run_metrics(folder, {"model": figures})
+    keep_doubts(folder)
     # Figures that are there are of this model, if a finished training was asked for again.
     write_card(paths, run.config, spec)
 

@@ -13,6 +13,7 @@ from pipelines import evaluation_job
 from pipelines.engines.base import Engine
 from pipelines.engines.loading import load_engine
 from pipelines.errors import NothingNew
+from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.files.folders import work_folder, working_in
 from pipelines.files.locations import Location
@@ -198,12 +199,15 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     session = spark_session(for_stage(config, "evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         digests = evaluation_job.digests(session, config, folder)
+        overlap = evaluation_job.overlap(session, config, folder, digests["sets"])
         begin_job(folder.path, "evaluate", start_of_job)
         with RunTracking(config, folder.path) as tracking:
             measured = evaluation_job.measure_models(session, config, folder)
             evaluation_job.check_unchanged(session, config, folder, digests)
             digests["observations"] = evaluation_job.keep_observations(folder, measured)
-            update_run_metrics(folder.path, measured.figures | {"measured": digests})
+            known = {"overlap": overlap, "measured": digests}
+            update_run_metrics(folder.path, measured.figures | known)
+            keep_doubts(folder.path)
             evaluation_job.sample_held_out(session, config, folder, measured)
             evaluation_job.log_figures(folder, measured, tracking)
             # The report says how long it took.

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning.languages import check_languages
-from pipelines.corpus.cleaning.redaction import check_redactor, redact_batches
+from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.dedup import marks as overlaps
 from pipelines.corpus.deleted_keys import DELETED
 from pipelines.corpus.dropped import check_dropped, check_scores_differ
@@ -192,21 +191,15 @@ def _excluded_texts(
 ) -> DataFrame | None:
     if not settings.exclude:
         return None
-    names, key = settings.exclude_columns, "corpus.exclude"
-    texts = texts_of(
+    return texts_of(
         session,
         settings.exclude,
-        names,
-        key,
+        settings.exclude_columns,
+        "corpus.exclude",
         stores,
         Dialect.of(settings),
         follow_links=settings.follow_links,
     )
-    if settings.redact is None:
-        return texts
-    # They are compared with texts that have been redacted.
-    redact = partial(redact_batches, name=settings.redact, columns=["text"])
-    return texts.mapInArrow(redact, "text string")
 
 
 @dataclass(frozen=True)

@@ -240,12 +240,13 @@ def digest_sets(session: SparkSession, config: Config) -> dict[str, str]:
     for one in named_sets(config):
         source = (one.evaluation.read, one.given)
         if source not in known:
-            known[source] = _digest(*one.read(session, config).values())
+            known[source] = digest_tables(*one.read(session, config).values())
         digests |= dict.fromkeys(names_in_forms(one, config), known[source])
     return digests
 
 
-def _digest(*tables: DataFrame) -> str:
+def digest_tables(*tables: DataFrame) -> str:
+    """The digest of what a set is measured on, as :func:`digest_sets` has it."""
     content = json.dumps([__version__, [_row_sum(table) for table in tables]])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -63,6 +63,12 @@ class CorpusFolder:
         """Counts, languages and examples for the report."""
         return self.path / "statistics.json"
 
+    @property
+    def overlap(self) -> Location:
+        """How much of the evaluation sets is among the pairs; see
+        :mod:`pipelines.evaluation.overlap`. Not there where no set was named."""
+        return self.path / "overlap.json"
+
 
 @dataclass(frozen=True)
 class TokensFolder:

@@ -40,6 +40,7 @@ class RunFolder:
         return (
             self.tokens,
             self.funnel,
+            self.overlap,
             self.teacher_axes,
             self.step_metrics,
             self.metrics,
@@ -115,6 +116,11 @@ class RunFolder:
     def funnel(self) -> Location:
         """The funnel of the corpus that the run is trained on, where that has one."""
         return self.path / "funnel.json"
+
+    @property
+    def overlap(self) -> Location:
+        """How much of the evaluation sets is among the pairs that the run is trained on."""
+        return self.path / "overlap.json"
 
     @property
     def teacher_axes(self) -> Location:

@@ -7,13 +7,14 @@ a start. What an architecture has of its own is in the `folder.py` of its packag
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from pipelines.errors import InputError
@@ -60,6 +61,7 @@ __all__ = [
     "read_encoder",
     "read_model",
     "start_encoder",
+    "weight_change",
     "write_encoder",
 ]
 
@@ -70,6 +72,8 @@ KEY = "encoder.start"
 _SPARE_ROWS = 1024
 """Word embeddings without a token that a model may have, to make a round number."""
 _RESIZE = "save model and tokenizer together after resize_token_embeddings, or name another model"
+_COMPARED = 2**20
+"""Numbers of an array that are compared at a time."""
 _SENTENCE_MODULES = "sentence_transformers.models"
 _HEAD = ("pooling", "normalise")
 """What a plain checkpoint does not say, and the settings do."""
@@ -191,6 +195,39 @@ def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
         told = "%s has %d word embeddings for a tokenizer of %d tokens: is it of another model?"
         logger.warning(told, folder, spec.vocabulary, tokens)
     return tokenizer
+
+
+def weight_change(folder: Location, start: Location) -> float | None:
+    """Return how far the weights of a model are from those of its start, relative to their length.
+
+    Both folders are read some rows at a time.
+
+    Returns:
+        None where the two have no array in common.
+    """
+    moved = length = 0.0
+    here, there = local_folder(folder), local_folder(start)
+    for path in sorted(here.rglob("*.safetensors")):
+        before = there / path.relative_to(here)
+        if not before.is_file():
+            continue
+        with (
+            safe_open(str(path), framework="numpy") as new,
+            safe_open(str(before), framework="numpy") as old,
+        ):
+            for name in sorted(set(new.keys()) & set(old.keys())):
+                first, second = old.get_slice(name), new.get_slice(name)
+                shape = first.get_shape()
+                if not shape or shape != second.get_shape() or first.get_dtype() != "F32":
+                    continue
+                rows = max(_COMPARED // max(math.prod(shape[1:]), 1), 1)
+                for begin in range(0, shape[0], rows):
+                    end = min(begin + rows, shape[0])
+                    was = first[begin:end].astype(np.float64).ravel()
+                    step = second[begin:end].ravel() - was
+                    length += float(was @ was)
+                    moved += float(step @ step)
+    return math.sqrt(moved / length) if length else None
 
 
 def write_encoder(

@@ -31,11 +31,13 @@ class Judgement:
         metric: `evaluation.metric`.
         value: Of the new model, times 100.
         served: Of the model in service, on the same texts; None where there is none.
-        interval: Where the difference to it lies, at `promotion.confidence`; None where that is not
-            known.
-        tolerance: How many points lower than ``served`` the value may be.
+        interval: Where the difference to the one that it is compared with lies; None where that is
+            not known.
+        tolerance: How many points lower than that one the value may be.
         minimum: The fewest points, if the settings name them.
         required: See ``promotion.required``.
+        start: Of the start of the training, which the first model is compared with; None where
+            another model is in service, or where the comparison is not asked for.
         confidence: Of the interval.
     """
 
@@ -46,6 +48,7 @@ class Judgement:
     minimum: float | None
     interval: Interval | None = None
     required: Literal["not_worse", "better"] = "not_worse"
+    start: float | None = None
     confidence: float = CONFIDENCE
 
     @property
@@ -57,8 +60,8 @@ class Judgement:
                 "promotion.minimum",
                 f"{self.metric} is {self.value:.4f}, at least {asked_for:.4f} is asked for",
             )
-        # There is nothing to compare with where the model in service has NaN.
-        if self.served is None or math.isnan(self.served):
+        # There is nothing to compare with where the other model has NaN.
+        if self.reference is None or math.isnan(self.reference):
             return None
         if self.required == "better" and self.told != BETTER:
             return self._refused("promotion.required", "it must be better")
@@ -67,6 +70,11 @@ class Judgement:
         if self.told == WORSE and self.high < -self.tolerance - unseen:
             return self._refused("promotion.tolerance", f"{self.tolerance:g} less would do")
         return None
+
+    @property
+    def reference(self) -> float | None:
+        """The figure that the value is compared with."""
+        return self.start if self.served is None else self.served
 
     @property
     def told(self) -> str:
@@ -83,14 +91,17 @@ class Judgement:
     @property
     def low(self) -> float:
         """The least that the difference may be; itself where no interval is known."""
-        assert self.served is not None
-        return self.value - self.served if self.interval is None else self.interval.low
+        return self._difference if self.interval is None else self.interval.low
 
     @property
     def high(self) -> float:
         """The most that it may be."""
-        assert self.served is not None
-        return self.value - self.served if self.interval is None else self.interval.high
+        return self._difference if self.interval is None else self.interval.high
+
+    @property
+    def _difference(self) -> float:
+        assert self.reference is not None
+        return self.value - self.reference
 
     @property
     def _evidence(self) -> str:
@@ -101,13 +112,12 @@ class Judgement:
         return f", {interval.differing} differ, p {interval.p:.2g}"
 
     def _refused(self, key: str, remedy: str) -> PromotionRefused:
-        lies = ""
+        lies, other = "", "the start" if self.served is None else "the model in service"
         if self.interval is not None:
             lies = f" (the difference is {self.low:+.2f} to {self.high:+.2f}{self._evidence})"
         return PromotionRefused(
             key,
-            f"{self.metric} is {self.value:.4f}, the model in service has {self.served:.4f}{lies}, "
-            f"{remedy}",
+            f"{self.metric} is {self.value:.4f}, {other} has {self.reference:.4f}{lies}, {remedy}",
         )
 
 
@@ -158,8 +168,11 @@ def judge(
     figures: Figures,
     served: Figures | None,
     intervals: Mapping[str, Mapping[str, Interval]] | None = None,
+    start: Figures | None = None,
 ) -> list[Judgement]:
     """Compares the new figures with those of the model in service, metric by metric.
+
+    The first model has none before it, and is compared with the start of its training.
 
     Args:
         settings: ``promotion``.
@@ -168,6 +181,7 @@ def judge(
         served: Of the model in service, measured on the same texts; None where there is none.
         intervals: Of the differences between the two, by evaluation and metric, where they are
             known.
+        start: Of the start, for the first model.
 
     Raises:
         InputError: A metric was not measured.
@@ -181,7 +195,8 @@ def judge(
             minimum=settings.minimum.get(metric),
             interval=_interval(intervals or {}, metric),
             required=settings.required,
-            confidence=settings.confidence,
+            start=None if start is None else figure(start, metric),
+            confidence=settings.confidence if start is None else CONFIDENCE,
         )
         for metric in metrics
     ]

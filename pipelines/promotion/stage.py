@@ -12,6 +12,8 @@ from typing_extensions import TypedDict
 
 from pipelines import __version__
 from pipelines.errors import InputError, NothingNew, PipelineError, PromotionRefused
+from pipelines.evaluation.alarms import Doubt, doubts, unmatched_sets
+from pipelines.evaluation.intervals import WORSE, Interval
 from pipelines.evaluation.observations import (
     Observations,
     Observed,
@@ -27,8 +29,10 @@ from pipelines.models.digest import digest_model
 from pipelines.progress import activity
 from pipelines.promotion import history, served
 from pipelines.promotion.gate import Figures, Judgement, compared_metrics, evaluations, judge
+from pipelines.report.verdict import verdict
 from pipelines.runs.opening import trained_identity
 from pipelines.settings import Config
+from pipelines.settings.promotion import WORSE_THAN_START
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +50,9 @@ class _Measured(TypedDict):
 class _Metrics(TypedDict, total=False):
     """What is read of ``metrics.json``, which has more."""
 
+    before: dict[str, dict[str, int | float]]
     after: dict[str, dict[str, int | float]]
+    interval: dict[str, dict[str, Interval]]
     measured: _Measured
     sets: dict[str, dict[str, str]]
 
@@ -66,7 +72,14 @@ class Promotion:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A run's model with what was measured of it; see :func:`pipelines.workflow.evaluate`."""
+    """A run's model with what was measured of it; see :func:`pipelines.workflow.evaluate`.
+
+    Attributes:
+        before: The figures of the start.
+        intervals: Of the differences between the two.
+        doubts: About the model or its figures, see :mod:`pipelines.evaluation.alarms`.
+        unmatched: Judged sets of which nobody knows whether the model was trained on them.
+    """
 
     run: RunFolder
     model: Location
@@ -75,6 +88,10 @@ class _Candidate:
     sets: dict[str, str]
     told: Mapping[str, Mapping[str, str]]
     observations: Mapping[str, Observations]
+    before: Figures | None
+    intervals: Mapping[str, Mapping[str, Interval]]
+    doubts: Sequence[Doubt]
+    unmatched: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,8 @@ class _Served:
 
 def promote(config: Config) -> Promotion:
     """Puts ``run.folder/model`` in service if the gate lets it pass.
+
+    The first model is compared with the start of its training, any other with the model in service.
 
     What the gate says is written to ``promotion.json`` in the run folder. A model that is in
     service already is left there, so that a job that is run again does no harm.
@@ -104,22 +123,23 @@ def promote(config: Config) -> Promotion:
     check_place(served.KEY, target)
     in_service = served.served_model(target)
     known = served.read_record(in_service) if in_service else {}
-    verdict = candidate.run.promotion
+    noted = candidate.run.promotion
     if in_service and known.get("model") == candidate.digest:
         logger.info("this model is in service already: %s", in_service)
         # An earlier promotion of it may have been killed before its end.
         with _unchanged(target, in_service):
             served.prune(target, config.promotion.keep)
-        storage.write_json(verdict, known | {"promoted": True, "version": in_service.name})
+        storage.write_json(noted, known | {"promoted": True, "version": in_service.name})
         return Promotion(in_service)
     if in_service is None:
         _refuse_without_current(target)
     _refuse_rolled_back(target, candidate, in_service)
+    _refuse_doubted(config, candidate, in_service)
     judgements = _judgements(config, candidate, in_service, known)
     record = _record(candidate, in_service, judgements)
     refusals = {found.metric: found.refusal for found in judgements if found.refusal}
     if refusals:
-        _write_refusals(verdict, record, *refusals.values())
+        _write_refusals(noted, record, *refusals.values())
         raise _all_of(refusals)
     copied = served.copied(target, candidate.model, record, candidate.observations)
     with copied as copy, _unchanged(target, in_service):
@@ -127,7 +147,7 @@ def promote(config: Config) -> Promotion:
         version = served.place(target, copy)
         served.put_in_service(target, version, "promoted")
         served.prune(target, config.promotion.keep)
-    storage.write_json(verdict, record | {"promoted": True, "version": version})
+    storage.write_json(noted, record | {"promoted": True, "version": version})
     return Promotion(target / served.VERSIONS / version, judgements)
 
 
@@ -250,9 +270,43 @@ def _refuse_rolled_back(
         f"this model is {version}, which was rolled back, "
         f"`rollback --to {version}` puts it in service again",
     )
-    verdict = candidate.run.promotion
-    _write_refusals(verdict, _record(candidate, in_service, ()), refusal)
+    _write_refusals(candidate.run.promotion, _record(candidate, in_service, ()), refusal)
     raise refusal
+
+
+def _refuse_doubted(config: Config, candidate: _Candidate, in_service: Location | None) -> None:
+    """Refuses a model that people have to look at, unless ``promotion.accept`` says they have."""
+    found = list(candidate.doubts)
+    for one in _worse_than_start(candidate.run):
+        if in_service is None:
+            found.append(one)
+        else:
+            logger.warning("%s: %s", one.name, one.sentence)
+    for name in candidate.unmatched:
+        logger.warning("%s was not compared with the training pairs: evaluate again", name)
+    left = [one for one in found if one.name not in config.promotion.accept]
+    for one in found:
+        if one not in left:
+            logger.warning("promotion.accept: %s: %s", one.name, one.sentence)
+    if not left:
+        return
+    refusals = [
+        PromotionRefused(
+            "promotion.accept",
+            f"{one.sentence.rstrip('.')}; name {one.name} there to promote the model all the same",
+        )
+        for one in left
+    ]
+    _write_refusals(candidate.run.promotion, _record(candidate, in_service, ()), *refusals)
+    raise _all_of(dict(zip((one.name for one in left), refusals, strict=True)))
+
+
+def _worse_than_start(run: RunFolder) -> list[Doubt]:
+    """What the run says of its own model, if that is to keep the start."""
+    told = records.built(run.metrics, verdict)
+    if told is None or told.word != WORSE:
+        return []
+    return [Doubt(WORSE_THAN_START, str(told))]
 
 
 def _record(
@@ -270,12 +324,13 @@ def _record(
         "figures": candidate.figures,
         "sets": candidate.sets,
         "judgements": [asdict(found) for found in judgements],
+        "doubts": [asdict(found) for found in candidate.doubts],
     }
 
 
-def _write_refusals(verdict: Location, record: dict[str, Any], *refusals: PromotionRefused) -> None:
+def _write_refusals(noted: Location, record: dict[str, Any], *refusals: PromotionRefused) -> None:
     reasons = [str(refusal) for refusal in refusals]
-    storage.write_json(verdict, record | {"promoted": False, "refusals": reasons})
+    storage.write_json(noted, record | {"promoted": False, "refusals": reasons})
 
 
 def _target(config: Config) -> Location:
@@ -304,6 +359,10 @@ def _candidate(config: Config) -> _Candidate:
         known["measured"]["sets"],
         known.get("sets", {}),
         _observations(folder, known["measured"].get("observations")),
+        known.get("before"),
+        known.get("interval", {}),
+        records.built(folder.metrics, doubts),
+        records.built(folder.metrics, unmatched_sets),
     )
 
 
@@ -323,8 +382,21 @@ def _judgements(
     # What was not measured is refused before the model in service is measured anew.
     metrics = compared_metrics(config.promotion, candidate.told)
     alone = judge(config.promotion, metrics, candidate.figures, None)
-    if in_service is None:
+    if in_service is None and WORSE_THAN_START in config.promotion.accept:
         return alone
+    if in_service is None:
+        if candidate.before is None:
+            logger.warning(
+                "%s: its start was not measured, so nothing compares", candidate.run.path
+            )
+        return judge(
+            config.promotion,
+            metrics,
+            candidate.figures,
+            None,
+            candidate.intervals,
+            candidate.before,
+        )
     names = evaluations(metrics)
     other = _served_measured(config, candidate, in_service, known, names)
     new, old = (

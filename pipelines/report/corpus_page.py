@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.corpus.cleaning.languages import UNKNOWN
 from pipelines.corpus.funnel import FILES, PAIRS, ROWS
+from pipelines.evaluation.alarms import told_overlaps
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
@@ -103,6 +104,7 @@ def write_corpus_report(prepared_folder: Location) -> Location:
             "lanes": _lanes(manifest) | _texts(read(folder.tokens.manifest)),
             "times": _times(read(folder.stages) or [], funnel, statistics.get("bytes", 0)),
             "texts": text_level(funnel),
+            "overlaps": told_overlaps(read(folder.corpus.overlap)),
         },
     )
     storage.write_text(folder.report, page)

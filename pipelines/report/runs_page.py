@@ -184,7 +184,12 @@ def _told(run: RecordedRun) -> dict[str, str]:
 def _word(run: RecordedRun) -> str:
     if run.verdict is None:
         return ""
-    return f"{run.verdict.word}{' (held-out pairs)' if run.verdict.is_proxy else ''}"
+    notes = {
+        "held-out pairs": run.verdict.is_proxy,
+        "doubted, see its report": run.verdict.is_doubted,
+    }
+    told = ", ".join(note for note, holds in notes.items() if holds)
+    return f"{run.verdict.word} ({told})" if told else run.verdict.word
 
 
 def _number(figures: Mapping[str, Any], key: str, form: Callable[[float], str]) -> str:

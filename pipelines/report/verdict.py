@@ -3,7 +3,8 @@
 Questions that people judged decide. Pairs that were held out of the corpus stand in for them only
 where there are none, and the sentence says so: a model that finds the text of a held-out title may
 still answer questions worse than its start. What was lost on other subjects follows, what could not
-be judged, and what to do next.
+be judged, and what to do next. What the model was trained on, or its checkpoint chosen by, is said
+in the sentence that calls it better; alarms come before everything else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.evaluation.alarms import (
+    alarms,
+    choosing_sets,
+    doubts,
+    told_choosing,
+    told_overlap,
+    unmatched_sets,
+)
 from pipelines.evaluation.intervals import (
     BETTER,
     CANNOT_BE_TOLD,
@@ -23,12 +32,16 @@ from pipelines.evaluation.intervals import (
 from pipelines.evaluation.sets import Role
 from pipelines.report.comparison import Comparison, compare, main_lines
 from pipelines.report.text import shown
+from pipelines.runs.choice import WHOLE
 
 MIXED = "mixed"
 _SUBJECTS = {Role.JUDGED: "judged sets", Role.HELD_OUT: "held-out pairs of the corpus"}
+_LOOK = "Do not promote it before you know why."
+_JUDGE_AGAIN = (
+    "Before promoting it, judge it by questions that neither training nor training.keep_best has "
+    "seen."
+)
 _STAND_IN = "These stand in for questions of people, and what they gain need not be gained there."
-_UNTRAINED = 1.0
-"""A share of the start's weights, of which nothing is trained."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,8 @@ class Verdict:
         next_step: What to do now.
         is_proxy: No set with judged questions was measured.
         tested: Which figures of which sets were tested, and how.
+        alarms: What is wrong with the model or its training, a sentence each.
+        is_doubted: Whether people have to look at it, see :mod:`pipelines.evaluation.alarms`.
     """
 
     word: str
@@ -48,9 +63,12 @@ class Verdict:
     next_step: str
     is_proxy: bool
     tested: str = ""
+    alarms: tuple[str, ...] = ()
+    is_doubted: bool = False
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.sentence, self.next_step, self.tested)))
+        alarms = [f"ALARM: {alarm}" for alarm in self.alarms]
+        return " ".join(filter(None, [*alarms, self.sentence, self.next_step, self.tested]))
 
 
 def verdict(figures: Mapping[str, Any]) -> Verdict | None:
@@ -61,23 +79,35 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
             Under `model` which state it is, where that is known.
 
     Returns:
-        None where nothing was measured whose interval is known.
+        None where nothing was measured whose interval is known, and there is no alarm.
     """
     by_role: dict[Role | None, list[Comparison]] = {role: [] for role in Role}
     for line in main_lines(compare(figures)):
         by_role.setdefault(line.role, []).append(line)
     subject = Role.JUDGED if by_role[Role.JUDGED] else Role.HELD_OUT
-    deciding, guards = by_role[subject], by_role[Role.GUARD]
+    # What has chosen the checkpoint decides nothing where other sets do.
+    choosing = choosing_sets(figures)
+    independent = [line for line in by_role[subject] if line.evaluation not in choosing]
+    deciding, guards = independent or by_role[subject], by_role[Role.GUARD]
     # Held-out pairs prove no gain where questions are judged, but what they lose is lost.
     elsewhere = [*guards, *(by_role[Role.HELD_OUT] if subject == Role.JUDGED else ())]
     lost = [line for line in elsewhere if line.verdict == WORSE]
     known = [line for line in [*deciding, *guards] if line.verdict]
     unknown = [line for line in [*deciding, *guards] if not line.verdict]
+    raised = tuple(alarm.sentence for alarm in alarms(figures))
+    is_doubted, is_proxy = bool(doubts(figures)), subject == Role.HELD_OUT
     if not known and not lost:
-        return None
+        doubted = " ".join(one.sentence for one in doubts(figures)[len(raised) :])
+        told_doubts = Verdict(CANNOT_BE_TOLD, doubted, _LOOK, is_proxy, "", raised, is_doubted)
+        return told_doubts if is_doubted else None
     told = [line for line in deciding if line.verdict]
     word = _word(told or lost)
-    sentences = _of_deciding(word, subject, told) if told else []
+    but = _told_doubts(figures, told)
+    sentences = _of_deciding(word, subject, told, but) if told else []
+    if independent and choosing.intersection(line.evaluation for line in by_role[subject]):
+        sentences.append(f"Not counted: {told_choosing(figures)}.")
+    if unmatched := _unmatched(figures, word, told):
+        sentences.append(unmatched)
     if lost:
         sentences.append(f"Lost elsewhere: {_all_told(lost)}.")
     if guards and not any(line in unknown or line in lost for line in guards):
@@ -87,12 +117,35 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
             f"Not judged, for fewer than {FEWEST_ITEMS} queries, a single group of them or figures "
             f"that are no numbers: {'; '.join(map(_of_unknown, unknown))}."
         )
-    is_proxy = subject == Role.HELD_OUT
+    sentences += [f"{one}." for line in guards if (one := told_overlap(figures, line.evaluation))]
     next_step = _next_step(word, told, is_proxy=is_proxy, lost=bool(lost), unknown=bool(unknown))
-    if figures.get("model", {}).get("start_share") == _UNTRAINED:
+    if raised:
+        next_step = _LOOK
+    elif but and word in (BETTER, MIXED):
+        next_step = _JUDGE_AGAIN
+    if figures.get("model", {}).get("start_share") == WHOLE:
         sentences.insert(0, "The model has the weights of the start: nothing was trained.")
         next_step = "Set training.start_share below 1 to train it, or use the start as it is."
-    return Verdict(word, " ".join(sentences), next_step, is_proxy, _what_was_tested(told, subject))
+    tested = _what_was_tested(told, subject)
+    return Verdict(word, " ".join(sentences), next_step, is_proxy, tested, raised, is_doubted)
+
+
+def _told_doubts(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str:
+    """What makes the figures of some sets better than the model is; empty where nothing does."""
+    names = [line.evaluation for line in lines]
+    told = [told_overlap(figures, name) for name in names]
+    if choosing_sets(figures).intersection(names):
+        told.append(told_choosing(figures))
+    return ", and ".join(filter(None, told))
+
+
+def _unmatched(figures: Mapping[str, Any], word: str, lines: Sequence[Comparison]) -> str:
+    """Which judged sets nobody has compared with the training pairs, where they gained."""
+    unmatched = unmatched_sets(figures)
+    names = [shown(line.evaluation) for line in lines if line.evaluation in unmatched]
+    if not names or word not in (BETTER, MIXED):
+        return ""
+    return f"Whether {', '.join(names)} is among the training pairs is not known."
 
 
 def _word(lines: Sequence[Comparison]) -> str:
@@ -100,7 +153,7 @@ def _word(lines: Sequence[Comparison]) -> str:
     return MIXED if len(words) > 1 else next(iter(words), CANNOT_BE_TOLD)
 
 
-def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison]) -> list[str]:
+def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str) -> list[str]:
     """What the sets that decide say; those that say something come first."""
     by_word = {
         told: [line for line in lines if line.verdict == told]
@@ -115,7 +168,7 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison]) -> list[
         MIXED: f"Better on some and worse on others of {on}",
         CANNOT_BE_TOLD: f"Whether it is better on {on} cannot be told",
     }
-    sentences = [f"{starts[word]}: {_all_told(sure or unsure)}."]
+    sentences = [f"{starts[word]}: {_all_told(sure or unsure)}{f', but {but}' if but else ''}."]
     if sure and unsure:
         sentences.append(f"Cannot be told: {_all_told(unsure)}.")
     lost = by_word[WORSE]

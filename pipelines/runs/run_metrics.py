@@ -16,6 +16,7 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.runs.metrics_log import read_metrics_lines
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import TrainingOutcome, TrainingRun
+from pipelines.settings.sources import by_source
 
 
 class _Model(TypedDict, total=False):
@@ -30,7 +31,10 @@ class _Record(TypedDict, total=False):
     model: _Model
 
 
-_OF_AN_EARLIER_MODEL = ("training", "model", "after", "interval", "sets", "measured")
+_OF_AN_EARLIER_MODEL = (
+    *("training", "model", "after", "interval", "sets", "measured"),
+    *("signs", "overlap", "doubts"),
+)
 
 
 def update_run_metrics(folder: Location, figures: Mapping[str, Any]) -> None:
@@ -77,7 +81,7 @@ def training_figures(
         "examples": run.first_step * run.examples_per_step + outcome.examples,
         "seconds": round(seconds_before + outcome.seconds, 2),
         "examples_per_second": round(outcome.examples_per_second, 2),
-        "final_loss": _final_loss(lines),
+        **_loss_figures(run, lines),
     }
     figures |= _cpu_figures(lines)
     if outcome.precision is not None:
@@ -108,7 +112,7 @@ def logged_figures(run: TrainingRun) -> dict[str, Any] | None:
         "examples": examples,
         "seconds": round(seconds, 2),
         "examples_per_second": round(examples / max(seconds, 1e-9), 2),
-        "final_loss": _final_loss(lines),
+        **_loss_figures(run, lines),
         **_cpu_figures(lines),
     }
 
@@ -120,12 +124,18 @@ def _cpu_figures(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {"cpu_seconds": round(math.fsum(line["cpu_seconds"] for line in lines), 2)}
 
 
-def _final_loss(lines: Sequence[Mapping[str, Any]]) -> float:
-    """The last loss that was logged, the mean over the steps of its line, as the console has it.
+def _loss_figures(run: TrainingRun, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last loss that was logged, the largest one, and the objectives that they are of.
 
-    The loss of the last step alone would be another number, of one batch.
+    Losses are means over the steps of their lines, as the console has them. The loss of the last
+    step alone would be another number, of one batch.
     """
-    return float(lines[-1]["loss"])
+    objectives = dict.fromkeys(one.objective.name for one in by_source(run.config))
+    return {
+        "final_loss": float(lines[-1]["loss"]),
+        "largest_loss": max(float(line["loss"]) for line in lines),
+        "objectives": list(objectives),
+    }
 
 
 def seconds_to(folder: Location, step: int) -> float:

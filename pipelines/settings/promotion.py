@@ -14,6 +14,18 @@ from pipelines.settings.paths import StoredPath
 if TYPE_CHECKING:
     from pipelines.settings import Config
 
+Doubt = Literal[
+    "worse_than_start",
+    "seen_in_training",
+    "chosen_by_judge",
+    "unmoved_weights",
+    "collapsed_embeddings",
+    "easy_negatives",
+    "constant_scores",
+]
+"""A reason against a model that only people can overrule."""
+WORSE_THAN_START: Doubt = "worse_than_start"
+
 Points = float
 """A figure times 100, as the evaluation has them."""
 
@@ -36,8 +48,9 @@ class PromotionSettings(Settings):
     tolerance: Mapping[str, Annotated[Points, Field(ge=0)]] = Field(
         default_factory=dict,
         description=(
-            "By metric, how many points lower than the model in service it may be; 0 unless set. "
-            "What has no interval is refused where it is lower by more."
+            "By metric, how many points lower than the model in service it may be (the first "
+            "model: than its start); 0 unless set. What has no interval is refused where it is "
+            "lower by more."
         ),
     )
     confidence: float = Field(
@@ -59,6 +72,13 @@ class PromotionSettings(Settings):
     minimum: Mapping[str, Points] = Field(
         default_factory=dict,
         description="By metric, the least points; they hold for the first promotion too.",
+    )
+    accept: tuple[Doubt, ...] = Field(
+        default=(),
+        description=(
+            "Doubts that do not keep a model out of service, by name; see "
+            "[promotion](promotion.md#doubts)."
+        ),
     )
     keep: int = Field(
         default=3, ge=1, description="Models formerly in service that are kept for a rollback."

@@ -212,3 +212,13 @@ def test_texts_are_what_pairs_are_made_of() -> None:
     assert text_level(levels("source files", "rows", "pairs")) == "rows"
     assert text_level(levels("rows", "paragraphs", "sentences", "pairs")) == "sentences"
     assert text_level([]) == "rows"
+
+
+def test_questions_among_the_training_pairs_are_named(prepared) -> None:
+    counts = {"of": "queries", "items": 1500, "seen": 1200}
+    sets = {"<users>": counts, "others": counts | {"seen": 0}}
+    storage.write_json(prepared / "corpus" / "overlap.json", {"sets": sets})
+    page = read(write_corpus_report(prepared))
+    said = [words for words in page.words if "training pairs" in words]
+    assert len(said) == 1
+    assert said[0].startswith("1,200 of 1,500 queries of <users> are among the training pairs")

@@ -272,3 +272,56 @@ def test_better_is_never_said_where_questions_say_worse(sets) -> None:
         assert found.word in ("worse", "mixed")
         assert "worse" in found.sentence.lower()
         assert "promoted" not in found.next_step
+
+
+SEEN = {"overlap": {"a": {"seen": 1200, "items": 1500, "of": "queries"}}}
+CHOSEN = {"model": {"step": 9, "best_by": "a.ndcg@10", "value": 62.0}}
+
+
+def test_better_is_not_said_of_questions_that_were_trained_on_without_saying_so() -> None:
+    found = verdict(figures(a=("judged", 2.0, 1.0)) | SEEN | CHOSEN)
+    assert found.sentence == (
+        "Better on judged sets: nDCG@10 on a +2.00 (+1.00 to +3.00), but 1,200 of 1,500 queries of "
+        "a are among the training pairs, and the checkpoint was chosen by a.ndcg@10 "
+        "(training.keep_best)."
+    )
+    assert found.next_step.startswith("Before promoting it, judge it by questions that neither")
+    assert found.is_doubted
+    guarded = figures(b=("judged", 2.0, 1.0), a=("guard", 0.0, 1.0)) | SEEN
+    guarded["overlap"]["b"] = {"seen": 0, "items": 50, "of": "queries"}
+    found = verdict(guarded)
+    assert "No guard shows a loss. 1,200 of 1,500 queries of a are among" in found.sentence
+    assert found.is_doubted
+
+
+def test_what_has_chosen_the_checkpoint_decides_nothing_where_another_set_does() -> None:
+    found = verdict(figures(a=("judged", 5.0, 1.0), b=("judged", 0.2, 1.0)) | CHOSEN)
+    assert found.word == "cannot be told"
+    assert "on a " not in found.sentence
+    assert "Not counted: the checkpoint was chosen by a.ndcg@10" in found.sentence
+    assert not found.is_doubted
+
+
+def test_that_nobody_has_looked_is_said_of_a_gain() -> None:
+    unknown = "Whether a is among the training pairs is not known."
+    assert unknown in verdict(figures(a=("judged", 2.0, 1.0))).sentence
+    assert unknown not in verdict(figures(a=("judged", -2.0, 1.0))).sentence
+    matched = {"overlap": {"a": {"seen": 0, "items": 50, "of": "queries"}}}
+    found = verdict(figures(a=("judged", 2.0, 1.0)) | matched)
+    assert (unknown in found.sentence, found.is_doubted) == (False, False)
+
+
+def test_what_was_trained_on_is_said_of_too_few_questions_too() -> None:
+    known = without_interval(figures(a=("judged", 2.0, 1.0)), "a", 62.0)
+    assert verdict(known) is None
+    found = verdict(known | SEEN)
+    assert found.sentence == "1,200 of 1,500 queries of a are among the training pairs."
+    assert (found.word, found.is_doubted) == ("cannot be told", True)
+
+
+@pytest.mark.parametrize("known", [{}, figures(a=("judged", 2.0, 1.0))])
+def test_alarms_come_first(known) -> None:
+    found = verdict(known | {"model": {"weight_change": 0.0}})
+    assert str(found).startswith("ALARM: The weights did not move")
+    assert found.next_step == "Do not promote it before you know why."
+    assert found.is_doubted

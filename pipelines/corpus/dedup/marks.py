@@ -12,6 +12,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+from pipelines.corpus.cleaning.redaction import redact_batches
 from pipelines.corpus.cleaning.rules import clean_batches
 from pipelines.corpus.cleaning.text_keys import text_key
 from pipelines.corpus.dedup.near_duplicates import near_duplicates, near_matches
@@ -85,6 +86,19 @@ def mark_near_duplicates(rows: DataFrame, settings: CorpusSettings, scratch: Scr
     return marked if found.rows <= MOST_BROADCAST else scratch.keep(marked)
 
 
+def comparable(texts: DataFrame, settings: CorpusSettings) -> DataFrame:
+    """Texts of other files as those of the corpus are: redacted and cleaned, none of them empty.
+
+    Args:
+        texts: With a column `text`; others are kept.
+    """
+    if settings.redact is not None:
+        redact = partial(redact_batches, name=settings.redact, columns=["text"])
+        texts = texts.mapInArrow(redact, texts.schema)
+    cleaned = texts.mapInArrow(partial(clean_batches, columns=["text"]), texts.schema)
+    return cleaned.where("text != ''")
+
+
 def mark_excluded(
     rows: DataFrame, texts: DataFrame, settings: CorpusSettings, scratch: Scratch
 ) -> DataFrame:
@@ -97,8 +111,7 @@ def mark_excluded(
         texts: One column `text`: what must not be trained on.
         scratch: For what is computed in between.
     """
-    cleaned = texts.mapInArrow(partial(clean_batches, columns=["text"]), "text string")
-    named = cleaned.where("text != ''").select(F.xxhash64("text").alias("key"), "text")
+    named = comparable(texts, settings).select(F.xxhash64("text").alias("key"), "text")
     reference = scratch.keep_counted(named.distinct())
     keys = reference.frame.select(text_key(F.col("text")).alias("_key")).distinct()
     owner = F.xxhash64("anchor") if drops_duplicates(settings) else F.col("group")

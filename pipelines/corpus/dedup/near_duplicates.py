@@ -85,7 +85,17 @@ def near_pairs(texts: DataFrame, threshold: float, scratch: Scratch) -> DataFram
 def near_matches(
     texts: DataFrame, reference: Kept, threshold: float, scratch: Scratch
 ) -> DataFrame:
-    """The texts that are near duplicates of any text of a reference.
+    """The texts that are near duplicates of any text of a reference: `key`, each once.
+
+    Arguments as for :func:`near_match_pairs`.
+    """
+    return near_match_pairs(texts, reference, threshold, scratch).select("key").distinct()
+
+
+def near_match_pairs(
+    texts: DataFrame, reference: Kept, threshold: float, scratch: Scratch
+) -> DataFrame:
+    """The texts that are near duplicates of texts of a reference, with these.
 
     Where a bucket holds more than :data:`MAX_REFERENCES` texts of the reference, only so many
     are looked at.
@@ -97,7 +107,7 @@ def near_matches(
         scratch: For what is computed in between.
 
     Returns:
-        `key`: the texts that match, each once.
+        `key` and `other`: a text, and one of the reference that it is like.
     """
     texts = texts.select("key", "text")
     bands, known = banding(threshold), reference.frame.select("key", "text")
@@ -109,7 +119,7 @@ def near_matches(
     both = _with_order(kept.frame, _TEXT).unionByName(_with_order(known, _REFERENCE))
     blocks = _blocks(both, kept.rows + reference.rows, threshold)
     proposed = scratch.keep(blocks.mapInArrow(reference_pairs, _PAIR_ROWS).distinct())
-    return _verified(proposed, kept.frame, known, threshold, scratch).select("key").distinct()
+    return _verified(proposed, kept.frame, known, threshold, scratch)
 
 
 def _with_order(texts: DataFrame, order: int) -> DataFrame:

@@ -1,0 +1,283 @@
+"""How much of what a model is judged by is among its training pairs.
+
+Texts are the same as `corpus.exclude` has it: in their letters and digits, or nearly. Spark matches
+them where they lie; the driver receives counts alone. A preparation keeps them beside the pairs,
+a training in its run folder, and an evaluation beside its figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from pipelines import __version__
+from pipelines.corpus.readers.inputs import stamp_of
+from pipelines.errors import InputError
+from pipelines.evaluation.base import Tables
+from pipelines.evaluation.sets import NamedSet, digest_tables, named_sets
+from pipelines.files import records, storage
+from pipelines.files.locations import Location, listed, location
+from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
+from pipelines.files.run_folder import RunFolder
+from pipelines.settings import Config, CorpusSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pipelines.spark.frames import Scratch
+
+logger = logging.getLogger(__name__)
+
+QUERIES, PAIRS = "queries", "pairs"
+_SCRATCH = "overlap-scratch"
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much of a set is among the training pairs.
+
+    Attributes:
+        digest: Of the set, see :func:`pipelines.evaluation.sets.digest_sets`.
+        of: `queries`, each a text of some training pair where it is seen; or `pairs`, of which both
+            texts are in one training pair.
+        items: Queries or pairs that the set has.
+        seen: Those of them that are among the training pairs.
+        relevant: Queries with each of their relevant documents; pairs.
+        seen_relevant: Those of which both texts are in one training pair.
+    """
+
+    digest: str
+    of: str
+    items: int
+    seen: int
+    relevant: int
+    seen_relevant: int
+
+    def __str__(self) -> str:
+        told = f"{self.seen:,} of {self.items:,} {self.of} are among the training pairs"
+        if self.of == PAIRS:
+            return told
+        return f"{told}, {self.seen_relevant:,} of {self.relevant:,} with a relevant document"
+
+
+class _Record(TypedDict, total=False):
+    """What is read again of ``overlap.json``."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # as pydantic has it
+
+    fingerprint: str
+    sets: dict[str, Overlap]
+
+
+def prepare_overlap(config: Config, session: Callable[[], SparkSession]) -> None:
+    """Match the evaluation sets with the training pairs, unless nothing has changed since.
+
+    A set that cannot be read yet is left out, with a warning: evaluating refuses it.
+
+    Args:
+        config: Names the sets and the folder of the pairs.
+        session: Starts Spark where it is needed.
+    """
+    corpus, named = PreparedFolder.of(config).corpus, _foreign_sets(config)
+    fingerprint = _fingerprint(config, named)
+    if not named or _read(corpus.overlap).get("fingerprint") == fingerprint:
+        return
+    found = measure_overlap(session(), config, named, corpus.path / _SCRATCH)
+    record = {name: asdict(one) for name, one in found.items()}
+    storage.write_json(corpus.overlap, {"fingerprint": fingerprint, "sets": record})
+
+
+def measure_overlap(
+    session: SparkSession, config: Config, named: Sequence[NamedSet], work: Location
+) -> dict[str, Overlap]:
+    """Match sets with the training pairs, and tell what was found.
+
+    Args:
+        work: A folder for what is computed in between, which is removed.
+
+    Returns:
+        By name; without sets that cannot be read, and those that are of another kind.
+    """
+    from pipelines.spark.frames import Scratch
+
+    corpus, found = PreparedFolder.of(config).corpus, {}
+    # A process that was killed may have left some.
+    storage.discard_folder(work)
+    with Scratch(work) as scratch:
+        for one in named:
+            try:
+                tables = one.read(session, config)
+            except InputError as error:
+                logger.warning("%s is not compared with the training pairs: %s", one.name, error)
+                continue
+            overlap = _overlap(session, corpus, tables, config.corpus, scratch)
+            if overlap is not None:
+                found[one.name] = overlap
+                log = logger.warning if overlap.seen else logger.info
+                log("%s: %s", one.name, overlap)
+    return found
+
+
+def keep_overlap(prepared: PreparedFolder, run: RunFolder) -> None:
+    """Keep in a run folder what is known of the pairs that the run is trained on."""
+    run.overlap.unlink(missing_ok=True)
+    if prepared.corpus.overlap.is_file():
+        storage.write_json(run.overlap, records.read_object(prepared.corpus.overlap))
+        for name, one in _read(run.overlap).get("sets", {}).items():
+            if one.seen:
+                logger.warning("%s: %s", name, one)
+
+
+def overlap_of_run(
+    session: SparkSession, config: Config, run: RunFolder, digests: Mapping[str, str]
+) -> dict[str, Overlap]:
+    """Return by set how much of it the run was trained on, as far as that is known.
+
+    What its preparation did not match is matched now, if its pairs are still there.
+
+    Args:
+        digests: Of the sets as they are measured on now.
+    """
+    known = {
+        name: one
+        for name, one in _read(run.overlap).get("sets", {}).items()
+        if digests.get(name) == one.digest
+    }
+    missing = [one for one in _foreign_sets(config) if one.name not in known]
+    if missing and _has_its_pairs(config, run):
+        known |= measure_overlap(session, config, missing, run.path / _SCRATCH)
+    return known
+
+
+def _foreign_sets(config: Config) -> list[NamedSet]:
+    """The sets that are not held out of the corpus, which has left out what is like them."""
+    return [one for one in named_sets(config) if not one.evaluation.held_out]
+
+
+def _has_its_pairs(config: Config, run: RunFolder) -> bool:
+    """Whether the prepared folder still holds what a run was trained on."""
+    from pipelines.lanes.files import LaneManifest
+
+    prepared = PreparedFolder.of(config)
+    if not (prepared.lanes.manifest.is_file() and prepared.corpus.pairs.is_dir()):
+        return False
+    manifest = LaneManifest.load(prepared.lanes.path)
+    plan = records.read_object(run.plan) if run.plan.is_file() else {}
+    return plan.get("prepared.folder") == f"lanes {manifest.digest}"
+
+
+def _fingerprint(config: Config, named: Sequence[NamedSet]) -> str:
+    told = [[one.name, one.evaluation.name, _stamps(config, one.given)] for one in named]
+    settings = [config.corpus.near_duplicates, config.corpus.redact]
+    columns = [config.evaluation.similarity_columns, config.evaluation.classification_columns]
+    content = json.dumps([__version__, told, settings, columns])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _stamps(config: Config, given: str) -> list[list[str | int]]:
+    path = location(given, config.storage).expanduser().absolute()
+    if path.is_file() and path.parent.name != "qrels":
+        return [stamp_of(path)]
+    folder = path.parent.parent if path.is_file() else path
+    files = [*listed(folder, "*"), *listed(folder / "qrels", "*")] if folder.is_dir() else []
+    return [[given], *(stamp_of(file) for file in sorted(files, key=str) if file.is_file())]
+
+
+def _read(path: Location) -> _Record:
+    """The record; an empty one where there is none, as in folders of earlier releases."""
+    found: _Record = records.read(path, _Record) if path.is_file() else {}
+    return found
+
+
+def _judged(tables: Tables) -> tuple[DataFrame, str] | None:
+    """`item`, `first` and `second`: a query and a relevant document, or the texts of a pair."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    if "pairs" in tables:
+        pairs, hashed = tables["pairs"], F.xxhash64("text_0", "text_1")
+        judged = pairs.select(hashed, "text_0", "text_1").toDF("item", "first", "second")
+        return judged.dropDuplicates(["item"]), PAIRS
+    if "asked" in tables:
+        documents = tables["documents"].withColumnRenamed("text", "second")
+        judged = tables["asked"].join(documents, "document_id", "left")
+        return judged.selectExpr("query_id AS item", "text AS first", "second"), QUERIES
+    return None
+
+
+def _overlap(
+    session: SparkSession,
+    corpus: CorpusFolder,
+    tables: Tables,
+    settings: CorpusSettings,
+    scratch: Scratch,
+) -> Overlap | None:
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    found = _judged(tables)
+    if found is None:
+        return None
+    judged, of = found
+    sides = ("first", "second")
+    keyed = judged.select("item", *(F.xxhash64(side).alias(side) for side in sides))
+    texts = judged.select(F.explode(F.array(*sides)).alias("text")).where("text is not null")
+    seen = scratch.keep(_seen(session, corpus, texts.distinct(), settings, scratch))
+    firsts = keyed.join(seen.withColumnRenamed("reference", "first"), "first")
+    both = firsts.join(seen.withColumnRenamed("reference", "second"), ["second", "row"])
+    relevant = both.select("item", "second").distinct().count()
+    distinct = F.countDistinct("item")
+    counted = keyed.agg(distinct.alias("items"), F.count("*").alias("relevant")).collect()[0]
+    asked = relevant if of == PAIRS else firsts.agg(distinct).collect()[0][0]
+    return Overlap(
+        digest=digest_tables(*tables.values()),
+        of=of,
+        items=counted["items"],
+        seen=asked,
+        relevant=counted["relevant"],
+        seen_relevant=relevant,
+    )
+
+
+def _seen(
+    session: SparkSession,
+    corpus: CorpusFolder,
+    texts: DataFrame,
+    settings: CorpusSettings,
+    scratch: Scratch,
+) -> DataFrame:
+    """Which texts are in which training pairs: `reference`, the hash of a text, and `row`."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
+
+    from pipelines.corpus.cleaning.text_keys import text_key
+    from pipelines.corpus.dedup.marks import comparable, exclude_threshold
+    from pipelines.corpus.dedup.near_duplicates import near_match_pairs
+    from pipelines.spark.frames import read_parquet
+
+    named = texts.select(F.xxhash64("text").alias("reference"), "text")
+    cleaned = scratch.keep(comparable(named, settings))
+    negatives = F.coalesce("negatives", F.array().cast("array<string>"))
+    own = (
+        read_parquet(session, corpus.pairs)
+        .select("id", F.explode(F.concat(F.array("anchor", "positive"), negatives)))
+        .toDF("row", "text")
+        .where("text is not null")
+    )
+    keys = F.broadcast(cleaned.select("reference", text_key(F.col("text")).alias("key")))
+    exact = own.select("row", text_key(F.col("text")).alias("key")).join(keys, "key")
+    found = exact.select("reference", "row")
+    similarity = exclude_threshold(settings)
+    if similarity:
+        hashed = F.xxhash64("text").alias("key")
+        reference = scratch.keep_counted(cleaned.select(hashed, "text").dropDuplicates(["key"]))
+        by_key = own.select(hashed, "text", "row")
+        near = near_match_pairs(by_key, reference, similarity, scratch)
+        back = cleaned.select(hashed, "reference").withColumnRenamed("key", "other")
+        nearly = by_key.join(near.join(back, "other"), "key")
+        found = found.unionByName(nearly.select("reference", "row"))
+    return found.distinct()
