@@ -56,9 +56,6 @@ def noted(
 
 def _clear(file: Location) -> None:
     """Removes the outcome of an earlier job, and sees that there may be a new one."""
-    if file.exists() and not _is_outcome(file):
-        problem = f"{file} is no outcome of a job, and would be replaced"
-        raise InputError(KEY, problem, "name another file")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         storage.write_json(file, None)
@@ -68,15 +65,6 @@ def _clear(file: Location) -> None:
         raise InputError(
             KEY, problem, "name a file in a folder that the driver can write"
         ) from None
-
-
-def _is_outcome(file: Location) -> bool:
-    """Whether a job has written a file, or was killed before it had more to say than nothing."""
-    try:
-        known = storage.read_json(file)
-    except (OSError, ValueError):
-        return False
-    return known is None or (isinstance(known, dict) and {"exit_code", "results"} <= known.keys())
 
 
 def _note_failure(file: Location, error: Exception) -> None:
