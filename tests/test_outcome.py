@@ -39,10 +39,22 @@ def test_results_are_noted(tmp_path):
 
 def test_a_killed_job_leaves_no_outcome_and_none_of_an_earlier_one(tmp_path):
     file = tmp_path / "outcome.json"
-    file.write_text("of an earlier job")
+    with noted(str(file)):
+        pass
     with pytest.raises(KeyboardInterrupt), noted(str(file)):
         raise KeyboardInterrupt
     assert not file.exists()
+
+
+def test_a_file_that_no_job_has_written_stays(tmp_path):
+    file = tmp_path / "notes.json"
+    file.write_text('{"mine": 1}')
+    with (
+        pytest.raises(InputError, match=r"^--outcome: .* is no outcome of a job"),
+        noted(str(file)),
+    ):
+        pytest.fail("the job began")
+    assert file.read_text() == '{"mine": 1}'
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_job_begins(tmp_path):

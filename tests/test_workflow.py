@@ -47,11 +47,11 @@ JOBS = {
 @pytest.mark.parametrize(("job", "key"), [(job, key) for job in JOBS for key in JOBS[job]])
 def test_one_job_at_a_time_in_a_folder(tmp_path, job, key):
     """Refused before anything is read, and before Spark starts."""
-    config = small_config(tmp_path, engine="local")
+    config = small_config(tmp_path / "prepared", engine="local")
     run = config.run.model_copy(update={"folder": str(tmp_path / "run"), "overwrite": True})
     config = config.model_copy(update={"run": run})
-    folder = tmp_path / "run" if key == "run.folder" else tmp_path
-    folder.mkdir(exist_ok=True)
+    folder = tmp_path / key.partition(".")[0]
+    folder.mkdir()
     with held(folder / ".lock", "train"):
         told = rf"^{key}: {folder} is in use by `train`, process {os.getpid()} on .*, wait for its"
         with pytest.raises(PipelineError, match=told) as refused:
@@ -384,6 +384,68 @@ def test_a_job_ends_with_the_spark_submit_that_is_killed(config_file, tmp_path):
         driver.kill()
     submitted.communicate(timeout=20)
     assert alive == []
+
+
+PREPARING = {
+    "prepare": workflow.prepare,
+    "run": workflow.run,
+    "delete": lambda config: workflow.delete(config, ["7"]),
+}
+
+
+@pytest.mark.parametrize("job", PREPARING)
+@pytest.mark.parametrize("mine", ["corpus/a.jsonl", "units/a", "report.html", "notes.txt"])
+def test_a_preparation_takes_no_folder_of_the_user(tmp_path, monkeypatch, job, mine):
+    monkeypatch.setattr("pipelines.spark.session.spark_session", pytest.fail)
+    file = tmp_path / "data" / mine
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    config = small_config(tmp_path / "data", engine="local")
+    kept = config.prepared.model_copy(update={"keep_units": False})
+    with pytest.raises(InputError, match=r"^prepared\.folder: .*/data holds other files \("):
+        PREPARING[job](config.model_copy(update={"prepared": kept}))
+    assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == "mine"
+
+
+READ = {
+    "corpus.inputs": ["{}/texts.jsonl"],
+    "corpus.exclude": ["{}/corpus/evaluation/queries.parquet"],
+    "teacher.vectors": ["{}/vectors"],
+    "evaluation.retrieval_sets": ["{}/sets/beir"],
+    "evaluation.similarity": ["{}/sts.csv"],
+    "evaluation.guards": ["{}/sts.csv"],
+    "evaluation.classification": ["{}/pairs.csv"],
+}
+
+
+@pytest.mark.parametrize("key", READ)
+@pytest.mark.parametrize("way", ["prepared", "link", "other/../prepared"])
+def test_nothing_is_read_from_the_folder_that_is_prepared(tmp_path, key, way):
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "prepared")
+    (tmp_path / "other").mkdir()
+    config = small_config(tmp_path / "prepared", engine="local")
+    section, _, name = key.partition(".")
+    given = tuple(one.format(tmp_path / way) for one in READ[key])
+    changed = getattr(config, section).model_copy(update={name: given})
+    with pytest.raises(InputError, match=r"^prepared\.folder: .*/prepared holds the input .*"):
+        workflow.prepare(config.model_copy(update={section: changed}))
+    assert list((tmp_path / "prepared").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "given", ["{}/prepared/*.jsonl", "{}/pre*/**/*.jsonl", "{}", "{}/**/*.jsonl"]
+)
+def test_a_folder_around_the_prepared_one_gives_no_file_of_it(tmp_path, given):
+    for name in ("units/1/rows/part-0.jsonl", "units/1/sources.json"):
+        (tmp_path / "prepared" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "prepared" / name).write_text("{}")
+    (tmp_path / "prepared" / "units" / "1" / "rows" / "part-a.jsonl").write_text("{}")
+    config = small_config(tmp_path / "prepared", engine="local")
+    corpus = config.corpus.model_copy(update={"inputs": (given.format(tmp_path),)})
+    with pytest.raises(InputError, match=r"^prepared\.folder: .*/prepared holds the input "):
+        workflow.prepare(config.model_copy(update={"corpus": corpus}))
 
 
 def test_a_folder_with_other_files_is_refused_before_anything_is_prepared(tmp_path):

@@ -82,12 +82,11 @@ def check_outside(
         if path is None:
             continue
         base = fixed_part(str(path), stores) if glob.has_magic(str(path)) else path
-        found = [path if path.exists() else base]
+        _check_outside([path if path.exists() else base], real, folder, key)
         # A folder around it may have files in it.
-        files = kind is not None and TABLE_FORMATS.load(kind).files is not None
-        if kind is not None and files and is_within(real, base.resolve()):
-            found += find_files([name], kind, key, stores)
-        _check_outside(found, real, folder, key)
+        are_files = kind is not None and TABLE_FORMATS.load(kind).files is not None
+        if kind is not None and are_files and is_within(real, base.resolve()):
+            _check_outside(find_files([name], kind, stores=stores), real, folder, key)
 
 
 def _check_outside(

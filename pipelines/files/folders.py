@@ -109,8 +109,11 @@ def _locked(
         try:
             lock = stack.enter_context(locks.held(lock_file, job, shared=shared))
         except locks.ForeignLockError as error:
-            remedy = "move it elsewhere, or name another folder"
-            raise InputError(key, error.problem, remedy) from None
+            raise InputError(
+                key,
+                f"{error.file} was not written by a job, and has the name of a lock",
+                "move it elsewhere, or name another folder",
+            ) from None
         except locks.LockedError as error:
             # No fault of the settings: it passes by itself.
             raise PipelineError(

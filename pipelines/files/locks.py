@@ -115,7 +115,7 @@ class ForeignLockError(LockedError):
 
     def __init__(self, path: Location, file: Location) -> None:
         super().__init__(path, None)
-        self.problem = f"{file} was not written by a job, and has the name of a lock"
+        self.file = file
 
 
 class Lock:

@@ -24,8 +24,11 @@ from pipelines.files.versions import POINTER, current, is_version
 PROBE = ".probe-"
 """What the names of files begin with by which a store is tried."""
 _SHOWN = 3
-# What Spark, Databricks and NFS leave beside the files that they write.
-_BY_SPARK = ("_SUCCESS", "_temporary", "_started_*", "_committed_*", ".*.crc", ".nfs*")
+# What Spark, Databricks, NFS and ext4 leave beside the files that are written.
+_BY_SYSTEMS = (
+    *("_SUCCESS", "_temporary", "_started_*", "_committed_*", ".*.crc"),
+    *(".nfs*", "lost+found"),
+)
 _MOST_BYTES = 64 << 20
 
 _PARTS = ("part-*",)
@@ -283,7 +286,7 @@ def _is_of_storage(name: str) -> bool:
         storage.is_aside(name)
         or name == POINTER
         or name.startswith(PROBE)
-        or any(fnmatchcase(name, pattern) for pattern in _BY_SPARK)
+        or any(fnmatchcase(name, pattern) for pattern in _BY_SYSTEMS)
     )
 
 

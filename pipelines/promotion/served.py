@@ -414,7 +414,8 @@ def _lock(target: Location, name: str, *, shared: bool = False) -> Iterator[None
             held = locks.held(target / name, "promote", shared=shared, wait_seconds=WAIT_SECONDS)
             stack.enter_context(held)
         except locks.ForeignLockError as error:
-            raise InputError(KEY, error.problem, ELSEWHERE) from None
+            problem = f"{error.file} was not written by a job, and has the name of a lock"
+            raise InputError(KEY, problem, ELSEWHERE) from None
         except locks.LockedError as error:
             problem = f"another promotion goes on in {target} ({error.holder})"
             raise PipelineError(f"{problem}, run it again later") from None

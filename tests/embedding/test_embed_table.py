@@ -193,6 +193,24 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(spark, job, tmp_path)
         embed_table(spark, job(overwrite=True))
 
 
+def test_what_the_user_has_put_beside_a_table_stays(spark, job, tmp_path) -> None:
+    embed_table(spark, job())
+    table = tmp_path / "table"
+    for name in ("table/notes.txt", "table/finished/part-00000.parquet", ".table.next/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(InputError, match=r"^embedding.output: .* holds other files \("):
+            check_job(job(overwrite=True))
+        with pytest.raises(InputError, match=r"^embedding.output: .* holds other files"):
+            embed_table(spark, job(overwrite=True))
+        (tmp_path / name).unlink()
+        if (tmp_path / name).parent != table:
+            (tmp_path / name).parent.rmdir()
+    (tmp_path / ".table.gone").mkdir()
+    embed_table(spark, job(overwrite=True))
+    assert {path.name for path in tmp_path.glob(".table*")} == {".table.gone"}
+
+
 def test_a_job_that_fails_keeps_its_parts(spark, job, sentence_file, tmp_path) -> None:
     folder = tmp_path / "inputs"
     folder.mkdir()

@@ -81,6 +81,26 @@ def test_a_holder_elsewhere_that_stands_still_is_taken_over(tmp_path, monkeypatc
     assert "b" * 32 in path.read_text()
 
 
+@pytest.mark.parametrize("content", [b"mine", b'{"pid": 7}', b"\xff", b"[1]", b"7"])
+@pytest.mark.parametrize("name", [".lock", f".lock.{'a' * 32}"])
+def test_a_file_that_no_job_has_written_is_no_lock(tmp_path, content, name):
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(locks.ForeignLockError), held(tmp_path / ".lock", "train"):
+        pass
+    assert file.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_files_with_names_like_those_of_locks_stay(tmp_path):
+    mine = sorted(tmp_path / name for name in (".lock.txt", "..lock.mine.gone", "..lock.old.part"))
+    for file in mine:
+        file.write_text("mine")
+    with held(tmp_path / ".lock", "train"):
+        pass
+    assert sorted(tmp_path.iterdir()) == mine
+
+
 def test_a_lock_that_is_lost_is_noticed_at_once_and_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(lock_files.PosixLockFiles, "beat_seconds", 60.0)
     path = tmp_path / ".lock"

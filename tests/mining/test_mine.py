@@ -241,7 +241,11 @@ def test_what_cannot_be_mined_is_refused(job, tmp_path, capsys, pair_file) -> No
     assert refused(documents=[str(pair_file)]).startswith("mining.documents_column: ")
     (tmp_path / "mined").mkdir()
     (tmp_path / "mined" / "notes.txt").write_text("mine")
-    assert refused() == f"mining.output: {tmp_path}/mined holds other files, name an empty folder"
+    told = "holds other files (notes.txt), move them elsewhere, or name an empty folder"
+    assert refused() == f"mining.output: {tmp_path}/mined {told}"
+    (tmp_path / "mined").rename(tmp_path / ".mined.next")
+    assert refused() == f"mining.output: {tmp_path}/.mined.next {told}"
+    (tmp_path / ".mined.next").rename(tmp_path / "mine")
     columns = {"anchor_column": "anchor", "positive_column": "positive"}
     unnamed = columns | {"group_column": None, "key_column": None}
     told = refused(inputs=[], **unnamed)

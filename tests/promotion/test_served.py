@@ -104,6 +104,72 @@ def test_versions_are_kept_as_far_as_they_are_in_service_or_were_before(tmp_path
     assert served.versions(target) == ["00002", "00003", "00004"]
 
 
+def test_what_no_promotion_has_written_stays(tmp_path, caplog):
+    target, model = tmp_path / "served", tmp_path / "model"
+    mine = ("1", "2", ".backup.old", ".copy.part", ".00001.old", "00003")
+    for name in mine:
+        (target / "versions" / name).mkdir(parents=True)
+        (target / "versions" / name / "model.safetensors").write_text("mine")
+    # A record of another tool.
+    (target / "versions" / "2" / "promotion.json").write_text('{"name": "theirs"}')
+    for content in "abcd":
+        promote(target, write_model(model, content))
+    assert served.served_name(target) == "00007"
+    (target / "versions" / "00004" / "notes.txt").write_text("mine")
+    served.prune(target, keep=1)
+    assert names(target / "versions") == sorted([*mine, "00004", "00006", "00007"])
+    assert "00004 is kept: it holds other files (notes.txt)" in caplog.text
+
+
+def foreign_current(target: Path) -> Path:
+    (target / "releases" / "7").mkdir(parents=True)
+    (target / "current").symlink_to("releases/7")
+    return target / "current"
+
+
+def foreign_current_above(target: Path) -> Path:
+    (target.parent / "mine").mkdir(parents=True)
+    target.mkdir()
+    (target / "current").write_text("../mine")
+    return target / "current"
+
+
+def foreign_history(target: Path) -> Path:
+    target.mkdir()
+    (target / "history.jsonl").write_text("what I did\non Monday\n")
+    return target / "history.jsonl"
+
+
+def foreign_versions(target: Path) -> Path:
+    target.mkdir()
+    (target / "versions").write_text("1, 2, 3")
+    return target / "versions"
+
+
+@pytest.mark.parametrize(
+    "make", [foreign_current, foreign_current_above, foreign_history, foreign_versions]
+)
+def test_a_target_with_files_of_the_user_under_our_names_is_refused(tmp_path, make):
+    target = tmp_path / "served"
+    mine = make(target)
+    before = names(target)
+    with pytest.raises(InputError, match=rf"^promotion\.target: {mine} .*, move it elsewhere, or"):
+        served.check_target(target)
+    assert names(target) == before
+
+
+def test_a_lock_that_no_job_has_written_stays(tmp_path):
+    target = tmp_path / "served"
+    target.mkdir()
+    (target / ".lock").write_text("do not touch")
+    with (
+        pytest.raises(InputError, match=r"\.lock was not written by a job, and has the name"),
+        served.exclusive(target),
+    ):
+        pass
+    assert (target / ".lock").read_text() == "do not touch"
+
+
 def test_a_model_that_changes_while_it_is_copied_is_left_out(tmp_path):
     target, model = tmp_path / "served", write_model(tmp_path / "model", "a")
     record = {"model": "of another content"}

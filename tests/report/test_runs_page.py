@@ -95,6 +95,19 @@ def test_a_page_of_one_run_is_its_report(runs, tmp_path, capsys):
     assert beside == ["../one/first-run/model/", "../one/prepared/report.html"]
 
 
+def test_a_page_takes_the_place_of_a_page_alone(runs, tmp_path, capsys):
+    mine = tmp_path / "comparison.html"
+    mine.write_text("<html>mine</html>")
+    both = ["report", "one/first-run", "two/first-run"]
+    assert main(both) == main([*both, "--output", str(mine)]) == 2
+    assert (
+        capsys.readouterr().err.count("comparison.html is no page of `report`, and would be") == 2
+    )
+    assert mine.read_text() == "<html>mine</html>"
+    mine.unlink()
+    assert main(both) == main(both) == 0
+
+
 def test_the_preparation_of_a_run_of_an_earlier_release_is_what_its_settings_name(runs):
     (runs[0] / "jobs.json").unlink()
     (runs[0] / "metrics.jsonl").unlink()

@@ -60,6 +60,26 @@ def test_the_newest_runs_and_what_is_no_run_stay(runs, capsys):
     assert "removed" not in capsys.readouterr().out
 
 
+def test_what_no_job_has_written_stays(runs, caplog):
+    for name in (".mine.gone", "theirs/checkpoints", "run-1/model/onnx", "run-2.outcomes"):
+        (runs / name).mkdir(parents=True)
+    for name in (
+        *(".mine.gone/notes.txt", "theirs/checkpoints/mine.ckpt", "theirs/config.yaml"),
+        *("run-0/notes.txt", "run-1/model/onnx/model.onnx", "run-2.outcomes/notes.txt"),
+    ):
+        (runs / name).write_text("mine")
+    # Of another tool that names its files alike.
+    storage.write_json(runs / "theirs" / "environment.json", {"python": "3"})
+    before = names(runs)
+    assert clean(runs, "run-5", "run.keep=0") == 0
+    assert before - names(runs) == {"run-3", "run-4"}
+    assert (runs / "run-1/model/onnx/model.onnx").read_text() == "mine"
+    told = "is kept: it holds other files"
+    assert f"run-0 {told} (notes.txt)" in caplog.text
+    assert f"run-1 {told} (model/onnx/model.onnx)" in caplog.text
+    assert f"run-2 {told} (notes.txt)" in caplog.text
+
+
 def test_runs_of_models_that_are_kept_stay(runs, tmp_path):
     version = tmp_path / "served" / "versions" / "00001"
     version.mkdir(parents=True)
