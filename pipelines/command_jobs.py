@@ -48,6 +48,7 @@ def train(config: Config) -> Results:
     drawn = workflow.report(config)
     print(f"report  {drawn}")
     print(f"model   {model}")
+    show_limits(config)
     metrics = read_json(RunFolder.of(config).metrics)
     return {"model": str(model), **metrics.get("training", {})}
 
@@ -161,6 +162,14 @@ def show_conf(config: Config, *, as_file: bool) -> None:
         print(f"engine {chosen.name} needs no Spark", file=sys.stderr)
 
 
+def show_limits(config: Config) -> None:
+    """Shows where the model of a run cannot be served."""
+    from pipelines.models.lsa import LIMIT
+
+    if config.encoder.lsa.dimensions:
+        print(f"limit   {LIMIT}")
+
+
 def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Shows what a run came to."""
     from rich.console import Console
@@ -178,3 +187,4 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
         console.print(Text(str(found), VERDICT_STYLES[found.word]))
     print(f"report  {folder.report}")
     print(f"model   {folder.model}")
+    show_limits(config)
