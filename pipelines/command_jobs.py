@@ -68,6 +68,7 @@ def train(config: Config) -> Results:
     model = workflow.train(config)
     _print_page(workflow.draw_report(config))
     say(f"model   {model}")
+    show_limits(config)
     metrics = read_json(RunFolder.of(config).metrics)
     return {"model": str(model), **metrics.get("training", {})}
 
@@ -180,6 +181,14 @@ def show_conf(config: Config, *, as_file: bool) -> None:
         say(f"engine {chosen.name} needs no Spark", file=sys.stderr)
 
 
+def show_limits(config: Config) -> None:
+    """Shows where the model of a run cannot be served."""
+    from pipelines.models.lsa import LIMIT
+
+    if config.encoder.lsa.dimensions:
+        say(f"limit   {LIMIT}")
+
+
 def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Shows what a run came to."""
     from rich.text import Text
@@ -202,6 +211,7 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
         console.print(Text(str(found), VERDICT_STYLES[WORSE if found.alarms else word]))
     _print_page(folder.report)
     say(f"model   {folder.model}")
+    show_limits(config)
 
 
 def _print_page(report: Location | None) -> None:

@@ -17,6 +17,7 @@ from pipelines.model_card.usage import usage, usage_at
 from pipelines.models.architecture import architecture_of
 from pipelines.models.digest import CARD_FILE
 from pipelines.models.folder import read_encoder
+from pipelines.models.lsa import LIMIT
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import weight_shapes
 from pipelines.report.comparison import Comparison
@@ -245,6 +246,8 @@ def _limits_told(facts: CardFacts) -> Iterator[str]:
         yield f"Its training texts are in: {', '.join(facts.languages)}."
     else:
         yield "Nobody has said which languages its training texts are in."
+    if spec.lsa:
+        yield LIMIT
     if any(spec.prompts.sides):
         yield (
             "It was trained with its prompts, which `encode_query` and `encode_document` put "

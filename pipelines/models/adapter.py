@@ -18,6 +18,7 @@ from pipelines.files.locations import Location
 from pipelines.models.adaptation import DOWN, UP
 from pipelines.models.weights import save_weights
 from pipelines.settings import EncoderSettings
+from pipelines.tokens.start import folder_modules
 
 CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -70,11 +71,13 @@ def write_adapter(
     merged = local_folder(model)
     with storage.built_folder(folder) as aside:
         storage.copy_folder(merged, aside)
-        for file in (file for pattern in _OF_THE_BASE for file in aside.glob(pattern)):
+        (_, path), *_ = folder_modules(aside)
+        home = aside / path
+        for file in (file for pattern in _OF_THE_BASE for file in home.glob(pattern)):
             file.unlink()
-        storage.write_json(aside / CONFIG_FILE, _config(trained, scale, str(base)))
+        storage.write_json(home / CONFIG_FILE, _config(trained, scale, str(base)))
         save_weights(
-            aside / ADAPTER_FILE, {f"{_PREFIX}{name}": value for name, value in trained.items()}
+            home / ADAPTER_FILE, {f"{_PREFIX}{name}": value for name, value in trained.items()}
         )
 
 

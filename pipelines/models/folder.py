@@ -28,7 +28,7 @@ from pipelines.models.adapter import check_names, exports_adapter
 from pipelines.models.architecture import NORMALISING, Modules, architecture_of, check_framework
 from pipelines.models.fewer_layers import with_fewer_layers, with_layers
 from pipelines.models.lsa.embedding import with_terms, without_terms
-from pipelines.models.lsa.modules import part_modules, read_terms, write_terms
+from pipelines.models.lsa.modules import hide_transformer, part_modules, read_terms, write_terms
 from pipelines.models.sentence_modules import refusal
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.from_encoder import static_spec, static_weights
@@ -255,6 +255,7 @@ def write_encoder(
         own, own_weights = without_terms(spec, weights)
         modules = write(aside, own, own_weights, local_folder(tokenizer_folder))
         if spec.lsa:
+            modules = hide_transformer(aside, modules)
             modules += write_terms(aside, spec, weights[TERMS], len(modules))
         if spec.normalise:
             modules.append((NORMALISING, f"{len(modules)}_{NORMALISING}"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.models.adaptation import layer_of
-from pipelines.models.sentence_modules import CONFIG_FILE, refuse
+from pipelines.models.sentence_modules import CONFIG_FILE, WHOLE_COPY, refuse
 from pipelines.tokens.model_files import ATTENTIONS
 
 _IMPLEMENTATIONS = {
@@ -49,7 +49,11 @@ def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
         InputError: With the key ``encoder.start``.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which takes {least} or more")
+        refuse(
+            folder,
+            f"has `{key}: {value}` in {CONFIG_FILE}, which takes {least} or more",
+            WHOLE_COPY,
+        )
 
 
 def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
@@ -60,7 +64,11 @@ def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
     """
     check_size(folder, key, heads)
     if width % heads:
-        refuse(folder, f"has `{key}: {heads}` in {CONFIG_FILE}, which does not divide {width}")
+        refuse(
+            folder,
+            f"has `{key}: {heads}` in {CONFIG_FILE}, which does not divide {width}",
+            WHOLE_COPY,
+        )
 
 
 def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> None:
@@ -76,13 +84,13 @@ def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> N
         InputError: With the key ``encoder.start``.
     """
     check_size(folder, key, layers)
-    numbers = {number for number in map(layer_of, names) if number is not None}
-    stored = max(numbers, default=-1) + 1
-    if numbers and layers > stored:
-        refuse(
-            folder,
-            f"does not fit its {CONFIG_FILE}: `{key}: {layers}`, and no weight of layer.{stored}",
-        )
+    stored = {number: name for name in names if (number := layer_of(name)) is not None}
+    if not stored or layers <= max(stored) + 1:
+        return
+    last = max(stored)
+    missing = stored[last].replace(f".{last}.", f".{last + 1}.", 1)
+    told = f"does not fit its {CONFIG_FILE} (`{key}: {layers}`)"
+    refuse(folder, f"{told}: the weight {missing} is missing", WHOLE_COPY)
 
 
 def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
@@ -93,13 +101,20 @@ def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
     """
     for key, value in _entries(config):
         if isinstance(value, float) and not math.isfinite(value):
-            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which is no number")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if _EPSILON.search(key) and not 0 < value < 1:
-            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which takes 0 to 1")
-        if _COUNT.search(key) and abs(value) > _MOST:
-            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which takes {_MOST} at most")
+            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which is no number", WHOLE_COPY)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if _EPSILON.search(key) and value is not None and not (is_number and 0 < value < 1):
+            refuse(
+                folder,
+                f"has `{key}: {value}` in {CONFIG_FILE}, which is between 0 and 1",
+                WHOLE_COPY,
+            )
+        if is_number and _COUNT.search(key) and abs(value) > _MOST:
+            refuse(
+                folder,
+                f"has `{key}: {value}` in {CONFIG_FILE}, which takes {_MOST} at most",
+                WHOLE_COPY,
+            )
 
 
 def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, Any]) -> None:
@@ -111,7 +126,7 @@ def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, An
     rows = [shape[0] for name, shape in shapes.items() if _POSITIONS.search(name)]
     if positions and rows and positions > max(rows):
         told = f"{positions} positions, and its weights {max(rows)}"
-        refuse(folder, f"does not fit its {CONFIG_FILE}: that has {told}")
+        refuse(folder, f"does not fit its {CONFIG_FILE}: that has {told}", WHOLE_COPY)
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

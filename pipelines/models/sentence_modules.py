@@ -50,18 +50,18 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def refuse(folder: Path, problem: str) -> NoReturn:
+OTHER_MODEL = "name a transformer with mean, cls, lasttoken or weightedmean pooling"
+WHOLE_COPY = "copy the whole folder of the model again, or name another model"
+
+
+def refuse(folder: Path, problem: str, remedy: str = OTHER_MODEL) -> NoReturn:
     """Raises :func:`refusal`."""
-    raise refusal(folder, problem)
+    raise refusal(folder, problem, remedy)
 
 
-def refusal(folder: Path, problem: str) -> InputError:
+def refusal(folder: Path, problem: str, remedy: str = OTHER_MODEL) -> InputError:
     """What is said of a transformer that cannot be the start."""
-    return InputError(
-        KEY,
-        f"{folder} {problem}",
-        "a transformer with mean, cls, lasttoken or weightedmean pooling, in safetensors",
-    )
+    return InputError(KEY, f"{folder} {problem}", remedy)
 
 
 def read_head(folder: Path, modules: Modules) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def read_dense(folder: Path, modules: Modules) -> Weights:
     for number, home in enumerate(_dense_homes(folder, modules)):
         found = read_checkpoint(home)
         if found is None:
-            refuse(folder, f"has no {WEIGHT_FILE} in {home.name}")
+            refuse(folder, f"has no {WEIGHT_FILE} in {home.name}", WHOLE_COPY)
         for name, value in found.items():
             part = name.removeprefix("linear.")
             weights[dense_name(number, part)] = np.ascontiguousarray(value, dtype=np.float32)

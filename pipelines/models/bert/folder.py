@@ -26,6 +26,7 @@ from pipelines.models.model_config import (
 from pipelines.models.sentence_modules import (
     CONFIG_FILE,
     KEY,
+    WHOLE_COPY,
     read_dense,
     read_head,
     refuse,
@@ -84,7 +85,7 @@ def _read(layout: Layout, folder: Path, modules: Modules) -> tuple[BertSpec, Wei
     try:
         check_weights(spec, weights)
     except ValueError as error:
-        refuse(folder, f"does not fit its config.json: {error}")
+        refuse(folder, f"does not fit its config.json: {error}", WHOLE_COPY)
     return spec, weights
 
 
@@ -137,7 +138,7 @@ def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str
     try:
         fields = layout.fields(config)
     except KeyError as error:
-        refuse(folder, f"has a config.json without {error}")
+        refuse(folder, f"has a config.json without {error}", WHOLE_COPY)
     check_size(folder, layout.keys["positions"], fields["positions"])
     check_heads(folder, layout.keys["heads"], fields["heads"], fields["hidden"])
     return fields
@@ -146,7 +147,7 @@ def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():
-        refuse(folder, f"has no {CONFIG_FILE}")
+        refuse(folder, f"has no {CONFIG_FILE}", WHOLE_COPY)
     return records.read_object(path)
 
 
@@ -154,7 +155,7 @@ def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
     """The weights of the spec without dense layers; what else the checkpoint has is left out."""
     found = read_checkpoint(folder)
     if found is None:
-        refuse(folder, f"has no {WEIGHT_FILE}")
+        refuse(folder, f"has no {WEIGHT_FILE}", WHOLE_COPY)
     for old, new in _OLD_NAMES:
         found = {name.replace(old, new): value for name, value in found.items()}
     prefix = _prefix(layout, folder, found)

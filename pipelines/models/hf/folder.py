@@ -17,6 +17,7 @@ from pipelines.models.hf.spec import HfSpec, config_text
 from pipelines.models.sentence_modules import (
     CONFIG_FILE,
     KEY,
+    WHOLE_COPY,
     read_dense,
     read_head,
     refuse,
@@ -63,7 +64,7 @@ def read(folder: Path, modules: Modules) -> tuple[HfSpec, Weights]:
     try:
         check_weights(spec, weights)
     except ValueError as error:
-        refuse(folder, f"does not fit its config.json: {error}")
+        refuse(folder, f"does not fit its config.json: {error}", WHOLE_COPY)
     return spec, weights
 
 

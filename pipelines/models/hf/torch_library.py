@@ -36,12 +36,14 @@ from pipelines.models.model_config import (
     check_positions,
     check_size,
 )
-from pipelines.models.sentence_modules import refusal, refuse
+from pipelines.models.sentence_modules import WHOLE_COPY, refusal, refuse
 from pipelines.models.torch_pickle import NOT_WEIGHTS_ALONE
 from pipelines.models.weights import WORDS, Weights
 
 logger = logging.getLogger(__name__)
 
+_UNBOUNDED = -1
+"""Of XLNet's positions."""
 UNUSED = "pooler."
 """What begins the names of weights that no hidden state depends on."""
 
@@ -101,7 +103,8 @@ def _config(folder: Path, config: Mapping[str, Any]) -> Any:
         found = config_of(config_text(config))
     except Exception as error:
         # Each type has errors of its own for what it does not like.
-        raise refusal(folder, f"has a config.json that is refused: {_line(error)}") from error
+        told = f"has a config.json that is refused: {_line(error)}"
+        raise refusal(folder, told, WHOLE_COPY) from error
     if type(found) not in MODEL_MAPPING:
         refuse(folder, f"has `model_type: {model_type}`, which transformers has no AutoModel for")
     if getattr(found, "is_encoder_decoder", False):
@@ -122,6 +125,8 @@ def _check_sizes(folder: Path, config: Any) -> None:
     for key in ("hidden_size", "vocab_size", "num_attention_heads"):
         check_size(folder, key, getattr(config, key, 1))
     check_layers(folder, "num_hidden_layers", getattr(config, "num_hidden_layers", 1), shapes)
+    if (positions := getattr(config, "max_position_embeddings", None)) not in (None, _UNBOUNDED):
+        check_size(folder, "max_position_embeddings", positions)
     check_positions(folder, _positions(config), shapes)
 
 
@@ -213,10 +218,11 @@ def read_weights(folder: Path, spec: HfSpec) -> Weights:
         if isinstance(error, UnpicklingError) or "weights_only" in told:
             # The advice of that message is to run what the pickle holds.
             told = f"has a pickle that {NOT_WEIGHTS_ALONE}"
-        raise refusal(folder, told) from error
+        raise refusal(folder, told, WHOLE_COPY) from error
     missing = sorted(name for name in told["missing_keys"] if not name.startswith(UNUSED))
     if missing:
-        refuse(folder, f"does not fit its config.json: the weight {missing[0]} is missing")
+        told = f"does not fit its config.json: the weight {missing[0]} is missing"
+        refuse(folder, told, WHOLE_COPY)
     own = {name: value.detach().numpy() for name, value in model.named_parameters()}
     for name, value in model.state_dict().items():
         if name not in own and value.is_floating_point():

@@ -5,3 +5,10 @@ its documents say of them is added behind the encoder's own numbers: each token 
 which other tokens it stands in documents with, and a text the mean of its tokens' directions,
 weighted by how rare they are.
 """
+
+LIMIT = (
+    "Only sentence-transformers (5.4 or later) and sentence-pipelines compute its embeddings. "
+    "vLLM, Text Embeddings Inference, fastembed, AutoModel and exports to ONNX know nothing of its "
+    "lexical (LSA) features: they refuse the folder, or leave the features out."
+)
+"""What is said of a model with terms, wherever it is shown."""

@@ -25,6 +25,30 @@ BEHIND = (NORMALISING, VECTORS, DENSE, POOLING)
 _EMBEDDING, _FIRST = "sentence_embedding", "cls_token_embeddings"
 
 
+def hide_transformer(folder: Path, modules: Modules) -> list[tuple[str, str]]:
+    """Move the transformer out of the root of a folder, where other libraries look for a model.
+
+    They know no module but the transformer and its pooling, and would compute embeddings without
+    the terms. In a folder that has no config.json they find nothing.
+
+    Args:
+        folder: That holds a transformer and what follows it, and nothing else.
+        modules: Of that folder.
+
+    Returns:
+        Class and path of the same modules.
+    """
+    (kind, path), *others = modules
+    if path:
+        return list(modules)
+    files = [file for file in folder.iterdir() if file.is_file()]
+    home = folder / f"0_{kind}"
+    home.mkdir()
+    for file in files:
+        file.rename(home / file.name)
+    return [(kind, home.name), *others]
+
+
 def part_modules(modules: Modules) -> tuple[Modules, Modules]:
     """Parts the modules of a folder into those of the encoder and those of the terms.
 
