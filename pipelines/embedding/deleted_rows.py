@@ -7,7 +7,9 @@ written with such rows.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -52,7 +54,26 @@ class DeletedRows:
         )
 
     def _are_deleted(self, keys: pa.Array) -> pa.Array:
-        return pc.is_in(hashed_keys(as_text(keys)), value_set=pa.array(self.keys, pa.int64()))
+        return pc.is_in(hashed_keys(_key_texts(keys)), value_set=pa.array(self.keys, pa.int64()))
+
+
+def _key_texts(keys: pa.Array) -> pa.Array:
+    """Keys as Spark has them as texts: `delete` hashes them so in the corpus."""
+    if not pa.types.is_floating(keys.type):
+        return as_text(keys)
+    values = keys.to_numpy(zero_copy_only=False)
+    texts = [_number_text(value) for value in values]
+    return pa.array(texts, pa.string(), mask=keys.is_null().to_numpy(zero_copy_only=False))
+
+
+def _number_text(value: np.floating[Any]) -> str:
+    """A number as Java writes it. A column of whole numbers with a null is often one of floats."""
+    if not np.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return np.format_float_positional(value, trim="0")
+    digits, _, exponent = np.format_float_scientific(value, trim="0").partition("e")
+    return f"{digits}E{int(exponent)}"
 
 
 def read_deleted(folder: Location) -> DeletedRows | None:

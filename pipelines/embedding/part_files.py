@@ -91,8 +91,7 @@ def _made(
         if known.is_file()
         else None
     )
-    texts = (_with_texts(batch, columns.text) for batch in read_part(part))
-    batches = embed_batches(texts, options=options, columns=columns, kept=kept)
+    batches = embed_batches(read_part(part), options=options, columns=columns, kept=kept)
     if isinstance(attempt, RemotePath):
         batches = _with_signs(batches, attempt)
     left_out = 0
@@ -107,17 +106,6 @@ def _made(
     if isinstance(attempt, RemotePath):
         attempt.unlink(missing_ok=True)
     return (part.rows if kept is None else part.embedded) - left_out
-
-
-def _with_texts(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
-    """The rows with a column of strings where it has no type, since all of its texts are missing.
-
-    Spark would take such a column for one of numbers, and refuse to read the table.
-    """
-    if not pa.types.is_null(batch.column(column).type):
-        return batch
-    place = batch.schema.get_field_index(column)
-    return batch.set_column(place, column, batch.column(column).cast(pa.string()))
 
 
 @contextmanager

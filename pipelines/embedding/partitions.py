@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from pipelines.corpus.readers.inputs import find_files, place_of
+from pipelines.embedding.footers import InputFile
 from pipelines.files.locations import Location, RemotePath
 from pipelines.settings import StorageSettings
 from pipelines.settings.storage import DEFAULT_STORES
@@ -22,6 +23,12 @@ KEY = "embedding.inputs"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 _NAMED = re.compile(r"([^=]+)=(.*)")
+_CONSTANT_TYPES = frozenset(
+    ("string", "large_string", "binary", "bool", "float", "double", "date32[day]")
+    + tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+    + ("timestamp[us]", "timestamp[ms]")
+)
+
 _INTEGER = re.compile(r"-?\d+")
 
 
@@ -31,7 +38,8 @@ class Constant:
 
     Attributes:
         name: Of the column.
-        type: `int32`, `int64`, `date32` or `string`.
+        type: `int32`, `int64`, `date32` or `string`; of one without a value, any of Arrow's plain
+            types.
         value: As text; None for null.
     """
 
@@ -92,14 +100,53 @@ def _way_down(file: Location, folder: Location) -> tuple[str, ...]:
 
 
 def with_constants(batch: pa.RecordBatch, constants: Iterable[Constant]) -> pa.RecordBatch:
-    """The rows with these columns behind the others. A column that is there already stays."""
-    added = [constant for constant in constants if constant.name not in batch.schema.names]
-    if not added:
-        return batch
-    arrays = [constant.array(batch.num_rows) for constant in added]
-    fields = [pa.field(one.name, array.type) for one, array in zip(added, arrays, strict=True)]
-    schema = pa.schema([*batch.schema, *fields], batch.schema.metadata)
-    return pa.RecordBatch.from_arrays([*batch.columns, *arrays], schema=schema)
+    """The rows with these columns behind the others.
+
+    A column that is there already stays, but for one without a type, which gets this one.
+    """
+    columns, fields = [*batch.columns], [*batch.schema]
+    for constant in constants:
+        place = batch.schema.get_field_index(constant.name)
+        if place >= 0 and not pa.types.is_null(fields[place].type):
+            continue
+        array = constant.array(batch.num_rows)
+        field = pa.field(constant.name, array.type)
+        if place >= 0:
+            columns[place], fields[place] = array, field
+        else:
+            columns.append(array)
+            fields.append(field)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
+
+
+def types_of_nulls(files: Iterable[InputFile], text: str) -> dict[Location, Constants]:
+    """Types for columns that have none in a file, since they have no value there.
+
+    Spark takes such a column for one of numbers, and would refuse to read it beside files in which
+    it has values.
+
+    Args:
+        files: Of the input.
+        text: Column of the texts, which are strings in any case.
+
+    Returns:
+        Constants without a value, of the type that another file has, by file; none where that type
+        is one that cannot be a constant's.
+    """
+    known: dict[str, str] = {}
+    for file in files:
+        for name, kind in file.types.items():
+            if str(kind) in _CONSTANT_TYPES:
+                known.setdefault(name, str(kind))
+    known.setdefault(text, "string")
+    return {
+        file.path: tuple(
+            Constant(name, known[name], None)
+            for name, kind in file.types.items()
+            if pa.types.is_null(kind) and name in known
+        )
+        for file in files
+    }
 
 
 def constants_from(listed: Iterable[Mapping[str, str | None]]) -> Constants:

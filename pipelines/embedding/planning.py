@@ -26,7 +26,7 @@ from pipelines.embedding.executor import Columns
 from pipelines.embedding.footers import InputFile, in_threads, read_inputs
 from pipelines.embedding.inputs import parquet_inputs, stage_table
 from pipelines.embedding.options import EmbeddingOptions
-from pipelines.embedding.partitions import Constants, partition_columns
+from pipelines.embedding.partitions import Constants, partition_columns, types_of_nulls
 from pipelines.embedding.parts import PartSize, RowRange, cut_file
 from pipelines.embedding.places import beginning, begun_folders
 from pipelines.embedding.plan import (
@@ -179,9 +179,11 @@ def _files(
     """The input as Parquet files, with the columns in the names of their folders."""
     settings, stores = asked.settings, asked.stores
     if settings.format == "parquet":
+        files = parquet_inputs(settings, stores)
         follow = settings.follow_links
-        constants = partition_columns(settings.inputs, stores, follow_links=follow)
-        return parquet_inputs(settings, stores), constants
+        named = partition_columns(settings.inputs, stores, follow_links=follow)
+        nulls = types_of_nulls(files, settings.text_column)
+        return files, {file: (*named[file], *nulls[file]) for file in named}
     stage = partial(stage_table, session, settings, stores, aside / STAGED, output)
     run_job(session, "embedding: reading the input", stage)
     return read_inputs(listed(aside / STAGED, "part-*.parquet")), {}

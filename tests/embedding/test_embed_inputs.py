@@ -118,17 +118,21 @@ def test_texts_and_keys_however_arrow_stores_them(spark, job, tmp_path) -> None:
         else:
             texts = pa.nulls(2) if pa.types.is_null(kind) else texts.cast(kind)
         ids = pa.array([str(2 * number), str(2 * number + 1)], kind if number < 2 else pa.string())
-        pq.write_table(pa.table({"id": ids, "text": texts}), folder / f"{number}.parquet")
+        counts = pa.array([number, None]) if number < 5 else pa.nulls(2)
+        rows = pa.table({"id": ids, "count": counts, "text": texts})
+        pq.write_table(rows, folder / f"{number}.parquet")
     for embedded in (12, 0):
         summary = embed_table(spark, job(folder, key_column="id"))
         found = spark.read.parquet(f"file://{tmp_path}/table")
         there = {int(row["id"]) for row in found.where("embedding is not null").collect()}
         assert there == {0, 2, 4, 6, 8}
         assert (found.count(), summary.embedded) == (12, embedded)
+        # A file without values has no types of its own, and no other reader could guess them.
+        assert found.agg({"count": "sum"}).first()[0] == sum(range(5))
     # Views are strings and bytes, which older readers know.
     types = [pq.read_schema(path) for path in sorted((tmp_path / "table").glob("*.parquet"))]
     assert {str(schema.field("id").type) for schema in types} == {"string"}
-    assert pd.read_parquet(tmp_path / "table").shape == (12, 3)
+    assert pd.read_parquet(tmp_path / "table").shape == (12, 4)
 
 
 def test_columns_that_spark_does_not_read_are_told(spark, job, tmp_path, caplog) -> None:

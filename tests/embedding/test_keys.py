@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.arrow_columns import is_key
+from pipelines.corpus.unit_schema import hash_of
+from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.keys import (
     MATCHES,
     NEW,
@@ -108,6 +110,23 @@ def test_what_can_be_a_key() -> None:
     bad = [pa.float64(), pa.bool_(), pa.list_(pa.int64()), pa.binary(), pa.timestamp("us")]
     bad += [pa.decimal128(10, 2), pa.binary_view()]
     assert [is_key(kind) for kind in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+
+
+@pytest.mark.parametrize(
+    ("keys", "texts"),
+    [
+        (pa.array([7.0, 0.001, 12345678.0, 1e-4, None]), ["7.0", "0.001", "1.2345678E7", "1.0E-4"]),
+        (pa.array([7.5, 1e10, 0.0], pa.float32()), ["7.5", "1.0E10", "0.0"]),
+        (pa.array(["a", "b"]).dictionary_encode(), ["a", "b"]),
+        (pa.array([7, None]).cast(pa.decimal128(38, 0)), ["7"]),
+        (pa.array([True, False]), ["true", "false"]),
+    ],
+)
+def test_deleted_keys_are_those_that_spark_reads(keys, texts) -> None:
+    batch = pa.record_batch({"key": keys})
+    for number, text in enumerate(texts):
+        left = DeletedRows("key", (hash_of(text),)).without(batch)
+        assert left["key"].equals(pa.concat_arrays([keys[:number], keys[number + 1 :]]))
 
 
 def lake_of(rows: Mapping[int, tuple[str, str | None]]) -> dict[str, list[tuple[int, str | None]]]:
