@@ -200,34 +200,43 @@ def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
 def weight_change(folder: Location, start: Location) -> float | None:
     """Return how far the weights of a model are from those of its start, relative to their length.
 
-    Both folders are read some rows at a time.
+    Arrays are compared by module and name, and read some rows at a time.
 
     Returns:
         None where the two have no array in common.
     """
     moved = length = 0.0
-    here, there = local_folder(folder), local_folder(start)
-    for path in sorted(here.rglob("*.safetensors")):
-        before = there / path.relative_to(here)
-        if not before.is_file():
-            continue
+    here, there = (_files_of_arrays(local_folder(one)) for one in (folder, start))
+    for array in sorted(set(here) & set(there)):
+        _, name = array
         with (
-            safe_open(str(path), framework="numpy") as new,
-            safe_open(str(before), framework="numpy") as old,
+            safe_open(str(here[array]), framework="numpy") as new,
+            safe_open(str(there[array]), framework="numpy") as old,
         ):
-            for name in sorted(set(new.keys()) & set(old.keys())):
-                first, second = old.get_slice(name), new.get_slice(name)
-                shape = first.get_shape()
-                if not shape or shape != second.get_shape() or first.get_dtype() != "F32":
-                    continue
-                rows = max(_COMPARED // max(math.prod(shape[1:]), 1), 1)
-                for begin in range(0, shape[0], rows):
-                    end = min(begin + rows, shape[0])
-                    was = first[begin:end].astype(np.float64).ravel()
-                    step = second[begin:end].ravel() - was
-                    length += float(was @ was)
-                    moved += float(step @ step)
+            first, second = old.get_slice(name), new.get_slice(name)
+            shape = first.get_shape()
+            if not shape or shape != second.get_shape() or first.get_dtype() != "F32":
+                continue
+            rows = max(_COMPARED // max(math.prod(shape[1:]), 1), 1)
+            for begin in range(0, shape[0], rows):
+                end = min(begin + rows, shape[0])
+                was = first[begin:end].astype(np.float64).ravel()
+                step = second[begin:end].ravel() - was
+                length += float(was @ was)
+                moved += float(step @ step)
     return math.sqrt(moved / length) if length else None
+
+
+def _files_of_arrays(folder: Path) -> dict[tuple[str, str], Path]:
+    """Return the file of each array, by module and name."""
+    files: dict[tuple[str, str], Path] = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        module = path.parent.relative_to(folder).as_posix()
+        # The first module stands in the folder itself, or in one of its own.
+        module = "." if module.startswith("0_") else module
+        with safe_open(str(path), framework="numpy") as file:
+            files.update({(module, name): path for name in file.keys()})  # noqa: SIM118 - no mapping
+    return files
 
 
 def write_encoder(

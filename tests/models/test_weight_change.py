@@ -36,6 +36,9 @@ def test_it_is_relative_to_the_length_of_all_weights(tmp_path, monkeypatch, at_a
     expected = np.sqrt(words.size) * 0.01 / np.sqrt(length)
     assert weight_change(trained, start) == pytest.approx(expected, rel=1e-4)
     assert weight_change(start, start) == 0.0
+    (trained / "0_Transformer").mkdir()
+    (trained / "model.safetensors").rename(trained / "0_Transformer" / "model.safetensors")
+    assert weight_change(trained, start) == pytest.approx(expected, rel=1e-4)
 
 
 def test_nothing_in_common_is_no_change_that_is_known(tmp_path) -> None:
