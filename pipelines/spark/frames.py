@@ -138,6 +138,8 @@ def read_columns_of_any(
 
     A column that has several types is one of strings.
     """
+    from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
+
     schemas = [footer.schema.to_arrow_schema() for footer in read_footers(paths)]
     alike: dict[tuple[pa.DataType, ...], list[Location]] = {}
     for path, schema in zip(paths, schemas, strict=True):
@@ -146,7 +148,9 @@ def read_columns_of_any(
     frames = [read_columns(session, files, names) for files in alike.values()]
     for name in names:
         if len({frame.schema[name].dataType.simpleString() for frame in frames}) > 1:
-            frames = [frame.withColumn(name, frame[name].cast("string")) for frame in frames]
+            # A dot in a name would mean a field of a struct.
+            text = F.col("`" + name.replace("`", "``") + "`").cast("string")
+            frames = [frame.withColumn(name, text) for frame in frames]
     return reduce(type(frames[0]).unionByName, frames)
 
 

@@ -129,15 +129,11 @@ def read_parquet(
         types = tuple(footer.types[column_of(name, footer.types)] for name in wanted)
         alike.setdefault(types, []).append(footer)
     columns = columns_of(settings)
-    frames = [
-        rows_of(
-            read_columns(session, [file.path for file in alike_files], stored, _ORIGIN),
-            columns,
-            {"input": F.col(_ORIGIN)},
-        )
-        for alike_files in alike.values()
-        if (stored := [column_of(name, alike_files[0].types) for name in wanted])
-    ]
+    frames = []
+    for some in alike.values():
+        stored = [column_of(name, some[0].types) for name in wanted]
+        frame = read_columns(session, [file.path for file in some], stored, _ORIGIN)
+        frames.append(rows_of(frame, columns, {"input": F.col(_ORIGIN)}))
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
     if lost:
         frames.append(_quarantined(session, lost))
