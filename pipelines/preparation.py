@@ -98,18 +98,14 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         before = [fingerprints[name] for name in stage.after if name in fingerprints]
         fingerprint = _fingerprint(before, stage.inputs(config))
         known = read_stage_record(folder.stage_record(stage.name))
-        kept = config.prepared.reuse and fingerprint is not None
-        kept = kept and known is not None and known.fingerprint == fingerprint
-        if kept and known is not None:
-            logger.info("%s: not changed, kept", stage.name)
-            seconds, name = known.seconds, known.made or uuid.uuid4().hex
+        kept = _kept(config, known, fingerprint)
+        if kept is None:
+            seconds, name = _run(stage, config, trains=trains), uuid.uuid4().hex
         else:
-            asked = for_stage(config, "prepare")
-            session = spark_session(asked, trains=trains, needs_context=False)
-            with stage_settings(session, config, "prepare"):
-                seconds, name = _run(stage, session, config), uuid.uuid4().hex
+            logger.info("%s: not changed, kept", stage.name)
+            seconds, name = kept.seconds, kept.made
         after = {one: made[one] for one in stage.after if one in made}
-        deleted = folder.deleted_digest if not stage.after else None
+        deleted = None if stage.after else folder.deleted_digest
         record = StageRecord(fingerprint, seconds, name, after, deleted)
         if record != known:
             # In the folder as it is now.
@@ -118,7 +114,7 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         if fingerprint is not None:
             fingerprint = _fingerprint([fingerprint], [stage.choices(config)])
         fingerprints[stage.name] = fingerprint
-        told.append({"stage": stage.name, "seconds": seconds, "kept": kept})
+        told.append({"stage": stage.name, "seconds": seconds, "kept": kept is not None})
     storage.write_json(folder.stages, told)
     asked = for_stage(config, "prepare")
     with activity("comparing with evaluation sets", detail=running_tasks):
@@ -129,6 +125,12 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         with activity("drawing the report of the corpus"):
             write_corpus_report(folder.path)
     return LaneManifest.load(folder.lanes.path)
+
+
+def _kept(config: Config, known: StageRecord | None, fingerprint: str | None) -> StageRecord | None:
+    """The record of a stage that is up to date; None of one that is to be run."""
+    is_same = known is not None and fingerprint is not None and known.fingerprint == fingerprint
+    return known if is_same and config.prepared.reuse else None
 
 
 def check_needs(config: Config) -> None:
@@ -162,11 +164,15 @@ def check_prepared_folder(config: Config) -> None:
         check_outside(given, None, key, folder, config.storage)
 
 
-def _run(stage: Stage, session: SparkSession, config: Config) -> float:
-    began = time.monotonic()
-    with activity(stage.name, detail=running_tasks):
-        summary = stage.run(session, config)
-    seconds = round(time.monotonic() - began, 2)
+def _run(stage: Stage, config: Config, *, trains: bool) -> float:
+    """Runs a stage; returns how long it took, without the start of Spark."""
+    asked = for_stage(config, "prepare")
+    session = spark_session(asked, trains=trains, needs_context=False)
+    with stage_settings(session, config, "prepare"):
+        began = time.monotonic()
+        with activity(stage.name, detail=running_tasks):
+            summary = stage.run(session, config)
+        seconds = round(time.monotonic() - began, 2)
     logger.info("%s: %s (%.0f s)", stage.name, summary, seconds)
     return seconds
 

@@ -17,6 +17,7 @@ from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.sets import check_sets, check_tables
 from pipelines.files.folders import work_folder, working_in
 from pipelines.files.locations import Location
+from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import LaneManifest
@@ -31,7 +32,12 @@ from pipelines.promotion.stage import Promotion
 from pipelines.runs.attempts import fenced
 from pipelines.runs.cleaning import Cleaned, remove_old_runs
 from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation
-from pipelines.runs.opening import check_owned, check_run_folder, identity_digest
+from pipelines.runs.opening import (
+    check_measured,
+    check_owned,
+    check_run_folder,
+    identity_digest,
+)
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
@@ -181,7 +187,7 @@ def train(config: Config, chosen: Engine | None = None) -> Location:
 @executor_failures("evaluating")
 @file_failures("evaluating")
 @called_off_when_stalled("evaluating")
-@working_in("run.folder", check=check_owned)
+@working_in("run.folder", check=check_measured)
 def evaluate(config: Config) -> dict[str, Metrics]:
     """Measures the run's start and its model; writes ``metrics.json``, samples and the report.
 
@@ -214,8 +220,9 @@ def evaluate(config: Config) -> dict[str, Metrics]:
             end_job(folder.path, start_of_job)
             with activity("evaluating", "drawing the report"):
                 draw_report(config)
-                card = write_card(folder, config)
-            tracking.keep(folder.report, folder.metrics, folder.evaluations, card)
+                # That of a model that no run has made is the user's.
+                cards = [write_card(folder, config)] if is_ours(folder.path, RUN) else []
+            tracking.keep(folder.report, folder.metrics, folder.evaluations, *cards)
     return measured.figures
 
 

@@ -138,6 +138,15 @@ RUN = Kind(
 )
 """What a run writes."""
 
+MEASURED = Kind(
+    files=(
+        *("metrics.json", "evaluations.jsonl", "observations.parquet", "samples.json"),
+        *("report.html", "jobs.json"),
+    ),
+    marks={**RUN.marks, "jobs.json": ("jobs",)},
+)
+"""What an evaluation writes beside a model, be it that of a run or one that was put there."""
+
 OUTCOMES = Kind(files=("*-*.json",), marks={})
 """What jobs of a scheduler have told of themselves, beside a run."""
 
@@ -206,6 +215,23 @@ def holds_other_files(key: str, folder: Location, found: Sequence[str]) -> Input
     """What is raised of a folder that holds what no command has written."""
     problem = f"{folder} holds other files ({shown(found)})"
     return InputError(key, problem, "move them elsewhere, or name an empty folder")
+
+
+def check_free(key: str, folder: Location, kind: Kind) -> None:
+    """Refuses a folder with files that a command would replace; what else is there may stay.
+
+    Args:
+        key: The setting that names it.
+        folder: Need not be there.
+        kind: What the command writes.
+
+    Raises:
+        InputError: The folder is not ours, and holds some of them.
+    """
+    if not is_ours(folder, kind):
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if found := sorted(there & kind.taken):
+            raise holds_other_files(key, folder, found)
 
 
 def shown(ways: Sequence[str]) -> str:

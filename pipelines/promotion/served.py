@@ -349,7 +349,7 @@ def _pointed(target: Location) -> Location | None:
         raise InputError(KEY, f"{pointer} is a folder, not a link", "name another folder")
     else:
         return None
-    if found.parent != target / VERSIONS:
+    if found.parent.resolve() != (target / VERSIONS).resolve():
         problem = f"{pointer} names {found}, which is none of the versions here"
         raise InputError(KEY, problem, ELSEWHERE)
     return found

@@ -210,6 +210,7 @@ def roll_back(config: Config, to: str | None = None) -> Location:
     # Checked first, since the lock below would leave files in a folder that is not ours.
     if not served.versions(target):
         raise InputError(served.KEY, f"nothing is in service in {target}", "promote a model first")
+    served.check_target(target)
     with served.exclusive(target):
         version = _wanted(target, to)
         served.put_in_service(target, version, "rolled back")

@@ -15,7 +15,7 @@ from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, RemotePath
-from pipelines.files.ownership import RUN, check_ours, holds_other_files
+from pipelines.files.ownership import MEASURED, RUN, check_free, check_ours, holds_other_files
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.lanes.files import FORMAT, LaneManifest
@@ -108,6 +108,15 @@ def check_run_folder(config: Config) -> tuple[Location, bool]:
         # Before anything is prepared, which may take hours.
         _check_same_run(folder, _asked(config))
     return folder, has_run
+
+
+def check_measured(config: Config) -> None:
+    """Makes sure that an evaluation replaces nothing of the user's; changes nothing.
+
+    Raises:
+        InputError: It would.
+    """
+    check_free("run.folder", RunFolder.of(config).path, MEASURED)
 
 
 def check_owned(config: Config) -> Location:

@@ -116,8 +116,18 @@ def test_a_new_table_takes_the_place_of_another(tmp_path) -> None:
     assert index == {"index.json", f"{kept.stem}.usearch"}
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_job_killed_while_its_table_takes_its_place(tmp_path, monkeypatch, at) -> None:
+# What there is afterwards, where names are exchanged and where they are not: builds by place.
+BEFORE, EXCHANGED = {"table": 0, ".table.next": 1}, {"table": 1, ".table.next": 0}
+KILLS = {
+    "exchange": [(1, BEFORE), (2, EXCHANGED)],
+    "renames": [(1, BEFORE), (2, BEFORE), (3, {"table": 1})],
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "at", "left"), [(how, *one) for how, kills in KILLS.items() for one in kills]
+)
+def test_a_job_killed_while_its_table_takes_its_place(tmp_path, monkeypatch, how, at, left) -> None:
     """At each of the renames: what is there is whole, and the new table is not lost."""
     folder = tmp_path / "table"
     made(folder, IDENTITY, whole=True)
@@ -132,15 +142,28 @@ def test_a_job_killed_while_its_table_takes_its_place(tmp_path, monkeypatch, at)
             raise KeyboardInterrupt
         return rename(path, target)
 
+    def exchanged(path: Path, target: Path) -> bool:
+        if how == "renames":
+            return False
+        renames.append(path)
+        if len(renames) >= at:
+            raise KeyboardInterrupt
+        # What the system call does at once, which not every file system has.
+        aside = tmp_path / "aside"
+        for one, other in ((path, aside), (target, path), (aside, target)):
+            rename(one, other)
+        return True
+
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Path, "rename", killed)
+        patched.setattr(storage, "_exchanged", exchanged)
         publish(read_version(next_folder(folder)), folder)
     storage.settle(folder)
     builds = {place.name: read_version(place).plan.build for place in tmp_path.iterdir()}
-    assert builds == ({"table": 1} if at == 3 else {"table": 0, ".table.next": 1})
-    if at < 3:
-        work = choose_work(folder, IDENTITY, overwrite=False)
-        publish(work.goes_on, folder)
+    assert builds == left
+    work = choose_work(folder, IDENTITY, overwrite=False)
+    assert work.goes_on is not None and work.goes_on.plan.build == 1
+    publish(work.goes_on, folder)
     assert read_version(folder).plan.build == 1
     assert {path.name for path in tmp_path.iterdir()} == {"table"}
 

@@ -68,7 +68,11 @@ def config(tmp_path, minilm, monkeypatch):
 
 def test_it_is_measured_and_shown_like_all_others(spark, config, tmp_path) -> None:
     expected = {"texts": {"documents": 2, "longest_text": 16.0}}
+    card = tmp_path / "run" / "model" / "README.md"
+    before = card.read_bytes() if card.is_file() else None
     figures = workflow.evaluate(config)
+    # That of a model that no run has made is not ours to write.
+    assert (card.read_bytes() if card.is_file() else None) == before
     written = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert written["before"] == written["after"] == figures["after"] == expected
     assert list(written["measured"]["sets"]) == ["texts"]

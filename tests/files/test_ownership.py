@@ -10,6 +10,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.ownership import (
+    MEASURED,
     NEGATIVES,
     OUTCOMES,
     PREPARED,
@@ -17,6 +18,7 @@ from pipelines.files.ownership import (
     TABLE,
     VERSION,
     Kind,
+    check_free,
     check_ours,
     foreign,
 )
@@ -156,6 +158,17 @@ def test_one_file_of_the_user_is_enough(home, name):
     write(home, {name: "mine"})
     with pytest.raises(InputError, match=rf"holds other files \({name.partition('/')[0]}\)"):
         check_ours(KEY, home, PREPARED, whole=False)
+
+
+@pytest.mark.parametrize("name", ["report.html", "metrics.json"])
+def test_an_evaluation_leaves_files_of_the_user(home, name):
+    write(home, {"model/config.json": "mine", "notes.txt": "mine"})
+    check_free(KEY, home, MEASURED)
+    write(home, {name: "mine"})
+    with pytest.raises(InputError, match=rf"holds other files \({name}\)"):
+        check_free(KEY, home, MEASURED)
+    write(home, {"jobs.json": '{"jobs": [], "prepared_folder": null}'})
+    check_free(KEY, home, MEASURED)
 
 
 def test_a_stage_of_ours_needs_its_own_mark(home):
