@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipelines.models.adaptation import layer_of
 from pipelines.models.sentence_modules import CONFIG_FILE, WHOLE_COPY, refuse
@@ -101,7 +101,7 @@ def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
     """
     for key, value in _entries(config):
         if isinstance(value, float) and not math.isfinite(value):
-            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which is no number", WHOLE_COPY)
+            _refuse(folder, key, value, "is no number")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if _EPSILON.search(key) and value is not None and not (is_number and 0 < value < 1):
             refuse(
@@ -135,3 +135,7 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield key, value
         if isinstance(value, Mapping):
             yield from _entries(value)
+
+
+def _refuse(folder: Path, key: str, value: Any, limit: str) -> NoReturn:
+    refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which {limit}", WHOLE_COPY)
