@@ -35,7 +35,7 @@ def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
         InputError: With the key ``encoder.start``.
     """
     for key, value in _entries(config):
-        known = _IMPLEMENTATIONS.get(key.lstrip("_").removesuffix("_internal"))
+        known = _IMPLEMENTATIONS.get(key.lstrip("_").removesuffix("_internal"), ())
         told = value.values() if isinstance(value, Mapping) else [value]
         for name in told if known else ():
             if name is not None and name not in known:
@@ -49,11 +49,7 @@ def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
         InputError: With the key ``encoder.start``.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        refuse(
-            folder,
-            f"has `{key}: {value}` in {CONFIG_FILE}, which takes {least} or more",
-            WHOLE_COPY,
-        )
+        _refuse(folder, key, value, f"takes {least} or more")
 
 
 def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
@@ -64,11 +60,7 @@ def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
     """
     check_size(folder, key, heads)
     if width % heads:
-        refuse(
-            folder,
-            f"has `{key}: {heads}` in {CONFIG_FILE}, which does not divide {width}",
-            WHOLE_COPY,
-        )
+        _refuse(folder, key, heads, f"does not divide {width}")
 
 
 def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> None:
@@ -104,17 +96,9 @@ def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
             _refuse(folder, key, value, "is no number")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if _EPSILON.search(key) and value is not None and not (is_number and 0 < value < 1):
-            refuse(
-                folder,
-                f"has `{key}: {value}` in {CONFIG_FILE}, which is between 0 and 1",
-                WHOLE_COPY,
-            )
+            _refuse(folder, key, value, "is between 0 and 1")
         if is_number and _COUNT.search(key) and abs(value) > _MOST:
-            refuse(
-                folder,
-                f"has `{key}: {value}` in {CONFIG_FILE}, which takes {_MOST} at most",
-                WHOLE_COPY,
-            )
+            _refuse(folder, key, value, f"takes {_MOST} at most")
 
 
 def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, Any]) -> None:

@@ -19,7 +19,8 @@ from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, 
 from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.prompts import read_prompts
 from pipelines.tokens.special_tokens import special_ends
-from pipelines.tokens.vocabulary import TOKENIZER_FILE, copy_tokenizer, load_tokenizer
+from pipelines.tokens.tokenizer_files import TOKENIZER_FILE
+from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
 
 STATIC_MODULE = "StaticEmbedding"
 ENDS = 2
