@@ -237,12 +237,12 @@ def architectures_page() -> str:
             ),
         ),
         "\n`similarity_fn_name` changes no vector. `search`, `mine` and evaluation compare by "
-        "cosine whatever it says. A trained model has the start's tokenizer as it was read here, so it "
-        "needs none of these keys. `config.json` is compared with the names and shapes of the "
+        "cosine whatever it says. A trained model has the tokenizer of its start as it was read, "
+        "and needs none of these keys. `config.json` is compared with the names and shapes of the "
         "weights before anything is built of it. A tokenizer of more tokens than there are word "
         "embeddings is refused.\n\n"
         "In RoBERTa, XLM-R, CamemBERT and MPNet a text may spell the padding token out (`<pad>`). "
-        "transformers counts no position for that token; this package counts one, so the vector of "
+        "transformers counts no position for that token; this package counts one. The vector of "
         "such a text differs from that of sentence-transformers. Remove `<pad>` from your texts.\n",
         "\n## Models of transformers\n",
         "`hf` is what no other architecture recognises. The library computes it, so it is needed "
