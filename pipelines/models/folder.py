@@ -69,7 +69,7 @@ KEY = "encoder.start"
 
 _SPARE_ROWS = 1024
 """Word embeddings without a token that a model may have, to make a round number."""
-_RESIZE = "save model and tokenizer together after resize_token_embeddings, or name another model"
+_RESIZE = "save it again with a row for each token of its tokenizer, or name another model"
 _SENTENCE_MODULES = "sentence_transformers.models"
 _HEAD = ("pooling", "normalise")
 """What a plain checkpoint does not say, and the settings do."""

@@ -245,12 +245,31 @@ def test_a_tokenizer_of_more_tokens_than_rows_is_refused(folder, tmp_path, kind)
     tokenizer["added_tokens"].append({**token, **flags})
     storage.write_json(file, tokenizer)
     told = f"{spec.vocabulary} word embeddings for a tokenizer of {spec.vocabulary + 1} tokens"
-    with pytest.raises(InputError, match=rf"^embedding\.model: .*{told}, save model and tokenizer"):
+    with pytest.raises(InputError, match=rf"^embedding\.model: .*{told}, save it again with a row"):
         embedding_options(tmp_path / "model")
     with pytest.raises(InputError, match=rf"^encoder\.start: .*{told}"):
         load_embedder(tmp_path / "model")
     with pytest.raises(InputError, match=rf"^encoder\.start: .*{told}"):
         check_start(parse({"encoder": {"start": str(tmp_path / "model")}}))
+
+
+@pytest.mark.parametrize("beside", [("mapping",), ("weights",), ("mapping", "weights")])
+def test_rows_and_weights_of_model2vec(folder, tmp_path, beside):
+    spec, _ = read_encoder(folder)
+    start = parse({"encoder": {"start": str(folder), "keep_layers": 0}})
+    static, weights = start_encoder(start, spec.vocabulary)
+    write_encoder(tmp_path / "model", static, weights, folder, "")
+    file = next((tmp_path / "model").rglob("model.safetensors"))
+    draw = np.random.default_rng(3)
+    arrays = {"embeddings": load_weights(file)["embedding.weight"]}
+    if "mapping" in beside:
+        arrays["embeddings"] = arrays["embeddings"][:100]
+        arrays["mapping"] = draw.integers(0, 100, spec.vocabulary)
+    if "weights" in beside:
+        arrays["weights"] = draw.uniform(0.1, 2, spec.vocabulary)
+    save_weights(file, arrays)
+    expected = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS)
+    assert cosines(load_embedder(tmp_path / "model")(TEXTS), expected).min() > 0.9999
 
 
 def test_lower_case_of_a_tokenizer_of_sentence_pieces(tmp_path):
