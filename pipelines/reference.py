@@ -241,9 +241,9 @@ def architectures_page() -> str:
         "and needs none of these keys. `config.json` is compared with the names and shapes of the "
         "weights before anything is built of it. A tokenizer of more tokens than there are word "
         "embeddings is refused.\n\n"
-        "In RoBERTa, XLM-R, CamemBERT and MPNet a text may spell the padding token out (`<pad>`). "
-        "transformers counts no position for that token; this package counts one. The vector of "
-        "such a text differs from that of sentence-transformers. Remove `<pad>` from your texts.\n",
+        "A text may spell the padding token out (`<pad>`). RoBERTa, XLM-R, CamemBERT and MPNet "
+        "count no position for it, and neither do PyTorch, TensorFlow and OpenVINO here. The "
+        "engines `mesh` and `bigdl` (with dllib) count one in training.\n",
         "\n## Models of transformers\n",
         "`hf` is what no other architecture recognises. The library computes it, so it is needed "
         "(the extra `transformers`), and code from a checkpoint's folder is never run. Dropout "
