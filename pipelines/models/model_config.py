@@ -43,12 +43,15 @@ def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
-    """Refuse a size that is no whole number, or too small.
+    """Refuse a size that is too small.
 
     Raises:
         InputError: With the key ``encoder.start``.
+        TypeError: It is no whole number.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{key} in {CONFIG_FILE} is {value!r}, no whole number")
+    if value < least:
         _refuse(folder, key, value, f"takes {least} or more")
 
 
