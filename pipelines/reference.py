@@ -223,6 +223,49 @@ def architectures_page() -> str:
         *_table(
             ("pooling", "of a text"), ((f"`{name}`", told) for name, told in _POOLINGS.items())
         ),
+        "\n## The files beside the weights\n",
+        "sentence-transformers reads several files beside the weights. `embed`, `search`, `mine`, "
+        "training, teachers and evaluation read them too. A key that changes vectors is honoured "
+        "or refused, with the file and the key; so is a key that nobody here knows.\n",
+        *_table(
+            ("file", "honoured", "refused unless at the default"),
+            (
+                (
+                    "`sentence_bert_config.json` and its six older names",
+                    "`max_seq_length`, `do_lower_case`, `tokenizer_args`, `processor_kwargs`",
+                    "`query_length`, `document_length`, `query_expansion`, `processing_kwargs`, "
+                    "`modality_config`, `transformer_task`, `config_args`, `model_args` that "
+                    "change the model",
+                ),
+                (
+                    "`tokenizer_config.json`",
+                    "`do_lower_case`, `strip_accents`, `tokenize_chinese_chars`, names of special "
+                    "tokens, `model_max_length`",
+                    "`truncation_side`, `split_special_tokens`, `never_split`, a class that makes "
+                    "other tokens than `tokenizer.json`",
+                ),
+                (
+                    "`added_tokens.json`, `added_tokens_decoder`, `special_tokens_map.json`, "
+                    "`vocab.txt`",
+                    "tokens that `tokenizer.json` has too",
+                    "tokens that it lacks or numbers otherwise",
+                ),
+                (
+                    "`config_sentence_transformers.json`",
+                    "`prompts`, `default_prompt_name`",
+                    "`truncate_dim`, `model_type`",
+                ),
+                ("`modules.json`", "`type`, `path`", "`kwargs`, modules of code in the folder"),
+            ),
+        ),
+        "\n`similarity_fn_name` changes no vector. `search`, `mine` and evaluation compare by "
+        "cosine whatever it says. A trained model has the tokenizer of its start as it was read, "
+        "and needs none of these keys. `config.json` is compared with the names and shapes of the "
+        "weights before anything is built of it. A tokenizer of more tokens than there are word "
+        "embeddings is refused.\n\n"
+        "A text may spell the padding token out (`<pad>`). RoBERTa, XLM-R, CamemBERT and MPNet "
+        "count no position for it, and neither do PyTorch, TensorFlow and OpenVINO here. The "
+        "engines `mesh` and `bigdl` (with dllib) count one in training.\n",
         "\n## Models of transformers\n",
         "`hf` is what no other architecture recognises. The library computes it, so it is needed "
         "(the extra `transformers`), and code from a checkpoint's folder is never run. Dropout "

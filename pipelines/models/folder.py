@@ -71,7 +71,7 @@ KEY = "encoder.start"
 
 _SPARE_ROWS = 1024
 """Word embeddings without a token that a model may have, to make a round number."""
-_RESIZE = "save model and tokenizer together after resize_token_embeddings, or name another model"
+_RESIZE = "save it again with a row for each token of its tokenizer, or name another model"
 _COMPARED = 2**20
 """Numbers of an array that are compared at a time."""
 _SENTENCE_MODULES = "sentence_transformers.models"
@@ -190,7 +190,11 @@ def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
     tokenizer = load_tokenizer(folder, KEY)
     tokens = rows_needed(tokenizer)
     if tokens > spec.vocabulary:
-        raise InputError(KEY, _too_many(folder, tokens, spec), _RESIZE)
+        raise InputError(
+            KEY,
+            f"{folder} has {spec.vocabulary} word embeddings for a tokenizer of {tokens} tokens",
+            _RESIZE,
+        )
     if spec.vocabulary - tokens > _SPARE_ROWS:
         told = "%s has %d word embeddings for a tokenizer of %d tokens: is it of another model?"
         logger.warning(told, folder, spec.vocabulary, tokens)
@@ -305,19 +309,21 @@ def _trained_spec(
             "leave it out, or encoder.start: random",
         )
     # Some checkpoints have more rows than words, to make a round number.
-    if vocabulary_size > whole.vocabulary:
-        remedy = "set it to `start`, or encoder.start to random"
+    tokens = vocabulary_size
+    if tokens > whole.vocabulary and config.tokens.vocabulary != "start":
         raise InputError(
             "tokens.vocabulary",
-            _too_many(folder, vocabulary_size, whole),
-            _RESIZE if config.tokens.vocabulary == "start" else remedy,
+            f"{folder} has {whole.vocabulary} word embeddings for a tokenizer of {tokens} tokens",
+            "set it to `start`, or encoder.start to random",
+        )
+    if tokens > whole.vocabulary:
+        raise InputError(
+            "tokens.vocabulary",
+            f"{folder} has {whole.vocabulary} word embeddings for a tokenizer of {tokens} tokens",
+            _RESIZE,
         )
     length, prompts = model_length(config), configured_prompts(config)
     return replace(_smaller(config, whole), max_length=length, prompts=prompts)
-
-
-def _too_many(folder: Path, tokens: int, spec: EncoderSpec) -> str:
-    return f"{folder} has {spec.vocabulary} word embeddings for a tokenizer of {tokens} tokens"
 
 
 def _smaller(config: Config, whole: EncoderSpec) -> EncoderSpec:

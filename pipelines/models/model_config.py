@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipelines.models.adaptation import layer_of
 from pipelines.models.sentence_modules import CONFIG_FILE, WHOLE_COPY, refuse
@@ -35,7 +35,7 @@ def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
         InputError: With the key ``encoder.start``.
     """
     for key, value in _entries(config):
-        known = _IMPLEMENTATIONS.get(key.lstrip("_").removesuffix("_internal"))
+        known = _IMPLEMENTATIONS.get(key.lstrip("_").removesuffix("_internal"), ())
         told = value.values() if isinstance(value, Mapping) else [value]
         for name in told if known else ():
             if name is not None and name not in known:
@@ -43,17 +43,16 @@ def check_implementations(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_size(folder: Path, key: str, value: Any, least: int = 1) -> None:
-    """Refuse a size that is no whole number, or too small.
+    """Refuse a size that is too small.
 
     Raises:
         InputError: With the key ``encoder.start``.
+        TypeError: It is no whole number.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        refuse(
-            folder,
-            f"has `{key}: {value}` in {CONFIG_FILE}, which takes {least} or more",
-            WHOLE_COPY,
-        )
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{key} in {CONFIG_FILE} is {value!r}, no whole number")
+    if value < least:
+        _refuse(folder, key, value, f"takes {least} or more")
 
 
 def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
@@ -64,11 +63,7 @@ def check_heads(folder: Path, key: str, heads: int, width: int) -> None:
     """
     check_size(folder, key, heads)
     if width % heads:
-        refuse(
-            folder,
-            f"has `{key}: {heads}` in {CONFIG_FILE}, which does not divide {width}",
-            WHOLE_COPY,
-        )
+        _refuse(folder, key, heads, f"does not divide {width}")
 
 
 def check_layers(folder: Path, key: str, layers: Any, names: Iterable[str]) -> None:
@@ -101,20 +96,12 @@ def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
     """
     for key, value in _entries(config):
         if isinstance(value, float) and not math.isfinite(value):
-            refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which is no number", WHOLE_COPY)
+            _refuse(folder, key, value, "is no number")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if _EPSILON.search(key) and value is not None and not (is_number and 0 < value < 1):
-            refuse(
-                folder,
-                f"has `{key}: {value}` in {CONFIG_FILE}, which is between 0 and 1",
-                WHOLE_COPY,
-            )
+            _refuse(folder, key, value, "is between 0 and 1")
         if is_number and _COUNT.search(key) and abs(value) > _MOST:
-            refuse(
-                folder,
-                f"has `{key}: {value}` in {CONFIG_FILE}, which takes {_MOST} at most",
-                WHOLE_COPY,
-            )
+            _refuse(folder, key, value, f"takes {_MOST} at most")
 
 
 def check_positions(folder: Path, positions: int | None, shapes: Mapping[str, Any]) -> None:
@@ -135,3 +122,7 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield key, value
         if isinstance(value, Mapping):
             yield from _entries(value)
+
+
+def _refuse(folder: Path, key: str, value: Any, limit: str) -> NoReturn:
+    refuse(folder, f"has `{key}: {value}` in {CONFIG_FILE}, which {limit}", WHOLE_COPY)

@@ -49,7 +49,8 @@ DOMAIN = Recipe(
     "2.8 where each is left out of the choice in turn, and falls on none beyond its interval. "
     "Words of the corpus stand beside the encoder in any case. It is trained where most documents "
     "have titles, and otherwise left as it is. What the parts bring, and what was tried, is in "
-    "[documents alone](measurements.md#documents-alone).",
+    "[documents alone](measurements.md#documents-alone). Only sentence-transformers serves the "
+    "model whole: see [which systems read it](training.md#words-beside-an-encoder).",
     {
         "corpus": {"pairs": "document"},
         "tokens": {"max_length": 128},

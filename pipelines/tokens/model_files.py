@@ -64,9 +64,11 @@ def flag(value: Any) -> bool:
 
 def length(value: Any) -> bool:
     """Accept a number of tokens; some libraries write huge ones as floats."""
-    return value is None or (
-        isinstance(value, int | float) and not isinstance(value, bool) and value >= 1
-    )
+    if value is None:
+        return True
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number of tokens")
+    return value >= 1
 
 
 def text(value: Any) -> bool:
@@ -177,6 +179,7 @@ def check_keys(path: Path, values: Mapping[str, Any], known: Known, key: str = K
 
     Raises:
         InputError: With the setting.
+        TypeError: A value is of another type than its key takes.
     """
     for name, value in values.items():
         if name not in known:
@@ -185,7 +188,11 @@ def check_keys(path: Path, values: Mapping[str, Any], known: Known, key: str = K
                 f"{path} sets `{name}`, which is not known here and may change embeddings",
                 "remove that key if no embedding depends on it, or name another model",
             )
-        if not known[name](value):
+        try:
+            fits = known[name](value)
+        except TypeError as error:
+            raise TypeError(f"{name} in {path.name}: {error}") from None
+        if not fits:
             raise InputError(
                 key,
                 f"{path} sets `{name}` to {_shown(value)}, which is not supported here",

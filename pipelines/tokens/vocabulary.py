@@ -337,14 +337,14 @@ def _tokenizer_in(key: str, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
             f"there is no {TOKENIZER_FILE} or {VOCABULARY_FILE} in {home}",
             "a tokenizer folder",
         )
+    # Fails here, and not at some text of a corpus, if there is no token for words that are unknown.
+    tokenizer.encode(_RARE_WORD)
     if of_transformer or not modules:
         applied(tokenizer, home, options, key)
     if of_transformer and read_length_file(home, key).get("do_lower_case"):
         lower_case(tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    # Fails here, and not at some text of a corpus, if there is no token for words that are unknown.
-    tokenizer.encode(_RARE_WORD)
     return tokenizer, options
 
 

@@ -75,6 +75,9 @@ def test_a_pickle_that_asks_for_code_is_refused(copy):
         with pytest.raises(InputError, match=r"^encoder\.start: .*pytorch_model\.bin") as caught:
             read_encoder(copy)
         assert "\n" not in str(caught.value)
+        # The library says how to have the code run.
+        assert "weights_only" not in str(caught.value)
+        assert "can still" not in str(caught.value)
 
 
 def test_bfloat16_is_widened(folder, tmp_path):

@@ -216,3 +216,22 @@ def test_others_start_from_nothing(kind, tmp_path):
     check_weights(spec, weights)
     write_encoder(tmp_path / "out", spec, weights, default_start(), "")
     assert read_encoder(tmp_path / "out")[0] == spec
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert", "mpnet"])
+def test_texts_may_spell_the_padding_token_out(folders, name, tmp_path):
+    folder, texts = (
+        folders(name),
+        ["one <pad> two three", "<pad> <pad> ten", "the model <pad>", "a"],
+    )
+    spec, weights = read_encoder(folder)
+    expected = library(folder).encode(texts)
+    forms = architecture_of(spec).forms
+    for backend in (backend for backend in BACKENDS if backend in forms):
+        found = load_embedder(folder, backend=backend)(texts)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=backend)
+    write_encoder(tmp_path / "written", spec, weights, folder, "")
+    np.testing.assert_allclose(library(tmp_path / "written").encode(texts), expected, atol=1e-5)
+    if name != "bert":
+        # What stands behind the token moved up by one.
+        assert not np.allclose(*library(folder).encode(["one <pad> two", "one <unk> two"]))

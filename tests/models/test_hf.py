@@ -215,6 +215,18 @@ def test_pickled_weights_are_read_and_that_is_said(folders, copy, caplog):
         np.testing.assert_array_equal(found[name], value)
 
 
+def test_a_pickle_that_asks_for_code_is_refused_without_advice_to_run_it(copy):
+    class Asking:
+        def __reduce__(self):
+            return print, ("ran",)
+
+    (copy / "model.safetensors").unlink()
+    torch.save({"embed_tokens.weight": Asking()}, copy / "pytorch_model.bin")
+    with pytest.raises(InputError, match="asks for code to be run, which is never done") as caught:
+        read_encoder(copy)
+    assert "weights_only" not in str(caught.value)
+
+
 def test_bfloat16_is_widened(copy):
     weights = load_file(copy / "model.safetensors")
     halves = {name: value.bfloat16() for name, value in weights.items()}

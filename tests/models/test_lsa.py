@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from tiny_checkpoints import FAMILIES, TEXTS, write_plain
+from transformers import AutoModel
 
+from pipelines.command_jobs import show_limits
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.prepared_folder import PreparedFolder
@@ -109,6 +111,28 @@ def test_sentence_transformers_gives_the_same_embeddings(folder):
     assert loaded.get_embedding_dimension() == found.shape[1]
     loaded.save(str(folder.parent / "again"))
     np.testing.assert_array_equal(load_embedder(folder.parent / "again")(TEXTS), found)
+
+
+def test_readers_of_a_transformer_alone_find_none(folder):
+    with pytest.raises((OSError, ValueError), match=r"config\.json"):
+        AutoModel.from_pretrained(folder, local_files_only=True)
+    assert not [*folder.glob("config.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    # As releases before wrote it.
+    again = folder.parent / "before"
+    SentenceTransformer(str(folder), device="cpu").save(str(again))
+    assert (again / "config.json").is_file()
+    expected = load_embedder(folder)(TEXTS)
+    np.testing.assert_array_equal(load_embedder(again)(TEXTS), expected)
+
+
+def test_where_it_cannot_be_served_is_said(tmp_path, capsys):
+    tree = {"run": {"folder": str(tmp_path)}, "encoder": {"lsa": {"dimensions": 4}}}
+    show_limits(parse(tree))
+    told = capsys.readouterr().out
+    assert told.startswith("limit   Only sentence-transformers (5.4 or later)")
+    assert all(name in told for name in ("vLLM", "fastembed", "AutoModel", "ONNX", "LSA"))
+    show_limits(parse({"run": {"folder": str(tmp_path)}}))
+    assert not capsys.readouterr().out
 
 
 def test_what_the_encoder_says_of_a_text_stays_beside_its_terms(folder):

@@ -169,8 +169,19 @@ def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
             weights[name] = np.ascontiguousarray(found[own], dtype=np.float32)
     if POSITIONS in weights:
         skipped = layout.skipped_rows(spec.pad_token_id)
-        weights[POSITIONS] = np.ascontiguousarray(weights[POSITIONS][skipped:])
+        before, weights[POSITIONS] = np.split(weights[POSITIONS], [skipped])
+        token = spec.placeless_token
+        if token is not None and WORDS in weights and _is_row(token, weights[WORDS], before):
+            # It stands in texts that spell the token out, wherever the token does.
+            weights[WORDS] = weights[WORDS].copy()
+            weights[WORDS][token] += before[token]
     return weights
+
+
+def _is_row(number: int, *tables: np.ndarray) -> bool:
+    """Whether tables of one width have a row."""
+    widths = {table.shape[1:] for table in tables}
+    return len(widths) == 1 and all(number < len(table) for table in tables)
 
 
 def _prefix(layout: Layout, folder: Path, found: Weights) -> str:

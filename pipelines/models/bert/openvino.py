@@ -41,12 +41,24 @@ def _embedding_output(
     words = op.gather(op.constant(weights[WORDS]), token_ids, integer(0))
     # A single sentence is all of the first segment, so its one vector is part of the table.
     segment = weights[SEGMENTS][0] if spec.type_vocabulary else np.float32(0)
-    table = op.constant(weights[POSITIONS] + segment)
+    table = weights[POSITIONS]
+    if spec.placeless_token is not None:
+        positions = _places(spec.placeless_token, len(table), token_ids, positions)
+        table = np.pad(table, ((0, 1), (0, 0)))
+    table = op.constant(table + segment)
     total = op.add(words, op.gather(table, positions, integer(0)))
     states = _layer_norm(spec, weights, "embeddings.", total)
     if not spec.projects:
         return states
     return linear(states, weights[f"{PROJECTION}.weight"], weights[f"{PROJECTION}.bias"])
+
+
+def _places(token: int, behind: int, token_ids: Any, positions: Any) -> Any:
+    """Rows of the position table, int32 [batch, tokens]; the one behind its last for a token."""
+    is_placeless = op.equal(op.convert(token_ids, "i32"), integer(token))
+    counted = op.convert(is_placeless, "i32")
+    before = op.cum_sum(counted, integer(1), exclusive=True)
+    return op.select(is_placeless, integer(behind), op.subtract(positions, before))
 
 
 def _layer(

@@ -63,6 +63,11 @@ class BertSpec(EncoderSpec):
         return rates if rates.hidden or rates.attention else None
 
     @property
+    def placeless_token(self) -> int | None:
+        """The token that counts no position where a text holds it; None if all count one."""
+        return None
+
+    @property
     def word_width(self) -> int:
         """Width of the rows of words, positions and segments."""
         return self.embedding_size or self.hidden

@@ -87,12 +87,25 @@ class _Pass:
         token_ids = tf.gather(tf.reshape(self._token_ids, [-1]), self._packing.places)
         words = tf.gather(self._weights[WORDS], token_ids)
         positions = tf.convert_to_tensor(self._weights[POSITIONS])
+        if self._spec.placeless_token is not None:
+            positions = tf.pad(positions, [[0, 1], [0, 0]])
         if self._spec.type_vocabulary:
             # A single sentence is all of the first segment: its one vector is added to the
             # positions, and not to every token.
             positions += tf.gather(self._weights[SEGMENTS], 0)
-        own = tf.gather(positions, self._packing.positions)
+        own = tf.gather(positions, self._places(token_ids))
         return self._add_and_normalise("embeddings.", words, own)
+
+    def _places(self, token_ids: tf.Tensor) -> tf.Tensor:
+        """int32 [rows], rows of the position table; the one behind its last for a token."""
+        token = self._spec.placeless_token
+        if token is None:
+            return self._packing.positions
+        is_placeless = tf.cast(tf.equal(self._token_ids, token), tf.int32)
+        before = tf.cumsum(is_placeless, axis=1, exclusive=True)
+        own = tf.gather(tf.reshape(before, [-1]), self._packing.places)
+        places = self._packing.positions - own
+        return tf.where(tf.equal(token_ids, token), self._spec.positions, places)
 
     def _layer(self, prefix: str, hidden_states: tf.Tensor) -> tf.Tensor:
         """Attention, then the feed-forward block, each added to what it came from.

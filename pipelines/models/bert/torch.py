@@ -175,16 +175,28 @@ def embedded_inputs(
     masks: DropoutMasks | None,
 ) -> torch.Tensor:
     """The same of any vectors in the place of words, fp32 [tokens, width of words]."""
-    positions = weights[POSITIONS][: batch.width]
+    positions, places = weights[POSITIONS][: batch.width], batch.positions
+    if spec.placeless_token is not None:
+        places = _places(spec.placeless_token, batch)
+        positions = functional.pad(positions, (0, 0, 0, 1))
     if spec.type_vocabulary:
         # A single sentence is all of the first segment: its one vector is added to the few
         # positions, and not to every token.
         positions = positions + weights[SEGMENTS][0]
-    total = words + functional.embedding(batch.positions, positions)
+    total = words + functional.embedding(places, positions)
     states = dropped(masks, 0, layer_norm(spec, total, norm_weights(weights, "embeddings.")))
     if not spec.projects:
         return states
     return linear(states, weights[f"{PROJECTION}.weight"], weights[f"{PROJECTION}.bias"])
+
+
+def _places(token: int, batch: Batch) -> torch.Tensor:
+    """Rows of the position table, int64 [tokens]; the one behind its last for a token."""
+    is_placeless = batch.token_ids == token
+    before = is_placeless.cumsum(0) - is_placeless.long()
+    firsts = torch.arange(len(before), device=before.device) - batch.positions
+    places = batch.positions - (before - before[firsts])
+    return torch.where(is_placeless, batch.width, places)
 
 
 def relative_bias(

@@ -214,15 +214,15 @@ def read_weights(folder: Path, spec: HfSpec) -> Weights:
         model, told = _loaded(folder, spec)
     except Exception as error:
         # Nothing narrower is promised by the library, or by those that it reads files with.
-        told = f"cannot be read by transformers: {_line(error)}"
-        if isinstance(error, UnpicklingError) or "weights_only" in told:
+        problem = f"cannot be read by transformers: {_line(error)}"
+        if isinstance(error, UnpicklingError) or "weights_only" in problem:
             # The advice of that message is to run what the pickle holds.
-            told = f"has a pickle that {NOT_WEIGHTS_ALONE}"
-        raise refusal(folder, told, WHOLE_COPY) from error
+            problem = f"has a pickle that {NOT_WEIGHTS_ALONE}"
+        raise refusal(folder, problem, WHOLE_COPY) from error
     missing = sorted(name for name in told["missing_keys"] if not name.startswith(UNUSED))
     if missing:
-        told = f"does not fit its config.json: the weight {missing[0]} is missing"
-        refuse(folder, told, WHOLE_COPY)
+        problem = f"does not fit its config.json: the weight {missing[0]} is missing"
+        refuse(folder, problem, WHOLE_COPY)
     own = {name: value.detach().numpy() for name, value in model.named_parameters()}
     for name, value in model.state_dict().items():
         if name not in own and value.is_floating_point():

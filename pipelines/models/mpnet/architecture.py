@@ -30,6 +30,11 @@ class MPNetSpec(BertSpec):
     relative_buckets: int = BUCKETS
     model_type: str = "mpnet"
 
+    @property
+    def placeless_token(self) -> int | None:
+        """The token that MPNet takes for padding, which a text may spell out."""
+        return SKIPPED_ROWS - 1
+
 
 def skipped_rows(pad_token_id: int) -> int:
     """Rows of the position table that no text uses."""

@@ -14,8 +14,8 @@ from pipelines.models.bert.spec import BertSpec, refuse_random
 class RobertaSpec(BertSpec):
     """BERT whose positions are counted from behind the padding token's id.
 
-    The rows of the position table before that are used by no text, but one that spells the padding
-    token out; they are no part of the weights here.
+    The rows of the position table before that are no part of the weights here. A text that spells
+    the padding token out uses the last of them, which is added to that token's word embedding.
 
     Sources: Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019,
     arXiv:1907.11692; Conneau et al., "Unsupervised Cross-lingual Representation Learning at Scale",
@@ -26,6 +26,11 @@ class RobertaSpec(BertSpec):
 
     pad_token_id: int = 1
     model_type: str = "roberta"
+
+    @property
+    def placeless_token(self) -> int | None:
+        """The padding token, which a text may spell out."""
+        return self.pad_token_id
 
 
 def rows_up_to_padding(pad_token_id: int) -> int:

@@ -19,7 +19,8 @@ from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, 
 from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.prompts import read_prompts
 from pipelines.tokens.special_tokens import special_ends
-from pipelines.tokens.vocabulary import TOKENIZER_FILE, copy_tokenizer, load_tokenizer
+from pipelines.tokens.tokenizer_files import TOKENIZER_FILE
+from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
 
 STATIC_MODULE = "StaticEmbedding"
 ENDS = 2
@@ -30,6 +31,8 @@ _FOLDER = "0_StaticEmbedding"
 """Releases before 5 take what stands in the root for a transformer."""
 _NAMES = ("embedding.weight", "embeddings")
 """Of the matrix, as sentence-transformers writes it, and as model2vec does."""
+_ROWS, _FACTORS = "mapping", "weights"
+"""What model2vec may write beside its matrix: the row and the weight of each token."""
 
 
 def recognises(folder: Path, modules: Modules) -> bool:
@@ -53,12 +56,9 @@ def read(folder: Path, modules: Modules) -> tuple[StaticSpec, Weights]:
         if not (home / file).is_file():
             raise _refusal(folder, f"has no {file} for its {STATIC_MODULE}")
     weights = load_weights(home / WEIGHT_FILE)
-    name, *more = sorted(weights)
-    if name not in _NAMES or more:
-        raise _refusal(folder, f"holds {', '.join(sorted(weights))}, not {_NAMES[0]} alone")
+    words = _word_rows(folder, weights)
     if special_ends(load_tokenizer(folder)) != (1, 1):
         raise _refusal(folder, "has a tokenizer that adds no [CLS] or [SEP]")
-    words = np.ascontiguousarray(weights[name], dtype=np.float32)
     spec = StaticSpec(
         vocabulary=words.shape[0],
         hidden=words.shape[1],
@@ -89,10 +89,27 @@ def lengths(folder: Path, modules: Modules) -> Lengths:
     return Lengths(_length(folder / dict(modules)[STATIC_MODULE]), UNLIMITED)
 
 
+def _word_rows(folder: Path, weights: Weights) -> np.ndarray:
+    """The vector of each token, as sentence-transformers makes it of what a file holds."""
+    own, quantised = _NAMES
+    found = {own: (), quantised: (_ROWS, _FACTORS)}
+    name = next((one for one in found if one in weights), "")
+    if not name or weights.keys() - {name, *found[name]}:
+        raise _refusal(folder, f"holds {', '.join(sorted(weights))}, not {own} alone")
+    words = np.asarray(weights[name], dtype=np.float32)
+    if _ROWS in weights:
+        words = words[weights[_ROWS]]
+    if _FACTORS in weights:
+        words = words * weights[_FACTORS].astype(np.float32)[:, None]
+    return np.ascontiguousarray(words)
+
+
 def _length(home: Path) -> int:
     """Tokens of a text that the tokenizer in the module's folder leaves, special ones included."""
     path = home / TOKENIZER_FILE
     truncation = records.read_object(path).get("truncation") if path.is_file() else None
+    if truncation and truncation.get("direction") == "Left":
+        raise _refusal(home, f"cuts texts on the left by its {TOKENIZER_FILE}")
     return truncation["max_length"] + ENDS if truncation else UNLIMITED
 
 
