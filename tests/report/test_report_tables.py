@@ -2,7 +2,8 @@
 
 from rich.console import Console
 
-from pipelines.report.tables import metrics_table
+from pipelines.report.comparison import compare
+from pipelines.report.tables import metrics_table, told_interval
 from pipelines.report.verdict import verdict
 
 
@@ -116,3 +117,20 @@ def test_brackets_in_a_name_are_shown() -> None:
     names = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
     assert names == ["dev[v2].csv", "[/]"]
     assert any("A[b]" in line for line in lines)
+
+
+def test_a_set_that_was_trained_on_is_not_just_better() -> None:
+    figures = {
+        "before": {"users": {"queries": 50, "ndcg@10": 60.0}},
+        "after": {"users": {"queries": 50, "ndcg@10": 64.0}},
+        "interval": {"users": {"ndcg@10": {"low": 3.0, "high": 5.0, "detectable": 1.4}}},
+        "sets": {"users": {"evaluation": "retrieval_sets", "role": "judged"}},
+    }
+    (line,) = compare(figures)
+    assert told_interval(line) == "+3.00 to +5.00, better"
+    seen = {"overlap": {"users": {"of": "queries", "items": 50, "seen": 1}}}
+    (line,) = compare(figures | seen)
+    told = "better, but 1 of 50 queries of users is among the training pairs"
+    assert told_interval(line).endswith(told)
+    (line,) = compare(figures | {"model": {"best_by": "users.mrr@10"}})
+    assert told_interval(line).endswith("better, but it chose the checkpoint")
