@@ -107,7 +107,8 @@ def measure_overlap(
     """
     from pipelines.spark.frames import Scratch
 
-    corpus, found = PreparedFolder.of(config).corpus, {}
+    corpus = PreparedFolder.of(config).corpus
+    found: dict[str, Overlap] = {}
     # A process that was killed may have left some.
     storage.discard_folder(work)
     with Scratch(work) as scratch:
