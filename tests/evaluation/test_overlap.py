@@ -91,7 +91,7 @@ def counts(spark, config: Config) -> dict[str, tuple[int, ...]]:
     path = PreparedFolder.of(config).corpus.overlap
     sets = json.loads(path.read_text())["sets"]
     keys = ("items", "seen", "relevant", "seen_relevant")
-    assert not (path.parent / "overlap-scratch").exists()
+    assert [one.name for one in path.parent.parent.iterdir()] == ["corpus"]
     return {name: tuple(one[key] for key in keys) for name, one in sets.items()}
 
 
