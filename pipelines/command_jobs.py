@@ -202,10 +202,11 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
 
     folder = RunFolder.of(config)
     console = Screen()
-    console.print(metrics_table(figures, console.width))
-    # Which state the model is stands there, and in no evaluation.
+    # Which state the model is, and what it was trained on, stands there and in no evaluation.
     recorded = storage.read_json(folder.metrics) if folder.metrics.is_file() else {}
-    if found := verdict({**recorded, **figures}):
+    known = {**recorded, **figures}
+    console.print(metrics_table(known, console.width))
+    if found := verdict(known):
         # Not as markup: the name of a set may hold brackets.
         word = CANNOT_BE_TOLD if found.is_doubted else found.word
         console.print(Text(str(found), VERDICT_STYLES[WORSE if found.alarms else word]))

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUERIES, PAIRS = "queries", "pairs"
-_SCRATCH = "overlap-scratch"
 
 
 @dataclass(frozen=True)
@@ -89,27 +89,29 @@ def prepare_overlap(config: Config, session: Callable[[], SparkSession]) -> None
     fingerprint = _fingerprint(config, named)
     if not named or _read(corpus.overlap).get("fingerprint") == fingerprint:
         return
-    found = measure_overlap(session(), config, named, corpus.path / _SCRATCH)
+    found = measure_overlap(session(), config, named, PreparedFolder.of(config).path)
     record = {name: asdict(one) for name, one in found.items()}
     storage.write_json(corpus.overlap, {"fingerprint": fingerprint, "sets": record})
 
 
 def measure_overlap(
-    session: SparkSession, config: Config, named: Sequence[NamedSet], work: Location
+    session: SparkSession, config: Config, named: Sequence[NamedSet], folder: Location
 ) -> dict[str, Overlap]:
     """Match sets with the training pairs, and tell what was found.
 
     Args:
-        work: A folder for what is computed in between, which is removed.
+        folder: The job's, for what is computed in between.
 
     Returns:
         By name; without sets that cannot be read, and those that are of another kind.
     """
     from pipelines.spark.frames import Scratch
 
-    corpus, found = PreparedFolder.of(config).corpus, {}
-    # A process that was killed may have left some.
-    storage.discard_folder(work)
+    corpus = PreparedFolder.of(config).corpus
+    found: dict[str, Overlap] = {}
+    place = folder / "overlap"
+    # What a process that is killed leaves there is removed by the next job.
+    work = storage.aside_name(place, ".part") if isinstance(place, Path) else place
     with Scratch(work) as scratch:
         for one in named:
             try:
@@ -152,7 +154,7 @@ def overlap_of_run(
     }
     missing = [one for one in _foreign_sets(config) if one.name not in known]
     if missing and _has_its_pairs(config, run):
-        known |= measure_overlap(session, config, missing, run.path / _SCRATCH)
+        known |= measure_overlap(session, config, missing, run.path)
     return known
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from pipelines.evaluation.alarms import choosing_sets, told_overlap
 from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, holm
 from pipelines.evaluation.sets import Role
@@ -36,6 +37,7 @@ class Comparison:
         is_main: The set is judged by it: its first figure that is better the higher it is. The
             others, and variants of a set, are shown and decide nothing.
         adjusted_p: Of the interval's test, among those of all sets of the same role.
+        doubt: What makes the figures better than the model is; empty where nothing is known to.
     """
 
     evaluation: str
@@ -49,6 +51,7 @@ class Comparison:
     items: int = 0
     is_main: bool = True
     adjusted_p: float | None = None
+    doubt: str = ""
 
     @property
     def verdict(self) -> str:
@@ -109,11 +112,19 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
                 _role(sets.get(evaluation)),
                 int(next(iter(counts.values()), 0)),
                 is_main=False,
+                doubt=_doubt(figures, evaluation),
             )
             for metric, figure in of_set.items()
             if not figure.is_count
         ]
     return _tested(lines)
+
+
+def _doubt(figures: Mapping[str, Any], evaluation: str) -> str:
+    """What makes the figures of a set better than the model is; empty where nothing does."""
+    if told := told_overlap(figures, evaluation):
+        return told
+    return "it chose the checkpoint" if evaluation in choosing_sets(figures) else ""
 
 
 def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:

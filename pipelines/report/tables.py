@@ -150,7 +150,8 @@ def told_interval(line: Comparison) -> str:
     if line.interval is None or line.difference is None:
         return ""
     ends = f"{signed_points(line.interval.low)} to {signed_points(line.interval.high)}"
-    return f"{ends}, {line.verdict}" if line.verdict else ends
+    doubt = f", but {line.doubt}" if line.doubt else ""
+    return f"{ends}, {line.verdict}{doubt}" if line.verdict else ends
 
 
 def _coloured(line: Comparison) -> Text:
@@ -160,4 +161,4 @@ def _coloured(line: Comparison) -> Text:
     told = signed_points(line.difference)
     if line.interval is not None:
         told += f" ({points(line.interval.low)} to {points(line.interval.high)})"
-    return Text(told, _COLOURS[line.verdict])
+    return Text(told, "" if line.doubt and line.verdict == BETTER else _COLOURS[line.verdict])

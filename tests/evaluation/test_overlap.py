@@ -91,7 +91,7 @@ def counts(spark, config: Config) -> dict[str, tuple[int, ...]]:
     path = PreparedFolder.of(config).corpus.overlap
     sets = json.loads(path.read_text())["sets"]
     keys = ("items", "seen", "relevant", "seen_relevant")
-    assert not (path.parent / "overlap-scratch").exists()
+    assert [one.name for one in path.parent.parent.iterdir()] == ["corpus"]
     return {name: tuple(one[key] for key in keys) for name, one in sets.items()}
 
 
@@ -102,6 +102,8 @@ def test_queries_and_pairs_are_found_whatever_their_form(spark, folder) -> None:
         pair(LONG.format("cellar"), "FEED it twice a day, with flour and water"),
         # Case and marks; as a positive; another document.
         pair("Air, and how much of it", "how much AIR does a tyre need"),
+        # Which counts once, in however many pairs it is.
+        *[pair(f"Anybody {place}", "How much air does a tyre need?") for place in range(40)],
         # A hard negative was read, too.
         pair("Anything", "else", "Why did stocks go down?"),
         pair("The market fell by three per cent.", None),
@@ -116,13 +118,9 @@ def test_queries_and_pairs_are_found_whatever_their_form(spark, folder) -> None:
 
 def test_nearly_equal_texts_count_as_they_do_for_exclude(spark, folder) -> None:
     write_pairs(folder, pair(LONG.format("cellar"), "Feed it."))
-    assert counts(spark, settings(folder, near=0.0))["users"][:2] == (4, 0)
-    assert counts(spark, settings(folder, near=0.7))["users"][:2] == (4, 1)
-
-
-def test_a_text_of_a_whole_corpus_counts_once(spark, folder) -> None:
-    write_pairs(folder, *[pair(QUERIES["q3"], f"Answer {place}.") for place in range(40)])
-    assert counts(spark, settings(folder))["users"] == (4, 1, 4, 0)
+    for near, seen in ((0.0, 0), (0.7, 1)):
+        alone = settings(folder, near=near, similarity=[])
+        assert counts(spark, alone)["users"][:2] == (4, seen)
 
 
 def test_guards_and_labelled_pairs_are_looked_at_and_a_broken_set_is_left_out(

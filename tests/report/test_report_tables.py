@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from pipelines.progress.screen import Screen
-from pipelines.report.tables import hits_table, metrics_table
+from pipelines.report.comparison import compare
+from pipelines.report.tables import hits_table, metrics_table, told_interval
 from pipelines.report.verdict import verdict
 from pipelines.search.text_search import Hit
 
@@ -157,3 +158,20 @@ def test_a_found_text_steers_no_terminal() -> None:
     assert shown.count("a\\x1b]0;title \\x9b31m \\u202egnp.exe\\u2066 [red]b[/red] :smile: c") == 4
     lines = [line for line in shown.splitlines() if line.startswith("│")]
     assert len({len(line) for line in lines}) == 1
+
+
+def test_a_set_that_was_trained_on_is_not_just_better() -> None:
+    figures = {
+        "before": {"users": {"queries": 50, "ndcg@10": 60.0}},
+        "after": {"users": {"queries": 50, "ndcg@10": 64.0}},
+        "interval": {"users": {"ndcg@10": {"low": 3.0, "high": 5.0, "detectable": 1.4}}},
+        "sets": {"users": {"evaluation": "retrieval_sets", "role": "judged"}},
+    }
+    (line,) = compare(figures)
+    assert told_interval(line) == "+3.00 to +5.00, better"
+    seen = {"overlap": {"users": {"of": "queries", "items": 50, "seen": 1}}}
+    (line,) = compare(figures | seen)
+    told = "better, but 1 of 50 queries of users is among the training pairs"
+    assert told_interval(line).endswith(told)
+    (line,) = compare(figures | {"model": {"best_by": "users.mrr@10"}})
+    assert told_interval(line).endswith("better, but it chose the checkpoint")
