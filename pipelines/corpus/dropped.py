@@ -95,7 +95,8 @@ def _wrong_scores(
     key = "corpus.score_column" if settings.score_column else "corpus.score_columns"
     problem = f"{scoreless[NO_SCORE]} of {total} rows{of} have no number in `{named}`"
     remedy = f"name a column of numbers, mend them, {or_more}"
-    wrong = units.where(F.col("score").isNotNull() & number.isNull())
+    is_label = F.lower("score").isin("true", "false")
+    wrong = units.where(F.col("score").isNotNull() & number.isNull() & ~is_label)
     shown = wrong.agg(F.min("score")).collect()[0][0] if shows_excerpts(settings) else None
     if shown is None:
         return InputError(key, problem, remedy)
