@@ -38,7 +38,7 @@ def matching(pattern: Location) -> list[Location]:
         found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207 - of an absolute pattern
         return [Path(match) for match in found]
     folder = fixed_folder(pattern)
-    return list(folder.glob(str(pattern.key.relative_to(folder.key))))
+    return list(folder.glob(str(pattern.relative_to(folder))))
 
 
 def fixed_folder(pattern: Location) -> Location:
@@ -146,9 +146,9 @@ def files_below(
             continue
         seen.add(os.path.realpath(parent))
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        for name in folders if links is not None else ():
-            if Path(parent, name).is_symlink():
-                links.check(Path(parent, name))
+        for path in (Path(parent, name) for name in folders):
+            if links is not None and path.is_symlink():
+                links.check(path)
         yield from (Path(parent, name) for name in sorted(names) if not is_hidden(name))
 
 
