@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -64,18 +65,22 @@ class Links:
     key: str
     follow: bool
 
+    @cached_property
+    def _real_root(self) -> Location:
+        return self.root.resolve()
+
     def check(self, path: Path) -> None:
         """Refuse a place that links lead to out of the folder.
 
         Raises:
             InputError: Names the setting that allows it.
         """
-        root, real = self.root.resolve(), path.resolve()
-        if not self.follow and not is_within(real, root):
+        real = path.resolve()
+        if not self.follow and not is_within(real, self._real_root):
             section = self.key.partition(".")[0]
             raise InputError(
                 self.key,
-                f"{path} is a link to {real}, outside of {root}",
+                f"{path} is a link to {real}, outside of {self._real_root}",
                 f"set {section}.follow_links to true, or name the file itself",
             )
 
