@@ -80,7 +80,9 @@ def _wrong_scores(
 ) -> InputError:
     """Return what is wrong with most of the scores that are not used."""
     number = F.expr("try_cast(score as double)")
-    or_more = f"or set corpus.max_dropped to at least {_share(scoreless, total)}"
+    share = _share(scoreless, total)
+    # Where most would go, to allow it is no cure.
+    or_more = f", or set corpus.max_dropped to at least {share}" if share <= MOST_OTHERS else ""
     if scoreless[OUT_OF_RANGE] >= scoreless[NO_SCORE]:
         finite = units.where(number.isNotNull() & ~F.isnan(number))
         found = finite.agg(F.min(number).alias("low"), F.max(number).alias("high")).collect()[0]
@@ -89,17 +91,18 @@ def _wrong_scores(
             "corpus.score_range",
             f"{scoreless[OUT_OF_RANGE]} of {total} rows{of} have a score outside of [{low:g}, "
             f"{high:g}]; the column goes from {found['low']} to {found['high']}",
-            f"set it to the lowest and the highest score, {or_more}",
+            f"set it to the lowest and the highest score{or_more}",
         )
     named = settings.score_column or ", ".join(settings.score_columns)
     key = "corpus.score_column" if settings.score_column else "corpus.score_columns"
     problem = f"{scoreless[NO_SCORE]} of {total} rows{of} have no number in `{named}`"
-    remedy = f"name a column of numbers, mend them, {or_more}"
-    wrong = units.where(F.col("score").isNotNull() & number.isNull())
+    remedy = f"name a column of numbers, or mend them{or_more}"
+    is_label = F.lower("score").isin("true", "false")
+    wrong = units.where(F.col("score").isNotNull() & number.isNull() & ~is_label)
     shown = wrong.agg(F.min("score")).collect()[0][0] if shows_excerpts(settings) else None
     if shown is None:
         return InputError(key, problem, remedy)
-    remedy = "write numbers with a decimal point, as in 3.4, " + or_more if "," in shown else remedy
+    remedy = f"write numbers with a decimal point, as in 3.4{or_more}" if "," in shown else remedy
     return InputError(key, f"{problem}, such as `{shown[:_EXCERPT]}`", remedy)
 
 

@@ -90,6 +90,9 @@ def read_input(file: Location) -> InputFile:
         raise InputError(
             KEY, f"{file} cannot be read ({reason})", "mend it, or name others"
         ) from None
+    name = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    if name is not None:
+        raise InputError(KEY, f"{file} has two columns `{name}`", "rename one of them")
     check_timestamps(footer, file)
     groups = (footer.row_group(number) for number in range(footer.num_row_groups))
     size = sum(

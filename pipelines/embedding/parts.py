@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines.embedding.footers import InputFile
 from pipelines.embedding.partitions import Constants, with_constants
@@ -139,6 +140,24 @@ def read_part(part: RowRange) -> Iterator[pa.RecordBatch]:
         yield with_constants(batch, part.constants)
 
 
+def _batches(
+    file: pq.ParquetFile, path: Location, row_groups: list[int], columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """Read row groups; of damage pyarrow says what it is, and not where.
+
+    Raises:
+        OSError: Names the file.
+    """
+    names = None if columns is None else list(columns)
+    try:
+        yield from file.iter_batches(BATCH_ROWS, row_groups, names, use_threads=False)
+    except (pa.ArrowInvalid, OSError) as error:
+        # The system's own errors have a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise OSError(f"{path} is damaged ({str(error).splitlines()[0]})") from error
+
+
 def read_rows(
     path: Location, start: int, stop: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
@@ -165,12 +184,7 @@ def read_rows(
                 wanted.append(number)
             first += rows
         place = begins
-        for batch in file.iter_batches(
-            batch_size=BATCH_ROWS,
-            row_groups=wanted,
-            columns=None if columns is None else list(columns),
-            use_threads=False,
-        ):
+        for batch in _batches(file, path, wanted, columns):
             low, high = max(start - place, 0), min(stop - place, batch.num_rows)
             place += batch.num_rows
             if low < high:

@@ -156,16 +156,21 @@ def read_pairs(session: SparkSession, file: str, kind: PairFiles) -> DataFrame:
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+    from pipelines.corpus.readers.inputs import COLUMNS, find_files
+    from pipelines.corpus.readers.sources import damage_named
     from pipelines.corpus.readers.spark_rows import number_in
 
     rows = _read(session, file, kind)
-    unread = rows.where("quarantined is not null").orderBy("offset").first()
-    if unread is not None:
-        raise InputError(
-            kind.key, f"{file} has an unreadable row ({unread['quarantined']})", "mend the file"
-        )
-    pairs = rows.select("text_0", "text_1", F.expr(number_in("score")).alias("score"))
-    _check(file, pairs, kind)
+    follow = kind.follow_links
+    files = find_files([file], COLUMNS, kind.key, kind.stores, follow_links=follow)
+    with damage_named(session, kind.key, files, kind.columns):
+        unread = rows.where("quarantined is not null").orderBy("offset").first()
+        if unread is not None:
+            raise InputError(
+                kind.key, f"{file} has an unreadable row ({unread['quarantined']})", "mend the file"
+            )
+        pairs = rows.select("text_0", "text_1", F.expr(number_in("score")).alias("score"))
+        _check(file, pairs, kind)
     return pairs
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pipelines.arrow_columns import is_plain, is_text
 from pipelines.corpus.readers.csv_dialect import Dialect
 from pipelines.corpus.readers.inputs import find_files, stamp_of
+from pipelines.corpus.readers.parquet import same_for_spark
+from pipelines.corpus.readers.sources import damage_named
 from pipelines.corpus.readers.spark_rows import has_columns
 from pipelines.embedding.footers import read_inputs
 from pipelines.embedding.inputs import input_stamps, stage_table
@@ -52,6 +55,11 @@ class Source:
     others: Mapping[str, str]
     dialect: Dialect
     follow_links: bool
+
+    @property
+    def columns(self) -> list[str]:
+        """All that are wanted."""
+        return [*self.texts.values(), *self.others.values()]
 
     @property
     def as_embedding(self) -> EmbeddingSettings:
@@ -124,10 +132,30 @@ def check_sources(config: Config) -> None:
         except InputError as error:
             raise InputError(source.key, error.problem, error.remedy) from None
         for file in footers:
+            for name in source.columns:
+                problem = same_for_spark(name, file.types)
+                if problem is not None:
+                    where = f"{file.path} has {problem}"
+                    raise InputError(source.key, where, "rename one of them")
             kinds = file.types.items()
             check_columns(
                 source, {name: is_text(kind) if is_plain(kind) else None for name, kind in kinds}
             )
+
+
+@contextmanager
+def damage_told(session: SparkSession, config: Config) -> Iterator[None]:
+    """Name the input that is damaged, where Spark cannot read one in the block.
+
+    Raises:
+        InputError: With the setting of the input.
+    """
+    with ExitStack() as stack:
+        for source in (pairs_source(config), documents_source(config)):
+            if source is not None and source.format == "parquet":
+                files = _parquet_files(source, config)
+                stack.enter_context(damage_named(session, source.key, files, source.columns))
+        yield
 
 
 def _parquet_files(source: Source, config: Config) -> list[Location]:

@@ -36,7 +36,13 @@ from pipelines.files import records, storage, versions
 from pipelines.files.locations import Location, RemotePath
 from pipelines.mining import SEARCHES
 from pipelines.mining.figures import MiningSummary, PartFigures, added_up
-from pipelines.mining.inputs import check_sources, has_groups, read_documents, read_pairs
+from pipelines.mining.inputs import (
+    check_sources,
+    damage_told,
+    has_groups,
+    read_documents,
+    read_pairs,
+)
 from pipelines.mining.pairs import Texts
 from pipelines.mining.parts import Work, make_parts, read_figures
 from pipelines.mining.plan import (
@@ -174,14 +180,15 @@ class _Making:
         query, document = prompts_of(self.options).sides
 
         def act() -> Staged:
-            return stage(
-                read_pairs(self.session, self.config, rows, output),
-                read_documents(self.session, self.config, rows, output),
-                self.work,
-                asked_rows=settings.part_rows,
-                parts_of_file=SEARCHES.load(settings.search).parts_of_file,
-                alike=query == document,
-            )
+            with damage_told(self.session, self.config):
+                return stage(
+                    read_pairs(self.session, self.config, rows, output),
+                    read_documents(self.session, self.config, rows, output),
+                    self.work,
+                    asked_rows=settings.part_rows,
+                    parts_of_file=SEARCHES.load(settings.search).parts_of_file,
+                    alike=query == document,
+                )
 
         return run_job(self.session, "mining: bringing texts together", act)
 

@@ -90,7 +90,9 @@ def read_files(
     local = [read_path(path) for path in paths if isinstance(path, Path)]
     if not local:
         return _by_executors(session, paths, schema, origin)
-    frame = (session.read if schema is None else session.read.schema(schema)).parquet(*local)
+    # Dates as everybody but Spark 2 writes them; its own files say that they are of Spark 2.
+    reader = session.read.options(datetimeRebaseMode="CORRECTED", int96RebaseMode="CORRECTED")
+    frame = (reader if schema is None else reader.schema(schema)).parquet(*local)
     if origin is None:
         return frame
     # Databricks has the function in sessions with a SparkContext alone.

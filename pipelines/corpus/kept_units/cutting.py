@@ -32,8 +32,14 @@ from pipelines.corpus.kept_units.sources import (
 )
 from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.finding import sort_key
+from pipelines.corpus.readers.formats import Damaged
 from pipelines.corpus.readers.inputs import find_files
-from pipelines.corpus.readers.sources import check_settings, read_files, read_rows
+from pipelines.corpus.readers.sources import (
+    check_settings,
+    read_files,
+    read_rows,
+    without_damaged,
+)
 from pipelines.corpus.readers.streams import may_pass
 from pipelines.corpus.unit_schema import SCHEMA
 from pipelines.corpus.units import unit_batches
@@ -148,10 +154,20 @@ def cut_inputs(session: SparkSession, config: Config, scratch: Scratch, folder: 
         settings = settings.model_copy(update={"inputs": tables})
     with batches_of(session, _PIECES_PER_BATCH):
         work = partial(unit_batches, settings=settings, deleted=deleted)
-        frame, totals = scratch.keep_arrow(
-            read_rows(session, settings, config.storage), work, SCHEMA, _TOTALS_OF_ALL
-        )
+
+        def cut(damaged: Damaged) -> tuple[DataFrame, pa.Table]:
+            rows = read_rows(session, settings, config.storage, damaged)
+            return scratch.keep_arrow(rows, work, SCHEMA, _TOTALS_OF_ALL)
+
+        is_table = FORMATS.load(settings.format).files is None
+        files = [] if is_table else _files(settings, config.storage)
+        frame, totals = without_damaged(session, settings, files, cut)
     return Units(frame, totals, tables)
+
+
+def _files(settings: CorpusSettings, stores: StorageSettings) -> list[Location]:
+    follow = settings.follow_links
+    return find_files(settings.inputs, settings.format, stores=stores, follow_links=follow)
 
 
 @dataclass(frozen=True)
@@ -177,12 +193,7 @@ class _KeptUnits:
         if not reuse:
             _remove(self.folder)
         check_settings(self.settings)
-        files = find_files(
-            self.settings.inputs,
-            self.settings.format,
-            stores=self.stores,
-            follow_links=self.settings.follow_links,
-        )
+        files = _files(self.settings, self.stores)
         storage.sweep(self.folder)
         generations = find_generations(self.folder)
         naming = naming_for(files, 1 + max((one.number for one in generations), default=0))
@@ -203,12 +214,18 @@ class _KeptUnits:
         """Reads sources into a generation of their own."""
         with storage.new_folder(self.folder / str(naming.generation)) as aside:
             read = sorted((file for one in new.values() for file in one.files), key=sort_key)
-            raw = read_files(self.session, self.settings, files, read, self.stores)
             work = partial(
                 unit_batches, settings=self.settings, naming=naming, deleted=self.deleted
             )
+
+            def cut(damaged: Damaged) -> pa.Table:
+                # Of an attempt that failed.
+                storage.discard_folder(aside / "rows")
+                raw = read_files(self.session, self.settings, files, read, self.stores, damaged)
+                return write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
+
             with batches_of(self.session, _PIECES_PER_BATCH):
-                totals = write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
+                totals = without_damaged(self.session, self.settings, read, cut)
             passing = _sources_with_passing_errors(totals)
             kept = {}
             for name, stamp in unchanged(new).items():

@@ -213,10 +213,10 @@ def _read_docstrings(session: SparkSession, settings: CorpusSettings) -> DataFra
     if not files:
         raise InputError(INPUTS, "there is no Python file in it", "name source folders")
     # Installed packages may be links into the cache of the installer.
-    for file in files if settings.inputs else ():
-        path = Path(file.root, file.path)
+    for source in files if settings.inputs else ():
+        path = Path(source.root, source.path)
         if path.is_symlink():
-            Links(Path(file.root), INPUTS, settings.follow_links).check(path)
+            Links(Path(source.root), INPUTS, settings.follow_links).check(path)
     logger.info("reading the docstrings of %d source files", len(files))
     tasks = max(1, len(files) // _SOURCES_PER_TASK)
     listed = session.createDataFrame(

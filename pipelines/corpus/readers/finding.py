@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -38,7 +39,7 @@ def matching(pattern: Location) -> list[Location]:
         found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207 - of an absolute pattern
         return [Path(match) for match in found]
     folder = fixed_folder(pattern)
-    return list(folder.glob(str(pattern.key.relative_to(folder.key))))
+    return list(folder.glob(str(pattern.relative_to(folder))))
 
 
 def fixed_folder(pattern: Location) -> Location:
@@ -64,18 +65,22 @@ class Links:
     key: str
     follow: bool
 
+    @cached_property
+    def _real_root(self) -> Location:
+        return self.root.resolve()
+
     def check(self, path: Path) -> None:
         """Refuse a place that links lead to out of the folder.
 
         Raises:
             InputError: Names the setting that allows it.
         """
-        root, real = self.root.resolve(), path.resolve()
-        if not self.follow and not is_within(real, root):
+        real = path.resolve()
+        if not self.follow and not is_within(real, self._real_root):
             section = self.key.partition(".")[0]
             raise InputError(
                 self.key,
-                f"{path} is a link to {real}, outside of {root}",
+                f"{path} is a link to {real}, outside of {self._real_root}",
                 f"set {section}.follow_links to true, or name the file itself",
             )
 
@@ -146,9 +151,9 @@ def files_below(
             continue
         seen.add(os.path.realpath(parent))
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        for name in folders if links is not None else ():
-            if Path(parent, name).is_symlink():
-                links.check(Path(parent, name))
+        for path in (Path(parent, name) for name in folders):
+            if links is not None and path.is_symlink():
+                links.check(path)
         yield from (Path(parent, name) for name in sorted(names) if not is_hidden(name))
 
 

@@ -6,7 +6,7 @@ Adding a format takes a file with a :class:`Format` and a line in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -181,8 +181,10 @@ class FileNames:
     may_be_packed: bool = True
 
 
+Damaged = Mapping[Location, str]
+"""Files that are damaged where only their readers find it, and how."""
 ReadFiles = Callable[
-    ["SparkSession", "CorpusSettings", Sequence[Location], Sequence[Location]], "DataFrame"
+    ["SparkSession", "CorpusSettings", Sequence[Location], Sequence[Location], Damaged], "DataFrame"
 ]
 
 
@@ -199,7 +201,9 @@ class Format:
             whether quoted fields may hold line ends (:attr:`Wanted.multiline`).
         read: The raw rows (:data:`.rows.ROW_DDL`) of the inputs, on the driver; None for files.
         read_files: The raw rows of some files, on the driver, given all inputs and those that are
-            wanted; None for files that are read by their form.
+            wanted, without those that are damaged; None for files that are read by their form.
+        find_damaged: Which files Spark cannot read to their ends, by the columns that are wanted;
+            None where our own readers say so of each row.
         load: A table of the session that an input names, for formats whose inputs are tables.
         fingerprint: What changes when the inputs do; None for the sizes and times of the files. It
             gives None where no version can be known.
@@ -219,6 +223,7 @@ class Format:
     splits: Callable[[Location, bool], bool] = lambda file, multiline: True
     read: Callable[[SparkSession, CorpusSettings], DataFrame] | None = None
     read_files: ReadFiles | None = None
+    find_damaged: Callable[[SparkSession, Sequence[Location], Sequence[str]], Damaged] | None = None
     load: Callable[[SparkSession, str], DataFrame] | None = None
     fingerprint: Callable[[Sequence[str]], dict[str, Any] | None] | None = None
     pin: Callable[[SparkSession, str], str] | None = None

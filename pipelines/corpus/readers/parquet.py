@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.arrow_columns import is_list_of_values, is_plain
 from pipelines.corpus.funnel import ROWS
-from pipelines.corpus.readers.formats import FileNames, Format
+from pipelines.corpus.readers.formats import Damaged, FileNames, Format
 from pipelines.corpus.readers.inputs import is_hidden
 from pipelines.corpus.readers.rows import ROW_DDL, ROW_SCHEMA
 from pipelines.corpus.readers.spark_rows import (
@@ -29,9 +31,12 @@ from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
 from pipelines.settings.list_columns import column_of
+from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.frames import read_columns
+from pipelines.spark.tasks import collect_from_tasks, slices
 
 _FOOTERS_AT_ONCE = 16
+_SHOWN = 120
 _ORIGIN = "_sentence_pipelines_file"
 
 
@@ -46,6 +51,7 @@ class ParquetFile:
         lists: Of these, columns of lists of plain values.
         rows: How many; 1 where the footer is not readable.
         problem: Why it cannot be read, if so.
+        names: Of all columns, as often as they are there.
     """
 
     path: Location
@@ -54,6 +60,7 @@ class ParquetFile:
     lists: tuple[str, ...] = ()
     rows: int = 1
     problem: str | None = None
+    names: tuple[str, ...] = ()
 
     def holds(self, name: str) -> bool:
         """Whether a column of this name, which is there, has a plain value in each row."""
@@ -68,9 +75,25 @@ class ParquetFile:
             column = column_of(name, self.types)
             if column not in self.types:
                 return f"no column `{column}`"
+            if (problem := same_for_spark(column, self.names)) is not None:
+                return problem
             if not self.holds(name):
                 return f"column `{column}` holds {self.types[column]}"
         return None
+
+
+def same_for_spark(column: str, names: Iterable[str]) -> str | None:
+    """Name the columns of which Spark cannot tell one, since it takes capitals for small letters.
+
+    Args:
+        column: That is wanted.
+        names: Of all columns of a file, as often as they are there.
+    """
+    alike = [name for name in names if name.lower() == column.lower()]
+    if len({*alike}) > 1:
+        named = " and ".join(f"`{name}`" for name in dict.fromkeys(alike))
+        return f"columns {named}, which are one column for Spark"
+    return f"two columns `{column}`" if len(alike) > 1 else None
 
 
 def read_footers(files: Sequence[Location]) -> list[ParquetFile]:
@@ -90,11 +113,14 @@ def _footer(file: Location) -> ParquetFile:
     except pa.ArrowInvalid:
         return ParquetFile(file, {}, problem="not Parquet, or without its end")
     except OSError as error:
-        return ParquetFile(file, {}, problem=f"not readable ({str(error).splitlines()[0][:120]})")
+        return ParquetFile(
+            file, {}, problem=f"not readable ({str(error).splitlines()[0][:_SHOWN]})"
+        )
     nested = tuple(field.name for field in schema if not is_plain(field.type))
     types = {field.name: str(field.type) for field in schema}
     lists = tuple(field.name for field in schema if is_list_of_values(field.type))
-    return ParquetFile(file, types, nested, lists, metadata.num_rows)
+    names = tuple(schema.names)
+    return ParquetFile(file, types, nested, lists, metadata.num_rows, names=names)
 
 
 def read_parquet(
@@ -102,6 +128,7 @@ def read_parquet(
     settings: CorpusSettings,
     files: Sequence[Location],
     read: Sequence[Location],
+    damaged: Damaged = MappingProxyType({}),
 ) -> DataFrame:
     """Parquet files, read together only where the types of the wanted columns are equal.
 
@@ -112,13 +139,17 @@ def read_parquet(
         settings: Of the corpus.
         files: All inputs: one of them can be read.
         read: Those whose rows are wanted.
+        damaged: Those that are known to be damaged behind their footers, and how.
 
     Raises:
         InputError: No file can be read.
     """
     names = named_columns(settings)
     wanted = [name for _, name in names]
-    footers = read_footers(files)
+    footers = [
+        replace(footer, problem=damaged.get(footer.path, footer.problem))
+        for footer in read_footers(files)
+    ]
     problems = {footer.path: footer.problem_with(wanted) for footer in footers}
     if all(problems.values()):
         raise _no_parquet(footers, names)
@@ -138,6 +169,53 @@ def read_parquet(
     if lost:
         frames.append(_quarantined(session, lost))
     return reduce(DataFrame.unionByName, frames)
+
+
+def find_damaged(
+    session: SparkSession, files: Sequence[Location], columns: Sequence[str]
+) -> dict[Location, str]:
+    """Read files once more, each for itself, to tell which of them are damaged, and how.
+
+    Spark's own error names no file.
+
+    Args:
+        session: Has them read on executors.
+        files: Parquet files; those whose footers cannot be read are left out.
+        columns: That are wanted; those that a file lacks are left out.
+    """
+    work = partial(_damages, columns=tuple(columns))
+    tasks = slices(list(enumerate(files)), 4 * default_parallelism(session))
+    found: list[tuple[int, str]] = collect_from_tasks(session, tasks, work)
+    return {files[number]: problem for number, problem in found}
+
+
+def _damages(
+    tasks: Iterable[Sequence[tuple[int, Location]]], *, columns: Sequence[str]
+) -> Iterator[tuple[int, str]]:
+    """Yield the numbers of the files that cannot be read to their ends. Runs on an executor."""
+    for number, file in chain.from_iterable(tasks):
+        problem = _damage(file, columns)
+        if problem is not None:
+            yield number, problem
+
+
+def _damage(file: Location, columns: Sequence[str]) -> str | None:
+    try:
+        opened = pq.ParquetFile(arrow_source(file), page_checksum_verification=True)
+    except (pa.ArrowException, OSError):
+        # What is wrong with a footer is known.
+        return None
+    with opened:
+        there = opened.schema_arrow.names
+        wanted = [column_of(name, there) for name in columns]
+        try:
+            for _ in opened.iter_batches(columns=[name for name in wanted if name in there]):
+                pass
+        except FileNotFoundError:
+            return "vanished"
+        except (pa.ArrowException, OSError) as error:
+            return f"damaged ({str(error).splitlines()[0][:_SHOWN]})"
+    return None
 
 
 def _no_parquet(footers: Sequence[ParquetFile], names: Names) -> InputError:
@@ -173,5 +251,6 @@ PARQUET = Format(
     # What is in the file is compressed already, and Spark reads no other.
     files=FileNames((".parquet", ".pq"), may_be_packed=False),
     read_files=read_parquet,
+    find_damaged=find_damaged,
     columns=True,
 )

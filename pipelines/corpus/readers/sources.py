@@ -8,17 +8,19 @@ Files of text are read by Python on the executors, a range of a file or several 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.corpus.readers import FORMATS, parquet
 from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
-from pipelines.corpus.readers.formats import Columns, Limits, Wanted
+from pipelines.corpus.readers.formats import Columns, Damaged, Limits, Wanted
 from pipelines.corpus.readers.inputs import (
     COLUMNS,
     INPUTS,
@@ -50,9 +52,14 @@ from pipelines.spark.tasks import frame_from_tasks
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 
 def read_rows(
-    session: SparkSession, settings: CorpusSettings, stores: StorageSettings = DEFAULT_STORES
+    session: SparkSession,
+    settings: CorpusSettings,
+    stores: StorageSettings = DEFAULT_STORES,
+    damaged: Damaged = MappingProxyType({}),
 ) -> DataFrame:
     """The raw rows of `corpus.inputs`; see :data:`~pipelines.corpus.readers.rows.ROW_SCHEMA`.
 
@@ -69,7 +76,7 @@ def read_rows(
         return known.read(session, settings)
     follow = settings.follow_links
     files = find_files(settings.inputs, settings.format, stores=stores, follow_links=follow)
-    return read_files(session, settings, files, files, stores)
+    return read_files(session, settings, files, files, stores, damaged)
 
 
 def check_settings(settings: CorpusSettings) -> None:
@@ -103,6 +110,7 @@ def read_files(
     files: Sequence[Location],
     read: Sequence[Location],
     stores: StorageSettings = DEFAULT_STORES,
+    damaged: Damaged = MappingProxyType({}),
 ) -> DataFrame:
     """The raw rows of some files of a format of files.
 
@@ -112,13 +120,14 @@ def read_files(
         files: All inputs: one of them can be read.
         read: Those whose rows are wanted.
         stores: How object stores are reached.
+        damaged: Those that cannot be read to their ends, which go to the quarantine.
 
     Raises:
         InputError: No file can be read.
     """
     known = FORMATS.load(settings.format)
     if known.read_files is not None:
-        return known.read_files(session, settings, files, read)
+        return known.read_files(session, settings, files, read, damaged)
     limits = Limits(record=settings.max_record_megabytes << 20)
     if known.columns:
         names = list(named_columns(settings))
@@ -128,6 +137,66 @@ def read_files(
         wanted, names = Wanted(settings.format, Columns(("text",)), limits, stores=stores), []
     _check_some_readable(files, wanted, names)
     return _read(session, read, wanted)
+
+
+def without_damaged(
+    session: SparkSession,
+    settings: CorpusSettings,
+    files: Sequence[Location],
+    act: Callable[[Damaged], Result],
+) -> Result:
+    """Have Spark read files, and where it cannot, once more without those that are damaged.
+
+    Args:
+        session: Reads them.
+        settings: Of the corpus.
+        files: That are read.
+        act: Reads them, given those that are damaged.
+
+    Raises:
+        PySparkException: Spark failed for another reason.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    find = FORMATS.load(settings.format).find_damaged
+    try:
+        return act({})
+    except (Py4JError, PySparkException):
+        columns = [name for _, name in named_columns(settings)]
+        damaged = {} if find is None else find(session, files, columns)
+        if not damaged:
+            raise
+    for file, problem in damaged.items():
+        logger.warning("%s cannot be read: %s", file, problem)
+    return act(damaged)
+
+
+@contextmanager
+def damage_named(
+    session: SparkSession, key: str, files: Sequence[Location], columns: Sequence[str]
+) -> Iterator[None]:
+    """Name the file, where Spark cannot read one in the block.
+
+    Args:
+        session: Has the files read once more.
+        key: The setting that names them.
+        files: Of which those of Parquet are looked at.
+        columns: That are wanted.
+
+    Raises:
+        InputError: A file is damaged.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException):
+        named = [file for file in files if format_of(file) == "parquet"]
+        for file, problem in parquet.find_damaged(session, named, columns).items():
+            raise InputError(key, f"{file} cannot be read ({problem})", "mend it") from None
+        raise
 
 
 def _read(session: SparkSession, files: Sequence[Location], wanted: Wanted) -> DataFrame:
@@ -231,6 +300,12 @@ def _texts_of_file(
         section = key.partition(".")[0]
         remedy = has_columns(there, section) if there else "name files that hold text"
         raise InputError(f"{key}_columns", f"{file} has no column {missing}", remedy)
+    if FORMATS.load(kind).form is None:
+        (footer,) = parquet.read_footers([file])
+        problem = footer.problem_with(wanted)
+        problem = problem or parquet.find_damaged(session, [file], wanted).get(file)
+        if problem is not None:
+            raise InputError(key, f"{file} cannot be read ({problem})", "mend it")
     for name in wanted:
         if FORMATS.load(kind).form is None:
             frame = read_columns(session, [file], [column_of(name, there)])
