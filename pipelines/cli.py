@@ -331,7 +331,8 @@ def _refused(error: PipelineError) -> int:
     if code == 1 or getattr(error, "key", "").startswith("spark."):
         from pipelines.spark.session import kept_spark_log
 
-        if log := kept_spark_log():
+        log = kept_spark_log()
+        if log and str(log) not in said:
             say(f"Spark's own log: {log}", file=sys.stderr)
     return code
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 
 from pipelines.errors import PipelineError
 from pipelines.files.stores import credentials_remedy, first_line
+from pipelines.spark.shell import check_worker
 
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
@@ -37,6 +38,7 @@ def executor_failures(work: str, ending: str = "") -> Iterator[None]:
 
     Raises:
         PipelineError: A task failed as often as Spark tries, or Spark itself did.
+        InputError: No task began, since executors cannot run the Python that the shell names.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException, PythonException
@@ -46,7 +48,9 @@ def executor_failures(work: str, ending: str = "") -> Iterator[None]:
     except (Py4JError, PySparkException) as error:
         in_task = isinstance(error, PythonException) or "stage failure" in str(error)
         where = "on an executor" if in_task else "in Spark"
-        raise PipelineError(f"{work} failed {where}: {spark_cause(error)}{ending}") from error
+        cause = spark_cause(error)
+        check_worker(cause)
+        raise PipelineError(f"{work} failed {where}: {cause}{ending}") from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.errors import InputError
@@ -69,7 +70,7 @@ def encrypting_key(context: SparkContext) -> str | None:
     return next((key for key in _ENCRYPTING if str(conf.get(key, "")).lower() == "true"), None)
 
 
-def start_jvm(conf: Mapping[str, str]) -> None:
+def start_jvm(conf: Mapping[str, str], log: Path) -> None:
     """Starts the driver's JVM, if this process has none yet.
 
     That of a local session has its master, workers and executors listen on loopback, which no conf
@@ -79,8 +80,10 @@ def start_jvm(conf: Mapping[str, str]) -> None:
 
     Args:
         conf: Of the session, by whole keys.
+        log: Where it writes what it prints; no line of it is for the user.
     """
     from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
 
     if SparkContext._jvm is not None:
         return
@@ -94,8 +97,10 @@ def start_jvm(conf: Mapping[str, str]) -> None:
         os.environ[_LOCAL_ADDRESS] = LOOPBACK
     work_folder = own_work_folder() if has_workers(conf) else nullcontext()
     try:
-        with work_folder:
-            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
+        with work_folder, log.open("ab") as printed:
+            asked = SparkConf(loadDefaults=False).setAll(shown)
+            gateway = launch_gateway(asked, {"stderr": printed})
+            SparkContext._ensure_initialized(gateway=gateway, conf=asked)
     finally:
         if ours:
             del os.environ[_LOCAL_ADDRESS]

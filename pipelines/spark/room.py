@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pipelines.errors import EngineUnavailable
 from pipelines.progress import activity
 from pipelines.spark.job_thread import END_SECONDS, ContextGroups, JobThread
-from pipelines.spark.session import executor_count, in_one_process
+from pipelines.spark.session import executor_count, in_one_process, kept_spark_log
 from pipelines.spark.stage_resources import StageResources, resource_profile
 
 if TYPE_CHECKING:
@@ -111,10 +111,11 @@ def await_room(
             if there >= wanted or not may_grow or time.monotonic() - began > seconds:
                 return there
             time.sleep(POLL_SECONDS)
+    log = kept_spark_log()
     raise EngineUnavailable(
         "spark.master",
         f"Spark has ended the session on {context.master}, which did not take it",
-        "see the log",
+        f"see {log or 'the log of the driver'}",
     )
 
 

@@ -29,9 +29,11 @@ from pipelines.spark.access_mode import (
     is_connected,
     server_is_here,
 )
+from pipelines.spark.errors import spark_cause
 from pipelines.spark.jvm_options import brief_options, defaults_file, names_collector
 from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
 from pipelines.spark.releases import check_java, check_python
+from pipelines.spark.shell import check_homes, check_pythons, executors_python, start_failure
 from pipelines.spark.work_folder import own_local_folders
 
 if TYPE_CHECKING:
@@ -74,7 +76,8 @@ def spark_session(
 
     Raises:
         InputError: There is no Java, or Spark does not run on it or on this Python, or the cluster
-            cannot be reached, or the session that is there has no SparkContext and one is needed.
+            cannot be reached, or the session that is there has no SparkContext and one is needed,
+            or a variable of the shell leads astray.
     """
     from pyspark.sql import SparkSession
 
@@ -85,9 +88,9 @@ def spark_session(
     if not is_connected() or server_is_here():
         check_python()
         provide_java()
-    # Executors must run the Python of the driver, where `pipelines` is installed.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        check_homes()
     if is_connected():
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         with activity("starting Spark"):
             return connected_session()
     builder = SparkSession.builder.appName(app_name)
@@ -98,21 +101,23 @@ def spark_session(
         check_master(own["spark.master"])
         own[_JAVA_OPTIONS] += f" -D{_LOG_KEY}={_log_file()}"
         own |= private_conf(own)
+    check_pythons(own, local=not submitted and is_local(own))
+    # Executors must run a Python where `pipelines` is installed.
+    os.environ["PYSPARK_PYTHON"] = executors_python(own)
     folders = own_local_folders(own) if is_local(own) and not submitted else nullcontext({})
     try:
         with activity("starting Spark"), folders as private:
             for key, value in (own | private).items():
                 builder = builder.config(key, value)
             if not submitted:
-                start_jvm(own | private)
+                start_jvm(own | private, _log_file())
             return builder.getOrCreate()
     except Exception as error:
         check_java()
-        summary = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        master = config.spark.conf.get("master", "the default")
-        raise InputError(
-            "spark.master", f"no session on {master} ({summary})", "see the log"
-        ) from error
+        log = None if submitted else kept_spark_log()
+        said = log.read_text(encoding="utf-8", errors="replace") if log else ""
+        asked = {f"spark.{key}": value for key, value in config.spark.conf.items()}
+        raise start_failure(spark_cause(error), said, log, asked) from error
 
 
 @contextmanager
