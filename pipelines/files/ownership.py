@@ -126,7 +126,7 @@ RUN = Kind(
         *("checkpoints/step-*/*.safetensors", "checkpoints/step-*/state.json"),
         *("checkpoints/frozen/*.safetensors", "checkpoints/frozen/state.json"),
         *("best/best.json", "best/state.json", "best/*.safetensors"),
-        *("evaluation/plan.json", "evaluation/[0-9]*/part-*"),
+        *("evaluation/plan.json", "evaluation/log.txt", "evaluation/[0-9]*/part-*"),
         *("tracking/*.json", "tracking/*.log"),
         *("tensorboard/events.out.tfevents.*", "tensorboard/run-folder.txt"),
         *(way for name in ("start", "model", "adapter") for way in _below(name, _MODEL)),
