@@ -84,7 +84,12 @@ _STAGE = ("fingerprint", "seconds")
 PREPARED = Kind(
     files=(
         *("stages.json", "deleted_keys.json", "run_seconds.json", "report.html"),
-        *("corpus/stage.json", "corpus/funnel.json", "corpus/statistics.json"),
+        *(
+            "corpus/stage.json",
+            "corpus/funnel.json",
+            "corpus/statistics.json",
+            "corpus/overlap.json",
+        ),
         *("corpus/*.parquet", "corpus/*.parquet/part-*"),
         *("corpus/evaluation/*.parquet", "corpus/evaluation/*.parquet/part-*"),
         *("tokens/stage.json", "tokens/manifest.json", "tokens/lengths.json"),
@@ -122,7 +127,13 @@ RUN = Kind(
         *("config.yaml", "environment.json", "tokens.json", "funnel.json", "teacher_axes.npy"),
         *("metrics.json", "metrics.jsonl", "history.json", "jobs.json", "restarts.json"),
         *("evaluations.jsonl", "observations.parquet", "promotion.json", "samples.json"),
-        *("report.html", "early_end.json", "attempts/*.json", "checkpoints/plan.json"),
+        *(
+            "report.html",
+            "overlap.json",
+            "early_end.json",
+            "attempts/*.json",
+            "checkpoints/plan.json",
+        ),
         *("checkpoints/step-*/*.safetensors", "checkpoints/step-*/state.json"),
         *("checkpoints/frozen/*.safetensors", "checkpoints/frozen/state.json"),
         *("best/best.json", "best/state.json", "best/*.safetensors"),
