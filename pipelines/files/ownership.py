@@ -83,7 +83,7 @@ class Kind:
 _STAGE = ("fingerprint", "seconds")
 PREPARED = Kind(
     files=(
-        *("stages.json", "deleted_keys.json", "run_seconds.json", "report.html"),
+        *("stages.json", "deleted_keys.json", "run_seconds.json", "report.html", "overlap.json"),
         *(
             "corpus/stage.json",
             "corpus/funnel.json",
