@@ -83,8 +83,13 @@ class Kind:
 _STAGE = ("fingerprint", "seconds")
 PREPARED = Kind(
     files=(
-        *("stages.json", "deleted_keys.json", "run_seconds.json", "report.html"),
-        *("corpus/stage.json", "corpus/funnel.json", "corpus/statistics.json"),
+        *("stages.json", "deleted_keys.json", "run_seconds.json", "report.html", "overlap.json"),
+        *(
+            "corpus/stage.json",
+            "corpus/funnel.json",
+            "corpus/statistics.json",
+            "corpus/overlap.json",
+        ),
         *("corpus/*.parquet", "corpus/*.parquet/part-*"),
         *("corpus/evaluation/*.parquet", "corpus/evaluation/*.parquet/part-*"),
         *("tokens/stage.json", "tokens/manifest.json", "tokens/lengths.json"),
@@ -122,11 +127,17 @@ RUN = Kind(
         *("config.yaml", "environment.json", "tokens.json", "funnel.json", "teacher_axes.npy"),
         *("metrics.json", "metrics.jsonl", "history.json", "jobs.json", "restarts.json"),
         *("evaluations.jsonl", "observations.parquet", "promotion.json", "samples.json"),
-        *("report.html", "early_end.json", "attempts/*.json", "checkpoints/plan.json"),
+        *(
+            "report.html",
+            "overlap.json",
+            "early_end.json",
+            "attempts/*.json",
+            "checkpoints/plan.json",
+        ),
         *("checkpoints/step-*/*.safetensors", "checkpoints/step-*/state.json"),
         *("checkpoints/frozen/*.safetensors", "checkpoints/frozen/state.json"),
         *("best/best.json", "best/state.json", "best/*.safetensors"),
-        *("evaluation/plan.json", "evaluation/[0-9]*/part-*"),
+        *("evaluation/plan.json", "evaluation/log.txt", "evaluation/[0-9]*/part-*"),
         *("tracking/*.json", "tracking/*.log"),
         *("tensorboard/events.out.tfevents.*", "tensorboard/run-folder.txt"),
         *(way for name in ("start", "model", "adapter") for way in _below(name, _MODEL)),

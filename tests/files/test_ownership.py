@@ -22,6 +22,8 @@ from pipelines.files.ownership import (
     check_ours,
     foreign,
 )
+from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import begin, current, publish, put_bytes
 
 KEY = "a.folder"
@@ -236,3 +238,19 @@ def test_outcomes_need_no_mark(tmp_path):
     write(tmp_path, {"train-1.json": "{}", "embed-12.json": "{}", "notes.txt": json.dumps("mine")})
     assert foreign(tmp_path, OUTCOMES, whole=True) == ["notes.txt"]
     assert foreign(tmp_path / "nowhere", OUTCOMES, whole=True) == []
+
+
+def ways_of(folder: object, root: Path) -> list[tuple[str, ...]]:
+    """The places that the properties of a folder give, but for those outside of it."""
+    names = [name for name, one in vars(type(folder)).items() if isinstance(one, property)]
+    found = [getattr(folder, name) for name in names]
+    return [one.relative_to(root).parts for one in found if isinstance(one, Path)]
+
+
+def test_all_that_the_layouts_of_folders_name_is_theirs(tmp_path):
+    prepared, run = PreparedFolder(tmp_path), RunFolder(tmp_path)
+    stages = (prepared, prepared.corpus, prepared.tokens, prepared.teacher, prepared.lanes)
+    for kind, folders in ((PREPARED, stages), (RUN, (run,))):
+        for way in (way for folder in folders for way in ways_of(folder, tmp_path)):
+            assert kind.writes(way, is_folder=True), way
+    assert {path.name for path in (*run.contents, *run.marks)} <= RUN.taken
