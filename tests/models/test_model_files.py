@@ -272,6 +272,12 @@ def test_rows_and_weights_of_model2vec(folder, tmp_path, beside):
     assert cosines(load_embedder(tmp_path / "model")(TEXTS), expected).min() > 0.9999
 
 
+def test_another_similarity_is_told(folder, caplog):
+    edit(folder / PROMPTS, similarity_fn_name="dot")
+    load_embedder(folder)
+    assert "compares embeddings by dot: here it is by cosine" in caplog.text
+
+
 def test_lower_case_of_a_tokenizer_of_sentence_pieces(tmp_path):
     folder = write_sentence_folder(tmp_path / "start", FAMILIES["xlm-roberta"])
     pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefghilmnoprstuv", *"ABCDEFG", "<mask>"]
