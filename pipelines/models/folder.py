@@ -180,7 +180,9 @@ def read_model(folder: str | Location) -> tuple[EncoderSpec, Weights, Tokenizer]
     told = read_known(folder / PROMPTS_FILE, PROMPT_KEYS).get("similarity_fn_name") or COSINE
     if told != COSINE and not spec.normalise:
         logger.warning("%s compares embeddings by %s: here it is by %s", folder, told, COSINE)
-    return spec, weights, check_rows(folder, spec)
+    modules, _ = part_modules(folder_modules(folder))
+    own = architecture_of(spec).folder.to_embed(folder, modules, spec, weights)
+    return spec, own, check_rows(folder, spec)
 
 
 def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
