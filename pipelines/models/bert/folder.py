@@ -132,6 +132,9 @@ def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str
     """
     check_implementations(folder, config)
     check_numbers(folder, config)
+    for key in ("pruned_heads", "quantization_config"):
+        if config.get(key):
+            refuse(folder, f"has `{key}: {config[key]}`")
     for name, key in layout.keys.items():
         least = 0 if name in ("type_vocabulary", "pad_token_id") else 1
         if config.get(key) is not None and name != "layer_norm_epsilon":
@@ -142,6 +145,8 @@ def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str
         refuse(folder, f"has a config.json without {error}", WHOLE_COPY)
     check_size(folder, layout.keys["positions"], fields["positions"])
     check_heads(folder, layout.keys["heads"], fields["heads"], fields["hidden"])
+    if (padding := layout.pad_token_id(config)) >= fields["vocabulary"]:
+        refuse(folder, f"has `pad_token_id: {padding}`, which is no token", WHOLE_COPY)
     return fields
 
 
