@@ -259,10 +259,10 @@ def architectures_page() -> str:
             ),
         ),
         "\n`similarity_fn_name` changes no vector. `search`, `mine` and evaluation compare by "
-        "cosine whatever it says. A trained model has the tokenizer of its start as it was read, "
-        "and needs none of these keys. `config.json` is compared with the names and shapes of the "
-        "weights before anything is built of it. A tokenizer of more tokens than there are word "
-        "embeddings is refused.\n\n"
+        "cosine whatever it says, and warn of it. A trained model has the tokenizer of its start "
+        "as it was read, and needs none of these keys. `config.json` is compared with the names "
+        "and shapes of the weights before anything is built of it. A tokenizer of more tokens "
+        "than there are word embeddings is refused.\n\n"
         "A text may spell the padding token out (`<pad>`). RoBERTa, XLM-R, CamemBERT and MPNet "
         "count no position for it, and neither do PyTorch, TensorFlow and OpenVINO here. The "
         "engines `mesh` and `bigdl` (with dllib) count one in training.\n",

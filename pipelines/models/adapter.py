@@ -7,6 +7,7 @@ put the adapter on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pipelines.files.locations import Location
 from pipelines.models.adaptation import DOWN, UP
 from pipelines.models.weights import save_weights
 from pipelines.settings import EncoderSettings
-from pipelines.tokens.start import folder_modules
+from pipelines.tokens.start import MODULES_FILE, folder_modules
 
 CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -71,14 +72,26 @@ def write_adapter(
     merged = local_folder(model)
     with storage.built_folder(folder) as aside:
         storage.copy_folder(merged, aside)
-        (_, path), *_ = folder_modules(aside)
-        home = aside / path
-        for file in (file for pattern in _OF_THE_BASE for file in home.glob(pattern)):
+        _to_root(aside)
+        for file in (file for pattern in _OF_THE_BASE for file in aside.glob(pattern)):
             file.unlink()
-        storage.write_json(home / CONFIG_FILE, _config(trained, scale, str(base)))
+        storage.write_json(aside / CONFIG_FILE, _config(trained, scale, str(base)))
         save_weights(
-            home / ADAPTER_FILE, {f"{_PREFIX}{name}": value for name, value in trained.items()}
+            aside / ADAPTER_FILE, {f"{_PREFIX}{name}": value for name, value in trained.items()}
         )
+
+
+def _to_root(folder: Path) -> None:
+    """Move the transformer of a model to its root: an adapter elsewhere is not put on its base."""
+    (_, path), *_ = folder_modules(folder)
+    if not path:
+        return
+    for file in (folder / path).iterdir():
+        file.rename(folder / file.name)
+    (folder / path).rmdir()
+    modules = storage.read_json(folder / MODULES_FILE)
+    modules[0]["path"] = ""
+    storage.write_json(folder / MODULES_FILE, modules)
 
 
 def _config(trained: Mapping[str, np.ndarray], scale: float, base: str) -> dict[str, Any]:

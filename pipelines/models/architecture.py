@@ -58,6 +58,7 @@ class FolderFormat:
             returns the modules that it wrote. Normalising, prompts and the card are not its part.
         lengths: Tokens that the model in a folder reads; read without its weights.
         stored_name: The name in the files of a weight of the layers, of its canonical name.
+        to_embed: The weights for embedding alone, of those that were read.
     """
 
     recognises: Callable[[Path, Modules], bool]
@@ -65,6 +66,9 @@ class FolderFormat:
     write: Callable[[Path, Any, Mapping[str, np.ndarray], Path], list[tuple[str, str]]]
     lengths: Callable[[Path, Modules], Lengths]
     stored_name: Callable[[str], str] = str
+    to_embed: Callable[[Path, Modules, Any, dict[str, np.ndarray]], dict[str, np.ndarray]] = (
+        lambda folder, modules, spec, weights: weights
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,22 @@ def checkpoint_shapes(folder: Path) -> Shapes:
     return shapes
 
 
+def checkpoint_rows(folder: Path, name: str, number: int) -> list[np.ndarray]:
+    """A row of each array of a folder's safetensors whose name ends so; bfloat16 is left out.
+
+    Raises:
+        InputError: See :func:`read_checkpoint`.
+    """
+    rows = []
+    for file in _files(folder, WEIGHT_FILE):
+        with safe_open(str(file), framework="numpy") as opened:
+            for key in (key for key in opened.keys() if key.endswith(name)):  # noqa: SIM118
+                array = opened.get_slice(key)
+                if array.get_dtype() != _BF16 and number < array.get_shape()[0]:
+                    rows.append(array[number : number + 1][0])
+    return rows
+
+
 def _files(folder: Path, name: str) -> Sequence[Path]:
     """The file of a name, or those that its index lists; none if there is neither."""
     if (folder / name).is_file():

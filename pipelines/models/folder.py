@@ -43,6 +43,7 @@ from pipelines.models.weights import (
 from pipelines.settings import Config, EncoderSettings
 from pipelines.settings.sources import by_source
 from pipelines.tokens.lengths import model_length
+from pipelines.tokens.model_files import PROMPT_KEYS, read_known
 from pipelines.tokens.prompts import PROMPTS_FILE, configured_prompts
 from pipelines.tokens.start import (
     MODULES_FILE,
@@ -69,6 +70,8 @@ logger = logging.getLogger(__name__)
 
 KEY = "encoder.start"
 
+COSINE = "cosine"
+"""What embeddings are compared by."""
 _SPARE_ROWS = 1024
 """Word embeddings without a token that a model may have, to make a round number."""
 _RESIZE = "save it again with a row for each token of its tokenizer, or name another model"
@@ -178,7 +181,12 @@ def read_model(folder: str | Location) -> tuple[EncoderSpec, Weights, Tokenizer]
     """
     folder = local_folder(location(folder))
     spec, weights = read_encoder(folder)
-    return spec, weights, check_rows(folder, spec)
+    told = read_known(folder / PROMPTS_FILE, PROMPT_KEYS).get("similarity_fn_name") or COSINE
+    if told != COSINE and not spec.normalise:
+        logger.warning("%s compares embeddings by %s: here it is by %s", folder, told, COSINE)
+    modules, _ = part_modules(folder_modules(folder))
+    own = architecture_of(spec).folder.to_embed(folder, modules, spec, weights)
+    return spec, own, check_rows(folder, spec)
 
 
 def check_rows(folder: Path, spec: EncoderSpec) -> Tokenizer:
@@ -275,7 +283,7 @@ def write_encoder(
             (aside / modules[-1][1]).mkdir()
         storage.write_json(aside / MODULES_FILE, list(_listed(modules)))
         storage.write_json(
-            aside / PROMPTS_FILE, spec.prompts.to_json() | {"similarity_fn_name": "cosine"}
+            aside / PROMPTS_FILE, spec.prompts.to_json() | {"similarity_fn_name": COSINE}
         )
         storage.write_text(aside / "README.md", card)
 

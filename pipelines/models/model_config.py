@@ -22,6 +22,7 @@ _IMPLEMENTATIONS = {
 }
 """What config.json may say of how a part is computed: other names are of code to download."""
 _EPSILON = re.compile(r"(?:^|_)(?:eps|epsilon)$")
+_SHARE = re.compile(r"(?:^|_)(?:dropout(?:_prob)?|pdrop)$")
 _COUNT = re.compile(r"(?:^|_)(?:layers?|heads?|groups?|blocks?|experts?)(?:_num)?$")
 _MOST = 16_384
 """Layers, heads or groups of any model; more are a damaged file."""
@@ -100,6 +101,8 @@ def check_numbers(folder: Path, config: Mapping[str, Any]) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if _EPSILON.search(key) and value is not None and not (is_number and 0 < value < 1):
             _refuse(folder, key, value, "is between 0 and 1")
+        if _SHARE.search(key) and is_number and not 0 <= value < 1:
+            _refuse(folder, key, value, "takes 0 to less than 1")
         if is_number and _COUNT.search(key) and abs(value) > _MOST:
             _refuse(folder, key, value, f"takes {_MOST} at most")
 

@@ -152,7 +152,7 @@ def applied(tokenizer: Tokenizer, home: Path, options: Mapping[str, Any], key: s
             "set `direction` of its `truncation` to Right, or name another model",
         )
     _add_tokens(tokenizer, home, kind, options, key)
-    _check_vocabularies(tokenizer, home, key)
+    _check_vocabularies(tokenizer, parts, home, key)
 
 
 def check_word_pieces(home: Path, options: Mapping[str, Any], key: str) -> None:
@@ -280,15 +280,20 @@ def _add_tokens(
         _refuse(key, home, f"{CONFIG_FILE} lacks the added token {min(left_out)}")
 
 
-def _check_vocabularies(tokenizer: Tokenizer, home: Path, key: str) -> None:
+def _check_vocabularies(
+    tokenizer: Tokenizer, parts: Mapping[str, Any], home: Path, key: str
+) -> None:
     """Refuse a vocab.txt of another tokenizer than tokenizer.json."""
     path = home / VOCABULARY_FILE
-    if not (path.is_file() and (home / TOKENIZER_FILE).is_file()):
+    is_both = path.is_file() and (home / TOKENIZER_FILE).is_file()
+    # Other models have other things in a file of this name.
+    if not is_both or parts["model"].get("type") != "WordPiece":
         return
-    pieces = path.read_text(encoding="utf-8").split("\n")
-    if all(tokenizer.token_to_id(piece) == place for place, piece in enumerate(pieces) if piece):
-        return
-    _refuse(key, home, f"{VOCABULARY_FILE} and {TOKENIZER_FILE} are of two tokenizers")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    # Of a piece that is there twice the last place counts.
+    for piece, place in {piece: place for place, piece in enumerate(lines)}.items():
+        if tokenizer.token_to_id(piece) not in (None, place):
+            _refuse(key, home, f"{VOCABULARY_FILE} and {TOKENIZER_FILE} are of two tokenizers")
 
 
 def _named(options: Mapping[str, Any]) -> set[str]:

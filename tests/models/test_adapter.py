@@ -11,6 +11,7 @@ from pipelines.models import ARCHITECTURES
 from pipelines.models.adaptation import UP, effective, split
 from pipelines.models.adapter import check_names, write_adapter
 from pipelines.models.folder import default_start, read_encoder, write_encoder
+from pipelines.models.lsa.embedding import with_terms
 from pipelines.models.weights import load_weights
 from pipelines.settings.load import parse
 
@@ -83,3 +84,21 @@ def test_peft_and_sentence_transformers_load_it(folders):
     )
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.abs(start - expected).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_an_adapter_beside_words_is_put_on_its_base(folders):
+    pytest.importorskip("peft")
+    from sentence_transformers import SentenceTransformer
+
+    home, trained, _ = folders
+    spec, merged = read_encoder(home / "model")
+    terms = np.random.default_rng(1).standard_normal((spec.vocabulary, 4)).astype(np.float32)
+    write_encoder(home / "words", *with_terms(spec, merged, terms), default_start(), "")
+    write_adapter(home / "words-adapter", trained, 2.0, home / "words", home / "start")
+    assert not [*(home / "words-adapter").rglob("0_*")]
+    expected, found = (
+        SentenceTransformer(str(home / name), device="cpu").encode(TEXTS)
+        for name in ("words", "words-adapter")
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)

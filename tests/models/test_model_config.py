@@ -18,6 +18,7 @@ KEYS = {
     "inner": ("intermediate_size", "hidden_dim"),
     "positions": ("max_position_embeddings", "n_positions"),
     "words": ("vocab_size",),
+    "dropout": ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attn_pdrop"),
     "epsilon": ("layer_norm_eps", "rms_norm_eps", "layer_norm_epsilon", "norm_eps"),
 }
 IMPOSSIBLE = {
@@ -27,6 +28,7 @@ IMPOSSIBLE = {
     "inner": (0, -1, 41, 10**9),
     "positions": (0, -5),
     "words": (0, -1, 47, 10**9),
+    "dropout": (-0.1, 1, 1.5, NAN),
     "epsilon": (NAN, INFINITE, 0, -1e-12, "x"),
 }
 BOUND = 3.0

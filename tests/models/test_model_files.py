@@ -198,6 +198,9 @@ REFUSED = [
     (bring_code, "custom.Transformer, a module of custom.py that is never run"),
     (setting("adapter_config.json", peft_type="LORA"), "adapter_config.json"),
     (setting("config.json", attn_implementation="org/kernel"), "attn_implementation: org/kernel"),
+    (setting("config.json", pad_token_id=10**9), "pad_token_id"),
+    (setting("config.json", pruned_heads={"0": [1]}), "pruned_heads"),
+    (setting("config.json", quantization_config={"bits": 8}), "quantization_config"),
     (setting("config.json", _attn_implementation="org/kernel"), "org/kernel"),
     (setting(TOKENIZER, truncation_side="left"), "truncation_side"),
     (setting(TOKENIZER, split_special_tokens=True), "split_special_tokens"),
@@ -270,6 +273,12 @@ def test_rows_and_weights_of_model2vec(folder, tmp_path, beside):
     save_weights(file, arrays)
     expected = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS)
     assert cosines(load_embedder(tmp_path / "model")(TEXTS), expected).min() > 0.9999
+
+
+def test_another_similarity_is_told(folder, caplog):
+    edit(folder / PROMPTS, similarity_fn_name="dot")
+    load_embedder(folder)
+    assert "compares embeddings by dot: here it is by cosine" in caplog.text
 
 
 def test_lower_case_of_a_tokenizer_of_sentence_pieces(tmp_path):

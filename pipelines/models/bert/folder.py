@@ -15,7 +15,7 @@ from pipelines.models.architecture import FolderFormat, Lengths, Modules
 from pipelines.models.bert.layout import Layout, model_type
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.weights import POSITIONS, weight_shapes
-from pipelines.models.checkpoint_files import read_checkpoint
+from pipelines.models.checkpoint_files import checkpoint_rows, read_checkpoint
 from pipelines.models.model_config import (
     check_heads,
     check_implementations,
@@ -51,6 +51,7 @@ def folder_format(layout: Layout) -> FolderFormat:
         write=partial(_write, layout),
         lengths=partial(_lengths, layout),
         stored_name=layout.own_name,
+        to_embed=partial(_to_embed, layout),
     )
 
 
@@ -131,6 +132,9 @@ def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str
     """
     check_implementations(folder, config)
     check_numbers(folder, config)
+    for key in ("pruned_heads", "quantization_config"):
+        if config.get(key):
+            refuse(folder, f"has `{key}: {config[key]}`")
     for name, key in layout.keys.items():
         least = 0 if name in ("type_vocabulary", "pad_token_id") else 1
         if config.get(key) is not None and name != "layer_norm_epsilon":
@@ -141,6 +145,8 @@ def _fields(layout: Layout, folder: Path, config: Mapping[str, Any]) -> dict[str
         refuse(folder, f"has a config.json without {error}", WHOLE_COPY)
     check_size(folder, layout.keys["positions"], fields["positions"])
     check_heads(folder, layout.keys["heads"], fields["heads"], fields["hidden"])
+    if (padding := layout.pad_token_id(config)) >= fields["vocabulary"]:
+        refuse(folder, f"has `pad_token_id: {padding}`, which is no token", WHOLE_COPY)
     return fields
 
 
@@ -169,19 +175,26 @@ def _read_weights(layout: Layout, folder: Path, spec: BertSpec) -> Weights:
             weights[name] = np.ascontiguousarray(found[own], dtype=np.float32)
     if POSITIONS in weights:
         skipped = layout.skipped_rows(spec.pad_token_id)
-        before, weights[POSITIONS] = np.split(weights[POSITIONS], [skipped])
-        token = spec.placeless_token
-        if token is not None and WORDS in weights and _is_row(token, weights[WORDS], before):
-            # It stands in texts that spell the token out, wherever the token does.
-            weights[WORDS] = weights[WORDS].copy()
-            weights[WORDS][token] += before[token]
+        weights[POSITIONS] = np.ascontiguousarray(weights[POSITIONS][skipped:])
     return weights
 
 
-def _is_row(number: int, *tables: np.ndarray) -> bool:
-    """Whether tables of one width have a row."""
-    widths = {table.shape[1:] for table in tables}
-    return len(widths) == 1 and all(number < len(table) for table in tables)
+def _to_embed(
+    layout: Layout, folder: Path, modules: Modules, spec: BertSpec, weights: Weights
+) -> Weights:
+    """Weights with the place of the padding token, which texts may spell out, in its own vector.
+
+    It is zero in all that training has made. Objectives that predict words read those as they are.
+    """
+    token = spec.placeless_token
+    if token is None:
+        return weights
+    rows = checkpoint_rows(transformer_home(folder, modules), layout.own_name(POSITIONS), token)
+    if len(rows) != 1 or not rows[0].any() or rows[0].shape != weights[WORDS][token].shape:
+        return weights
+    words = weights[WORDS].copy()
+    words[token] += rows[0].astype(np.float32)
+    return weights | {WORDS: words}
 
 
 def _prefix(layout: Layout, folder: Path, found: Weights) -> str:

@@ -15,7 +15,7 @@ class RobertaSpec(BertSpec):
     """BERT whose positions are counted from behind the padding token's id.
 
     The rows of the position table before that are no part of the weights here. A text that spells
-    the padding token out uses the last of them, which is added to that token's word embedding.
+    the padding token out uses the last of them, which training leaves at zero.
 
     Sources: Liu et al., "RoBERTa: A Robustly Optimized BERT Pretraining Approach", 2019,
     arXiv:1907.11692; Conneau et al., "Unsupervised Cross-lingual Representation Learning at Scale",
