@@ -222,10 +222,10 @@ class _KeptUnits:
                 # Of an attempt that failed.
                 storage.discard_folder(aside / "rows")
                 raw = read_files(self.session, self.settings, files, read, self.stores, damaged)
-                return write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
+                with batches_of(self.session, _PIECES_PER_BATCH):
+                    return write_arrow(raw, work, SCHEMA, _TOTALS, aside / "rows")
 
-            with batches_of(self.session, _PIECES_PER_BATCH):
-                totals = without_damaged(self.session, self.settings, read, cut)
+            totals = without_damaged(self.session, self.settings, read, cut)
             passing = _sources_with_passing_errors(totals)
             kept = {}
             for name, stamp in unchanged(new).items():
