@@ -65,8 +65,8 @@ class PromotionSettings(Settings):
     required: Literal["not_worse", "better"] = Field(
         default="not_worse",
         description=(
-            "`not_worse`: refused where the whole interval is lower than the tolerance allows; "
-            "`better`: refused unless the whole interval is above 0."
+            "`not_worse`: refused where it is worse and the whole interval is lower than the "
+            "tolerance allows; `better`: refused unless it is better, by interval and test."
         ),
     )
     minimum: Mapping[str, Points] = Field(

@@ -130,6 +130,12 @@ def test_docstrings_of_a_folder_and_whole_packages_held_out(spark, tmp_path):
     held = {match.group() for match in held if match}
     assert held and trained and not held & trained
     assert 7 <= len(queries) <= 15
+    # Queries of one package gain and lose together, so they are of one group.
+    packages = {row["document_id"]: re.search(r"package\d+", row["text"]) for row in documents}
+    named = [(row["group"], packages[row["document_id"]]) for row in queries]
+    told = {(group, package.group()) for group, package in named if package}
+    assert len({group for group, _ in told}) == len({package for _, package in told}) == len(told)
+    assert len(told) < len(queries)
 
 
 def test_groups_give_pairs_of_their_distinct_texts(spark, tmp_path):
