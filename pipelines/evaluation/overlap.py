@@ -257,12 +257,13 @@ def _seen(
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     from pipelines.corpus.cleaning.text_keys import text_key
-    from pipelines.corpus.dedup.marks import comparable, exclude_threshold
+    from pipelines.corpus.dedup.marks import MOST_BROADCAST, comparable, exclude_threshold
     from pipelines.corpus.dedup.near_duplicates import near_match_pairs
     from pipelines.spark.frames import read_parquet
 
     named = texts.select(F.xxhash64("text").alias("reference"), "text")
-    cleaned = scratch.keep(comparable(named, settings))
+    kept = scratch.keep_counted(comparable(named, settings))
+    cleaned = kept.frame
     negatives = F.coalesce("negatives", F.array().cast("array<string>"))
     own = (
         read_parquet(session, corpus.pairs)
@@ -270,7 +271,8 @@ def _seen(
         .toDF("row", "text")
         .where("text is not null")
     )
-    keys = F.broadcast(cleaned.select("reference", text_key(F.col("text")).alias("key")))
+    keys = cleaned.select("reference", text_key(F.col("text")).alias("key"))
+    keys = F.broadcast(keys) if kept.rows <= MOST_BROADCAST else keys
     exact = own.select("row", text_key(F.col("text")).alias("key")).join(keys, "key")
     found = exact.select("reference", "row")
     similarity = exclude_threshold(settings)
