@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUERIES, PAIRS = "queries", "pairs"
+_NOT_OF_SETS = {"retrieval", "hybrid", "geometry", "every_checkpoints", "samples"}
+"""Settings of the section that change nothing of how sets are read."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ def _has_its_pairs(config: Config, run: RunFolder) -> bool:
 def _fingerprint(config: Config, named: Sequence[NamedSet]) -> str:
     told = [[one.name, one.evaluation.name, _stamps(config, one.given)] for one in named]
     settings = [config.corpus.near_duplicates, config.corpus.redact]
-    columns = [config.evaluation.similarity_columns, config.evaluation.classification_columns]
-    content = json.dumps([__version__, told, settings, columns])
+    reading = config.evaluation.model_dump(mode="json", exclude=_NOT_OF_SETS)
+    content = json.dumps([__version__, told, settings, reading])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
