@@ -308,8 +308,7 @@ def write_model(run: TrainingRun, prepared: PreparedFolder) -> None:
         factors = without_objective(made.averages)
         write_adapter(paths.adapter, factors, made.frozen.scale, paths.model, paths.start)
     change = weight_change(paths.model, paths.start)
-    figures |= {} if change is None else {"weight_change": change}
-    update_run_metrics(folder, {"model": figures})
+    update_run_metrics(folder, {"model": figures, "weight_change": change})
     keep_doubts(folder)
     # Figures that are there are of this model, if a finished training was asked for again.
     write_card(paths, run.config, spec)

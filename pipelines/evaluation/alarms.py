@@ -81,7 +81,7 @@ def alarms(figures: Mapping[str, Any]) -> list[Doubt]:
         figures: As ``metrics.json`` has them.
     """
     found = (
-        _unmoved_weights(figures.get("model", {})),
+        _unmoved_weights(figures),
         _easy_negatives(figures.get("training", {})),
         _collapsed_embeddings(figures.get("signs", {})) or _one_place(figures.get("after", {})),
         _constant_scores(figures.get("signs", {})),
@@ -133,10 +133,11 @@ def embedding_signs(embeddings: np.ndarray) -> dict[str, float]:
     }
 
 
-def _unmoved_weights(model: Mapping[str, Any]) -> Doubt | None:
-    change = model.get("weight_change")
+def _unmoved_weights(figures: Mapping[str, Any]) -> Doubt | None:
+    change = figures.get("weight_change")
     # A model that keeps the start's weights was asked for.
-    if change is None or change >= LEAST_CHANGE or model.get("start_share") == WHOLE:
+    is_start = figures.get("model", {}).get("start_share") == WHOLE
+    if change is None or change >= LEAST_CHANGE or is_start:
         return None
     return Doubt(
         "unmoved_weights",

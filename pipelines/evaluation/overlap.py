@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUERIES, PAIRS = "queries", "pairs"
+_NOT_OF_SETS = {"retrieval", "hybrid", "geometry", "every_checkpoints", "samples"}
+"""Settings of the section that change nothing of how sets are read."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ def _has_its_pairs(config: Config, run: RunFolder) -> bool:
 def _fingerprint(config: Config, named: Sequence[NamedSet]) -> str:
     told = [[one.name, one.evaluation.name, _stamps(config, one.given)] for one in named]
     settings = [config.corpus.near_duplicates, config.corpus.redact]
-    columns = [config.evaluation.similarity_columns, config.evaluation.classification_columns]
-    content = json.dumps([__version__, told, settings, columns])
+    reading = config.evaluation.model_dump(mode="json", exclude=_NOT_OF_SETS)
+    content = json.dumps([__version__, told, settings, reading])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -257,12 +259,13 @@ def _seen(
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     from pipelines.corpus.cleaning.text_keys import text_key
-    from pipelines.corpus.dedup.marks import comparable, exclude_threshold
+    from pipelines.corpus.dedup.marks import MOST_BROADCAST, comparable, exclude_threshold
     from pipelines.corpus.dedup.near_duplicates import near_match_pairs
     from pipelines.spark.frames import read_parquet
 
     named = texts.select(F.xxhash64("text").alias("reference"), "text")
-    cleaned = scratch.keep(comparable(named, settings))
+    kept = scratch.keep_counted(comparable(named, settings))
+    cleaned = kept.frame
     negatives = F.coalesce("negatives", F.array().cast("array<string>"))
     own = (
         read_parquet(session, corpus.pairs)
@@ -270,7 +273,8 @@ def _seen(
         .toDF("row", "text")
         .where("text is not null")
     )
-    keys = F.broadcast(cleaned.select("reference", text_key(F.col("text")).alias("key")))
+    keys = cleaned.select("reference", text_key(F.col("text")).alias("key"))
+    keys = F.broadcast(keys) if kept.rows <= MOST_BROADCAST else keys
     exact = own.select("row", text_key(F.col("text")).alias("key")).join(keys, "key")
     found = exact.select("reference", "row")
     similarity = exclude_threshold(settings)

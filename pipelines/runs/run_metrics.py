@@ -33,7 +33,7 @@ class _Record(TypedDict, total=False):
 
 _OF_AN_EARLIER_MODEL = (
     *("training", "model", "after", "interval", "sets", "measured"),
-    *("signs", "overlap", "doubts"),
+    *("weight_change", "signs", "overlap", "doubts"),
 )
 
 

@@ -24,19 +24,19 @@ def names(figures) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("model", "raised"),
+    ("change", "model", "raised"),
     [
-        ({}, False),
-        ({"weight_change": 0.0}, True),
-        ({"weight_change": 3e-8}, True),
-        ({"weight_change": 1e-4}, False),
+        (None, {}, False),
+        (0.0, {}, True),
+        (3e-8, {}, True),
+        (1e-4, {}, False),
         # Whose weights are those of the start because that was asked for.
-        ({"weight_change": 0.0, "start_share": 1.0}, False),
-        ({"weight_change": 0.0, "start_share": 0.5}, True),
+        (0.0, {"start_share": 1.0}, False),
+        (0.0, {"start_share": 0.5}, True),
     ],
 )
-def test_weights_that_did_not_move(model, raised) -> None:
-    assert names({"model": model}) == ["unmoved_weights"] * raised
+def test_weights_that_did_not_move(change, model, raised) -> None:
+    assert names({"model": model, "weight_change": change}) == ["unmoved_weights"] * raised
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ SEEN = {"overlap": {"users": {"seen": 1200, "items": 1500, "of": "queries"}}}
             {"model": {"step": 8, "best_by": NDCG, "value": 64.0}},
             "The checkpoint was chosen by users.ndcg@10 (training.keep_best)",
         ),
-        ("unmoved_weights", {"model": {"weight_change": 2e-8}}, "The weights did not move"),
+        ("unmoved_weights", {"weight_change": 2e-8}, "The weights did not move"),
         (
             "collapsed_embeddings",
             {"signs": {"after": {"users": {"mean_cosine": 0.9999, "effective_rank": 1.1}}}},
@@ -151,7 +151,7 @@ def test_a_doubted_model_is_refused_unless_told(tmp_path, target, name, recorded
 
 
 def test_each_doubt_is_named(tmp_path, target) -> None:
-    run = measured_run(tmp_path / "run", 60.0, 40.0, **SEEN, model={"weight_change": 0.0})
+    run = measured_run(tmp_path / "run", 60.0, 40.0, **SEEN, weight_change=0.0)
     told = refusal(target, run)
     assert told.endswith("; nor did seen_in_training, worse_than_start pass")
     recorded = json.loads((run / "promotion.json").read_text())

@@ -321,7 +321,7 @@ def test_what_was_trained_on_is_said_of_too_few_questions_too() -> None:
 
 @pytest.mark.parametrize("known", [{}, figures(a=("judged", 2.0, 1.0))])
 def test_alarms_come_first(known) -> None:
-    found = verdict(known | {"model": {"weight_change": 0.0}})
+    found = verdict(known | {"weight_change": 0.0})
     assert str(found).startswith("ALARM: The weights did not move")
     assert found.next_step == "Do not promote it before you know why."
     assert found.is_doubted
