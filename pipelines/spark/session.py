@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,7 +98,9 @@ def spark_session(
         check_master(own["spark.master"])
         own[_JAVA_OPTIONS] += f" -D{_LOG_KEY}={_log_file()}"
         own |= private_conf(own)
-    folders = own_local_folders(own) if is_local(own) and not submitted else nullcontext({})
+    is_ours = is_local(own) and not submitted
+    folders: AbstractContextManager[dict[str, str]]
+    folders = own_local_folders(own) if is_ours else nullcontext({})
     try:
         with activity("starting Spark"), folders as private:
             for key, value in (own | private).items():
