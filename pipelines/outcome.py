@@ -15,6 +15,7 @@ from typing import Any
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, location
+from pipelines.settings.paths import NotLocalError, stored_path
 from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
 
 Results = Mapping[str, Any]
@@ -44,7 +45,10 @@ def noted(
     if path is None:
         yield lambda _results: None
         return
-    file, results = location(path, stores), dict[str, Any]()
+    try:
+        file, results = location(stored_path(path), stores), dict[str, Any]()
+    except NotLocalError as error:
+        raise InputError(KEY, error.problem, error.remedy) from None
     _clear(file)
     try:
         yield results.update

@@ -92,3 +92,13 @@ def test_an_outcome_in_a_store_is_reached_as_the_job_reaches_it(s3_bucket, monke
     given = [part for setting in (mistake, *stores) for part in ("--set", setting)]
     assert main(["train", *given, "--outcome", str(file)]) == 2
     assert json.loads(file.read_text())["exit_code"] == 2
+
+
+def test_an_outcome_may_lie_in_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with noted("~/new/outcome.json"):
+        pass
+    assert (tmp_path / "new" / "outcome.json").is_file()
+    for path in ("$OUT/outcome.json", "dbfs:/outcome.json"):
+        with pytest.raises(InputError, match=r"^--outcome: "), noted(path):
+            pytest.fail("the job began")

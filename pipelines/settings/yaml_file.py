@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol
+from typing import IO, Any, Protocol
 
 import yaml
 
@@ -98,7 +98,7 @@ class _Loader(yaml.SafeLoader):
 
     has_aliases = False
     # All other values are resolved by `scalar`.
-    yaml_implicit_resolvers: ClassVar = {"<": [(_MERGE, re.compile("<<"))]}
+    yaml_implicit_resolvers = {"<": [(_MERGE, re.compile("<<"))]}  # noqa: RUF012
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -148,7 +148,7 @@ class _LoaderOfValues(_Loader):
         while True:
             while self.peek() == " ":
                 self.forward()
-            if not self.scan_line_break():
+            if not self.scan_line_break():  # type: ignore[no-untyped-call]
                 return
             if not self.flow_level:
                 self.allow_simple_key = True

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +104,9 @@ def spark_session(
     check_pythons(own, local=not submitted and is_local(own))
     # Executors must run a Python where `pipelines` is installed.
     os.environ["PYSPARK_PYTHON"] = executors_python(own)
-    folders = own_local_folders(own) if is_local(own) and not submitted else nullcontext({})
+    is_ours = is_local(own) and not submitted
+    folders: AbstractContextManager[dict[str, str]]
+    folders = own_local_folders(own) if is_ours else nullcontext({})
     try:
         with activity("starting Spark"), folders as private:
             for key, value in (own | private).items():
