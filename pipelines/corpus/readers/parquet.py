@@ -33,6 +33,7 @@ from pipelines.spark.frames import read_columns
 
 _FOOTERS_AT_ONCE = 16
 _ORIGIN = "_sentence_pipelines_file"
+_NO_TYPE = str(pa.null())
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ParquetFile:
         path: Absolute.
         types: Of all columns, by name.
         nested: Columns that hold lists, maps or structs.
-        lists: Of these, columns of lists of plain values.
+        lists: Columns of lists of plain values, or without any value.
         rows: How many; 1 where the footer is not readable.
         problem: Why it cannot be read, if so.
     """
@@ -93,7 +94,11 @@ def _footer(file: Location) -> ParquetFile:
         return ParquetFile(file, {}, problem=f"not readable ({str(error).splitlines()[0][:120]})")
     nested = tuple(field.name for field in schema if not is_plain(field.type))
     types = {field.name: str(field.type) for field in schema}
-    lists = tuple(field.name for field in schema if is_list_of_values(field.type))
+    lists = tuple(
+        field.name
+        for field in schema
+        if is_list_of_values(field.type) or str(field.type) == _NO_TYPE
+    )
     return ParquetFile(file, types, nested, lists, metadata.num_rows)
 
 
@@ -133,6 +138,10 @@ def read_parquet(
     for some in alike.values():
         stored = [column_of(name, some[0].types) for name in wanted]
         frame = read_columns(session, [file.path for file in some], stored, _ORIGIN)
+        for name, column in zip(wanted, stored, strict=True):
+            # A column without values has no type, although lists are asked for.
+            if name != column and some[0].types[column] == _NO_TYPE:
+                frame = frame.withColumn(column, F.lit(None).cast("array<string>"))
         frames.append(rows_of(frame, columns, {"input": F.col(_ORIGIN)}))
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
     if lost:
