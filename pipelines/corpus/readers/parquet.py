@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.arrow_columns import is_list_of_values, is_plain
+from pipelines.arrow_columns import is_list_of_values, is_opened_by_spark, is_plain
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import FileNames, Format
 from pipelines.corpus.readers.inputs import is_hidden
@@ -129,10 +129,11 @@ def read_parquet(
         raise _no_parquet(footers, names)
     asked = {*read}
     footers = [footer for footer in footers if footer.path in asked]
-    alike: dict[tuple[str, ...], list[ParquetFile]] = {}
+    alike: dict[tuple[object, ...], list[ParquetFile]] = {}
     for footer in (footer for footer in footers if problems[footer.path] is None):
-        types = tuple(footer.types[column_of(name, footer.types)] for name in wanted)
-        alike.setdefault(types, []).append(footer)
+        types = (footer.types[column_of(name, footer.types)] for name in wanted)
+        opened = is_opened_by_spark(footer.types.values())
+        alike.setdefault((*types, opened), []).append(footer)
     columns = columns_of(settings)
     frames = []
     for some in alike.values():
