@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.arrow_columns import column_for_spark, is_read_by_spark, schema_for_spark
+from pipelines.arrow_columns import (
+    column_for_spark,
+    is_opened_by_spark,
+    is_read_by_spark,
+    schema_for_spark,
+)
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
@@ -121,7 +126,8 @@ def read_columns(
     stored = pq.read_schema(arrow_source(paths[0]))
     wanted = [stored.field(name) for name in dict.fromkeys(names)]
     schema = from_arrow_schema(schema_for_spark(wanted))
-    if all(is_read_by_spark(field.type) for field in wanted):
+    known = all(is_read_by_spark(field.type) for field in wanted)
+    if known and is_opened_by_spark(stored.types):
         return read_files(session, paths, schema, origin)
     return _by_executors(session, paths, schema, origin)
 
@@ -143,10 +149,10 @@ def read_columns_of_any(
     from pyspark.sql import functions as F  # noqa: N812 - the name that Spark users know
 
     schemas = [footer.schema.to_arrow_schema() for footer in read_footers(paths)]
-    alike: dict[tuple[pa.DataType, ...], list[Location]] = {}
+    alike: dict[tuple[object, ...], list[Location]] = {}
     for path, schema in zip(paths, schemas, strict=True):
-        types = tuple(schema.field(name).type for name in names)
-        alike.setdefault(types, []).append(path)
+        types = (schema.field(name).type for name in names)
+        alike.setdefault((*types, is_opened_by_spark(schema.types)), []).append(path)
     frames = [read_columns(session, files, names) for files in alike.values()]
     for name in names:
         if len({frame.schema[name].dataType.simpleString() for frame in frames}) > 1:

@@ -202,12 +202,12 @@ def test_pairs_are_read_whatever_arrow_type_stores_them(spark, job, tmp_path) ->
         at = pa.array([datetime.time(1)])
         topic = pa.array([number]).cast(pa.uint8() if number else pa.decimal128(19, 0))
         pq.write_table(
-            pa.table({**texts, "topic": topic, "id": [number], "at": at}),
+            pa.table({**texts, "the.topic": topic, "id": [number], "at": at}),
             folder / f"{number}.parquet",
         )
-    empty = {name: pa.nulls(1) for name in ("q", "a", "topic", "id")}
+    empty = {name: pa.nulls(1) for name in ("q", "a", "the.topic", "id")}
     pq.write_table(pa.table(empty), folder / "9.parquet")
-    config = job(inputs=[str(folder)])
+    config = job(inputs=[str(folder)], group_column="the.topic")
     check_sources(config)
     rows = read_pairs(spark, config, tmp_path / "staged", tmp_path / "mined").collect()
     found = sorted((row["anchor"] or "", row["positive"] or "", str(row["key"])) for row in rows)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.arrow_columns import is_list_of_values, is_plain
+from pipelines.arrow_columns import is_list_of_values, is_opened_by_spark, is_plain
 from pipelines.corpus.funnel import ROWS
 from pipelines.corpus.readers.formats import Damaged, FileNames, Format
 from pipelines.corpus.readers.inputs import is_hidden
@@ -38,6 +38,7 @@ from pipelines.spark.tasks import collect_from_tasks, slices
 _FOOTERS_AT_ONCE = 16
 _SHOWN = 120
 _ORIGIN = "_sentence_pipelines_file"
+_NO_TYPE = str(pa.null())
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ParquetFile:
         path: Absolute.
         types: Of all columns, by name.
         nested: Columns that hold lists, maps or structs.
-        lists: Of these, columns of lists of plain values.
+        lists: Columns of lists of plain values, or without any value.
         rows: How many; 1 where the footer is not readable.
         problem: Why it cannot be read, if so.
         names: Of all columns, as often as they are there.
@@ -118,7 +119,11 @@ def _footer(file: Location) -> ParquetFile:
         )
     nested = tuple(field.name for field in schema if not is_plain(field.type))
     types = {field.name: str(field.type) for field in schema}
-    lists = tuple(field.name for field in schema if is_list_of_values(field.type))
+    lists = tuple(
+        field.name
+        for field in schema
+        if is_list_of_values(field.type) or str(field.type) == _NO_TYPE
+    )
     names = tuple(schema.names)
     return ParquetFile(file, types, nested, lists, metadata.num_rows, names=names)
 
@@ -155,15 +160,20 @@ def read_parquet(
         raise _no_parquet(footers, names)
     asked = {*read}
     footers = [footer for footer in footers if footer.path in asked]
-    alike: dict[tuple[str, ...], list[ParquetFile]] = {}
+    alike: dict[tuple[object, ...], list[ParquetFile]] = {}
     for footer in (footer for footer in footers if problems[footer.path] is None):
-        types = tuple(footer.types[column_of(name, footer.types)] for name in wanted)
-        alike.setdefault(types, []).append(footer)
+        types = (footer.types[column_of(name, footer.types)] for name in wanted)
+        opened = is_opened_by_spark(footer.types.values())
+        alike.setdefault((*types, opened), []).append(footer)
     columns = columns_of(settings)
     frames = []
     for some in alike.values():
         stored = [column_of(name, some[0].types) for name in wanted]
         frame = read_columns(session, [file.path for file in some], stored, _ORIGIN)
+        for name, column in zip(wanted, stored, strict=True):
+            # A column without values has no type, although lists are asked for.
+            if name != column and some[0].types[column] == _NO_TYPE:
+                frame = frame.withColumn(column, F.lit(None).cast("array<string>"))
         frames.append(rows_of(frame, columns, {"input": F.col(_ORIGIN)}))
     lost = [(footer, problem) for footer in footers if (problem := problems[footer.path])]
     if lost:

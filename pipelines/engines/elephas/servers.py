@@ -14,7 +14,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial, wraps
 from http.client import LineTooLong
-from typing import Any, BinaryIO
+from io import BufferedIOBase
+from typing import Any
 
 from typing_extensions import override
 
@@ -167,7 +168,7 @@ class _Head:
         left: Bytes that may be read.
     """
 
-    def __init__(self, stream: BinaryIO, left: int) -> None:
+    def __init__(self, stream: BufferedIOBase, left: int) -> None:
         self._stream, self._left = stream, left
 
     def readline(self, limit: int) -> bytes:
@@ -196,7 +197,7 @@ class _HttpConnection(WSGIRequestHandler):
     def parse_request(self) -> bool:
         """Reads the head of a request, of bounded size: nobody has shown the token yet."""
         body = self.rfile
-        self.rfile = _Head(body, MAX_HEAD_BYTES - len(self.raw_requestline))  # type: ignore[assignment]
+        self.rfile = _Head(body, MAX_HEAD_BYTES - len(self.raw_requestline))  # type: ignore[assignment] # no more is read
         try:
             return super().parse_request()
         finally:
