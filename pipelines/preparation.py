@@ -107,9 +107,10 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     storage.write_json(folder.stages, records)
     if not left_out("the report of the corpus is", REPORT):
         from pipelines.report.corpus_page import write_corpus_report
+        from pipelines.report.page_parts import drawn
 
         with activity("drawing the report of the corpus"):
-            write_corpus_report(folder.path)
+            drawn(lambda: write_corpus_report(folder.path))
     return LaneManifest.load(folder.lanes.path)
 
 
