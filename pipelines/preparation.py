@@ -105,7 +105,7 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         fingerprints[stage.name] = fingerprint
         records.append({"stage": stage.name, "seconds": seconds, "kept": kept})
     storage.write_json(folder.stages, records)
-    if not left_out("the report of the corpus is", REPORT):
+    if not left_out("the report is", REPORT):
         from pipelines.report.corpus_page import write_corpus_report
         from pipelines.report.page_parts import drawn
 
