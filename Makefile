@@ -5,7 +5,7 @@
 # in environments of other releases of Python and Spark, `make faults` trainings on three hosts that
 # something goes wrong under, `make bench` measures what must not slip (about a quarter of an hour),
 # `make fuzz` the fuzz tests for MINUTES. `make gpu-check` holds what PyTorch computes on a GPU against
-# the CPU, and measures it. `make azurite` installs a server
+# the CPU, and measures it. `make test-install` tries installs of single extras by pip. `make azurite` installs a server
 # that speaks Azure's Blob Storage for the tests of object stores, by npm.
 SHELL := /bin/bash
 PYTHON ?= python3.11
@@ -15,6 +15,8 @@ LOCK ?= requirements.lock
 HOROVOD ?= 1
 AIRFLOW ?= 1
 TORCH := torch==2.13.0
+# Of the build that fits the machines: each one has hashes of its own, so none stands in the lock.
+TORCH_HASHES ?=
 
 # The stamp is named after all that the environment is made from: another lock, another stamp. What
 # pyproject.toml says to tools, behind the tables of the project, is no part of it.
@@ -54,7 +56,7 @@ ENGINE ?= tensorflowonspark
 ENGINES ?= $(ENGINE)
 WITH ?= default-encoder evaluation languages report
 
-.PHONY: run test lint environment horovod mesh airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
+.PHONY: run test test-install lint environment horovod mesh airflow airflow-2 azurite megatron package package-check matrix-versions faults faults-of-stages fuzz scale-check bench gpu-check gpu-packages
 .DELETE_ON_ERROR:
 
 # Compiling Horovod takes minutes, and the default job trains without it.
@@ -63,6 +65,11 @@ run: $(STAMP) $(ARCHIVE_STAMP)
 
 test: environment $(if $(filter 0,$(AIRFLOW)),,airflow)
 	$(IN_VENV) -m pytest $(SHARED) $(ARGS)
+
+# A fresh environment for each of some installs by pip, as users make them, and the README's
+# example in it. INSTALLS=torch tries one.
+test-install: $(STAMP)
+	$(IN_VENV) environment/try_install.py $(INSTALLS)
 
 lint: $(STAMP)
 	$(IN_VENV) -m ruff check
@@ -98,7 +105,8 @@ $(STAMP):
 		"install it (on Debian python3.11-venv), or make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	rm -f $(VENV)/.installed-*
 	"$(PYTHON)" -m venv $(VENV)
-	@$(INSTALL) $(VENV) --no-deps $(TORCH)
+	@echo "$(TORCH) $(addprefix --hash=sha256:,$(TORCH_HASHES))" > $(VENV)/torch.txt
+	@$(INSTALL) $(VENV) $(if $(TORCH_HASHES),--require-hashes) --no-deps -r $(VENV)/torch.txt
 	@$(INSTALL) $(VENV) --require-hashes --no-deps -r $(LOCK)
 # A CUDA build of torch does not load without the libraries that it depends on. These have no hashes,
 # and pip takes either all that it is given by hash, or nothing.

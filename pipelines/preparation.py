@@ -119,11 +119,12 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
     asked = for_stage(config, "prepare")
     with activity("comparing with evaluation sets", detail=running_tasks):
         prepare_overlap(config, lambda: spark_session(asked, trains=trains, needs_context=False))
-    if not left_out("the report of the corpus is", REPORT):
+    if not left_out("the report is", REPORT):
         from pipelines.report.corpus_page import write_corpus_report
+        from pipelines.report.page_parts import drawn
 
         with activity("drawing the report of the corpus"):
-            write_corpus_report(folder.path)
+            drawn(lambda: write_corpus_report(folder.path))
     return LaneManifest.load(folder.lanes.path)
 
 

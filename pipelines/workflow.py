@@ -15,8 +15,8 @@ from pipelines.engines.loading import load_engine
 from pipelines.errors import NothingNew
 from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.sets import check_sets, check_tables
-from pipelines.files.folders import work_folder, working_in
-from pipelines.files.locations import Location
+from pipelines.files.folders import named_when_full, work_folder, working_in
+from pipelines.files.locations import Location, location
 from pipelines.files.ownership import RUN, is_ours
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
@@ -261,7 +261,8 @@ def promote(config: Config) -> Promotion:
         InputError: See :func:`pipelines.promotion.stage.promote`.
         PromotionRefused: It is worse; what is in service has not changed.
     """
-    with activity("promoting", detail=running_tasks):
+    target = location(config.promotion.target or "", config.storage).absolute()
+    with activity("promoting", detail=running_tasks), named_when_full("promotion.target", target):
         return stage.promote(config)
 
 

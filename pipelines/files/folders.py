@@ -248,6 +248,21 @@ def _make(key: str, folder: Location) -> None:
         ) from None
 
 
+@contextmanager
+def named_when_full(key: str, folder: Location) -> Iterator[None]:
+    """While a folder is written, names it where there is no room left in it.
+
+    Raises:
+        InputError: Its disk, or the user's quota, is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL and str(error.filename or "").startswith(str(folder)):
+            raise _unable(key, folder, "write", error) from error
+        raise
+
+
 def _unable(key: str, folder: Location, what: str, error: OSError) -> InputError:
     if isinstance(folder, RemotePath):
         return _unable_in_store(key, folder, error)

@@ -215,7 +215,10 @@ def _remove_for_good(path: Path, gone: Path) -> None:
 def copy_folder(source: Location, target: Location) -> None:
     """Copies all files below a folder to another one, wherever both are."""
     if isinstance(source, Path) and isinstance(target, Path):
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        try:
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        except shutil.Error as error:
+            raise _first_failure(error) from error
     elif isinstance(source, Path):
         assert isinstance(target, RemotePath)
         versions.put_folder(source, target)
@@ -223,6 +226,18 @@ def copy_folder(source: Location, target: Location) -> None:
         versions.get_folder(source, target)
     else:
         versions.copy_within(source, target)
+
+
+def _first_failure(error: shutil.Error) -> OSError:
+    """The first failure of a copy, as the error of the file system that it was.
+
+    Python goes on with the other files, and raises a list of all that failed, as text.
+    """
+    _, target, reason = error.args[0][0]
+    number = re.match(r"\[Errno (\d+)\]", str(reason))
+    if number is None:
+        return OSError(f"{target}: {reason}")
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(target))
 
 
 def move_folder(source: Location, target: Location) -> None:

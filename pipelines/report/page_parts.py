@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipelines.errors import DamagedFileError, InputError, PipelineError
 from pipelines.files.locations import Location
 from pipelines.report.funnel import funnel_bars
 from pipelines.report.tables import points, signed_points, told_interval
@@ -82,12 +84,74 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         "markup": Markup,
         "shown": shown,
     }
-    return templates.get_template(template).render(values)
+    page = templates.get_template(template).render(values)
+    if _TRIAL.get() is not None:
+        raise _DrawnError
+    return page
 
 
 def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value | None:
     """What a file holds; None where there is no such file."""
-    return reader(path) if path.is_file() else None
+    read = _READ.get()
+    if read is not None:
+        read.add(path)
+    if path == _TRIAL.get() or not path.is_file():
+        return None
+    try:
+        return reader(path)
+    except InputError as error:  # Of settings, which names none of the files that hold them.
+        raise DamagedFileError(str(path), str(error)) from error
+
+
+class _DrawnError(Exception):
+    """A page can be drawn; nothing is written, since it was only tried."""
+
+
+_READ: ContextVar[set[Location] | None] = ContextVar("records that were read", default=None)
+_TRIAL: ContextVar[Location | None] = ContextVar("a record that is left out", default=None)
+_SPOILED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+
+
+def drawn(draw: Callable[[], Value]) -> Value:
+    """Draws a page, and blames a record without which it could be drawn.
+
+    Records are files that people can edit and mounts can spoil. What each may hold is for those to
+    know who read it, so the one at fault is found by leaving out one after the other.
+
+    Args:
+        draw: Reads records by :func:`read_if_there`, and writes a page made by :func:`render`.
+
+    Raises:
+        DamagedFileError: Naming the record.
+    """
+    from jinja2 import TemplateError
+
+    read: set[Location] = set()
+    token = _READ.set(read)
+    try:
+        return draw()
+    except PipelineError:
+        raise
+    except (*_SPOILED, TemplateError) as error:
+        for path in sorted(read, key=str):
+            if path.is_file() and _can_be_drawn_without(path, draw):
+                raise DamagedFileError(str(path), f"{type(error).__name__}: {error}") from error
+        raise
+    finally:
+        _READ.reset(token)
+
+
+def _can_be_drawn_without(path: Location, draw: Callable[[], object]) -> bool:
+    token = _TRIAL.set(path)
+    try:
+        draw()
+    except _DrawnError:
+        return True
+    except Exception:  # noqa: BLE001 - as without it
+        return False
+    finally:
+        _TRIAL.reset(token)
+    return False
 
 
 def funnel_levels(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Bar]]:

@@ -8,6 +8,7 @@ from pipelines.errors import InputError
 from pipelines.files.locations import Location, location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
+from pipelines.report.page_parts import drawn
 from pipelines.report.recorded_runs import KEY, check_run, check_runs
 from pipelines.report.run_page import write_report
 from pipelines.report.runs_page import write_comparison
@@ -38,14 +39,16 @@ def write_page(config: Config, runs: Sequence[str], output: str | None) -> Locat
     folders = [_named(KEY, run, config.storage) for run in runs]
     if len(folders) > 1:
         check_runs(folders)
-        return write_comparison(folders, target or _target(COMPARISON, config.storage))
+        page = target or _target(COMPARISON, config.storage)
+        return drawn(lambda: write_comparison(folders, page))
     if folders:
         check_run(folders[0])
-        return write_report(folders[0], _prepared(folders[0], config.storage), target)
+        prepared = _prepared(folders[0], config.storage)
+        return drawn(lambda: write_report(folders[0], prepared, target))
     folder = RunFolder.of(config).path
     if not folder.is_dir():
         raise InputError("run.folder", f"there is no {folder}", "run `train` first")
-    return write_report(folder, PreparedFolder.of(config).path, target)
+    return drawn(lambda: write_report(folder, PreparedFolder.of(config).path, target))
 
 
 def _target(output: str, stores: StorageSettings) -> Location:

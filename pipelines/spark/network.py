@@ -99,7 +99,7 @@ def start_jvm(conf: Mapping[str, str], log: Path) -> None:
     try:
         with work_folder, log.open("ab") as printed:
             asked = SparkConf(loadDefaults=False).setAll(shown)
-            gateway = launch_gateway(asked, {"stderr": printed})
+            gateway = launch_gateway(asked, {"stderr": printed})  # type: ignore[no-untyped-call]
             SparkContext._ensure_initialized(gateway=gateway, conf=asked)
     finally:
         if ours:

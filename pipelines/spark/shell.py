@@ -29,6 +29,8 @@ _ASK = "import sys; print('%d.%d' % sys.version_info[:2]); import pipelines, pys
 _NO_WORKER = re.compile(
     r"reading the port number from|Cannot run program \"[^\"]*python|PYTHON_VERSION_MISMATCH"
 )
+# Java 21 has no constructor of that name, by which the Arrow of Spark 3.5 makes its buffers.
+_NO_ARROW = "java.nio.DirectByteBuffer.<init>(long, int) not available"
 _THROWN = re.compile(r"^(?:Exception in thread \"\S+\" |Error: )?(?:[\w.]+\.)?(\w+Exception: .+)$")
 _NOISE = re.compile(r"\s+at |WARNING: |Picked up |\d\d/\d\d/\d\d |.*bad array subscript")
 
@@ -114,14 +116,21 @@ def _python_problem(python: str) -> str:
 
 
 def check_worker(cause: str) -> None:
-    """Refuses the Python that the shell names for executors, once one of them has not run it.
+    """Refuses the Python or the Java that the shell names, once an executor has not run on it.
 
     Args:
         cause: Of the failure, as Spark says it.
 
     Raises:
-        InputError: The failure is of a Python that does not start, and the shell names one.
+        InputError: The failure is of a Python that does not start, and the shell names one; or of a
+            Java that is too new.
     """
+    if _NO_ARROW in cause:
+        raise InputError(
+            JAVA,
+            f"the Arrow of Spark {installed_version()} does not run on this Java ({cause})",
+            "set it to the folder of a Java 17",
+        )
     python = os.environ.get(PYTHON, sys.executable)
     if python != sys.executable and _NO_WORKER.search(cause):
         raise InputError(

@@ -1,8 +1,10 @@
 """What killed promotions leave: each step is the last of some process, and the next one mends."""
 
+import errno
 import json
 import multiprocessing
 import os
+import shutil
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +12,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from run_factory import IN_ORDER, content_of, names, settings, write_run
 
+from pipelines import workflow
+from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.promotion import history, served
 from pipelines.promotion.stage import promote, roll_back
@@ -208,3 +212,21 @@ def test_a_link_turned_by_hand_is_noted_by_nobody(tmp_path):
     assert (noted["what"], noted["before"], noted["version"]) == ("rolled back", "00002", "00001")
     assert noted["who"] is None
     assert noted["when"] >= history.read(target)[1]["when"]
+
+
+def test_a_full_disk_is_told_in_one_line_with_the_setting(tmp_path, monkeypatch):
+    run, target = write_run(tmp_path / "run", "new"), tmp_path / "served"
+
+    def copytree(source: Path, copy: Path, **_: object) -> None:
+        copy.mkdir()
+        said = f"[Errno {errno.ENOSPC}] No space left on device"
+        raise shutil.Error([(f"{source}/a", f"{copy}/a", said), (f"{source}/b", f"{copy}/b", said)])
+
+    monkeypatch.setattr(shutil, "copytree", copytree)
+    with pytest.raises(InputError) as caught:
+        workflow.promote(settings(target, run))
+    assert str(caught.value) == (
+        f"promotion.target: {target} is full (No space left on device), "
+        "make room, or name another folder"
+    )
+    assert not list((target / "versions").iterdir())

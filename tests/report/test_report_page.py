@@ -7,8 +7,10 @@ import pytest
 from logged_runs import made_samples
 from page_reader import read
 
+from pipelines.errors import DamagedFileError
 from pipelines.files import storage
 from pipelines.report.corpus_page import write_corpus_report
+from pipelines.report.page_parts import drawn, read_if_there
 from pipelines.report.run_charts import training_charts
 from pipelines.report.run_page import write_report
 from pipelines.report.text import shown
@@ -323,3 +325,57 @@ def test_each_source_has_a_curve_of_its_loss():
         "Loss of often",
         "Loss of seldom",
     ]
+
+
+def altered(value: object) -> list[object]:
+    """What a record may hold in another place, or another kind of."""
+    if isinstance(value, dict):
+        return ["text", [1], {key: [value[key]] for key in value}, dict.fromkeys(value, "?")]
+    return ["text", {"a": 1}, [1, 2], [[one] for one in value], [{} for _ in value]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.json", "samples.json", "tokens.json", "environment.json", "jobs.json"]
+)
+def test_a_record_that_was_altered_is_drawn_or_named(run, name) -> None:
+    record = json.loads((run / name).read_text()) if (run / name).is_file() else {"a": 1}
+    before = (run / "report.html").exists()
+    for value in altered(record):
+        (run / name).write_text(json.dumps(value))
+        try:
+            drawn(lambda: write_report(run, run.parent / "prepared", run / "page.html"))
+        except DamagedFileError as error:
+            assert str(error).startswith(f"{run / name} is damaged (")
+            assert "\n" not in str(error)
+    assert (run / "report.html").exists() == before
+
+
+def test_lines_and_a_funnel_that_were_altered_are_drawn_or_named(run) -> None:
+    for path, text in [
+        (run / "metrics.jsonl", '{"step": "x"}\n{"step": [1]}\n'),
+        (run / "evaluations.jsonl", '{"step": 1, "metrics": 3}\n[1]\n'),
+        (run.parent / "prepared" / "corpus" / "funnel.json", '[{"name": 1}]'),
+        (run.parent / "prepared" / "corpus" / "funnel.json", '{"rows": {}}'),
+    ]:
+        kept = path.read_bytes() if path.is_file() else b""
+        path.write_text(text)
+        try:
+            drawn(lambda: write_report(run, run.parent / "prepared", run / "page.html"))
+        except DamagedFileError as error:
+            assert str(error).startswith(f"{path} is damaged (")
+        path.write_bytes(kept)
+
+
+def test_settings_of_a_run_that_are_none_name_their_file(run) -> None:
+    (run / "config.yaml").write_text("training: {engine: abacus}\n")
+    with pytest.raises(DamagedFileError, match=rf"^{run}/config\.yaml is damaged \(.*abacus"):
+        drawn(lambda: write_report(run, run.parent / "prepared"))
+
+
+def test_a_fault_that_no_record_has_is_not_laid_at_ones_door(run) -> None:
+    def broken() -> None:
+        read_if_there(run / "metrics.json", lambda path: None)
+        raise KeyError("nothing of the records")
+
+    with pytest.raises(KeyError, match="nothing of the records"):
+        drawn(broken)

@@ -108,6 +108,11 @@ def test_a_python_that_executors_could_not_run_is_no_failure_to_try_again(monkey
         failed("x.SparkException: another one")
 
 
+def test_a_java_that_is_too_new_for_arrow_is_named():
+    with pytest.raises(InputError, match=r"JAVA_HOME: the Arrow of Spark \S+ does not run on this"):
+        failed("sun.misc.Unsafe or java.nio.DirectByteBuffer.<init>(long, int) not available")
+
+
 GONE = "[JAVA_GATEWAY_EXITED] Java gateway process exited"
 PRINTED = """Picked up JAVA_TOOL_OPTIONS: -Dx
 :: loading settings ::

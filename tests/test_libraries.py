@@ -1,0 +1,68 @@
+"""What is missing is named with its extra, or left out with one line."""
+
+import pytest
+
+from pipelines import command_jobs, libraries, workflow
+from pipelines.errors import EngineUnavailable, InputError
+from pipelines.settings.load import parse
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Has modules be missing."""
+    find = libraries.find_spec
+    monkeypatch.setattr(libraries, "_TOLD", set())
+
+    def hide(*modules: str) -> None:
+        monkeypatch.setattr(
+            libraries, "find_spec", lambda name: None if name in modules else find(name)
+        )
+
+    return hide
+
+
+def test_what_is_missing_is_named_with_the_command(without):
+    without("torch", "sklearn")
+    with pytest.raises(InputError, match=r'^key: torch is not installed, pip .*\[torch\]"'):
+        libraries.check_installed("key", "torch")
+    with pytest.raises(InputError, match=r"scikit-learn is .*\[evaluation\]\" on the driver$"):
+        libraries.check_installed("key", "sklearn", where=libraries.DRIVER)
+    with pytest.raises(EngineUnavailable, match=r"sentence-pipelines\[deepspeed\]"):
+        libraries.check_installed("training.engine", "torch", "deepspeed")
+    libraries.check_installed("key", "numpy")
+    assert not libraries.is_installed("no_such_package.part")
+
+
+def test_a_report_is_left_out_with_one_line_and_no_path(without, caplog, capsys, tmp_path):
+    without("matplotlib")
+    config = parse({"run": {"folder": str(tmp_path / "run")}})
+    assert workflow.draw_report(config) is None
+    assert workflow.draw_report(config) is None
+    assert caplog.messages == [
+        "the report is left out: matplotlib is not installed, "
+        'pip install "sentence-pipelines[report]"'
+    ]
+    command_jobs._print_page(tmp_path / "report.html")
+    assert capsys.readouterr().out == ""
+    with pytest.raises(InputError, match=r"^report: matplotlib is not installed, .*\[report\]"):
+        workflow.report(config)
+
+
+@pytest.mark.parametrize("job", ["run", "train"])
+def test_words_of_the_corpus_need_scikit_learn_before_anything_begins(without, tmp_path, job):
+    without("sklearn")
+    folders = {
+        "run": {"folder": str(tmp_path / "run")},
+        "prepared": {"folder": str(tmp_path / "p")},
+    }
+    tree = {"recipe": "domain", "training": {"engine": "torch", "framework": "torch"}}
+    tree["corpus"] = {"format": "jsonl", "inputs": [str(tmp_path / "a.jsonl")]}
+    with pytest.raises(InputError, match=r"encoder\.lsa\.dimensions: scikit-learn is not"):
+        getattr(workflow, job)(parse(tree | folders))
+    assert not (tmp_path / "prepared" / "corpus").exists()
+
+
+def test_a_search_by_an_index_needs_its_library_before_spark_starts(without):
+    without("usearch")
+    with pytest.raises(InputError, match=r"--index: usearch is not installed, .*\[search\]"):
+        workflow.search(parse({}), ["a"], 1, indexed=True)
