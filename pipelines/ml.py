@@ -42,7 +42,12 @@ from pipelines.files.locations import location
 from pipelines.ml_params import ARRAY, VECTOR, EmbeddingParams
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
-from pipelines.settings.yaml_file import UnusableYamlError, parse_yaml, read_text
+from pipelines.settings.yaml_file import (
+    RepeatedKeyError,
+    UnusableYamlError,
+    parse_yaml,
+    read_text,
+)
 from pipelines.spark.frames import write_parquet, write_path
 from pipelines.tokens.prompts import configured_prompts
 
@@ -359,6 +364,10 @@ def _tree(settings: Mapping[str, Any] | str) -> dict[str, Any]:
         text = read_text(settings) if is_file else settings
         try:
             settings = parse_yaml(text) or {}
+        except RepeatedKeyError as error:
+            first, again = error.lines
+            problem = f"`{error.key}` stands in line {first} and again in line {again}"
+            raise InputError("settings", problem, "keep one of them") from None
         except UnusableYamlError:
             settings = text
     if not isinstance(settings, Mapping):

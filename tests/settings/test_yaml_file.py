@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputError
+from pipelines.ml import _tree
 from pipelines.settings.load import load
 from pipelines.settings.yaml_file import LARGEST, MAX_VALUES, UnusableYamlError, parse_yaml
 
@@ -136,3 +137,8 @@ def test_any_text_is_a_value_or_refused(text):
 def test_a_list_that_is_too_long_is_not_told_of_aliases():
     with pytest.raises(UnusableYamlError, match=r"^it holds too many values$"):
         parse_yaml(f"[{'1, ' * MAX_VALUES}1]")
+
+
+def test_settings_of_an_estimator_set_a_key_once():
+    with pytest.raises(InputError, match=r"^settings: `run` stands in line 1 and again in line 3"):
+        _tree("run:\n  keep: 1\nrun: {}\n")
