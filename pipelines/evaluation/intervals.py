@@ -350,7 +350,9 @@ def _flips(count: int, tries: int, exact: int, rng: np.random.Generator) -> np.n
     """Which of some groups are flipped, [tries, groups]: all ways of it if these are few."""
     if count > exact:
         return _coins(tries, count, rng).astype(bool)
-    return (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(bool)
+    numbers, places = np.arange(2**count, dtype=np.int64), np.arange(count, dtype=np.int64)
+    is_flipped: np.ndarray = (numbers[:, None] >> places & 1) == 1
+    return is_flipped
 
 
 def _coins(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
