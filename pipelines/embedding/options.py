@@ -13,6 +13,7 @@ from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.models.folder import read_model
 from pipelines.models.inference.backends import Precision, choose_backend
+from pipelines.tokens.vocabulary import changed_tokenizer
 
 KEY = "embedding.model"
 QUANTISATIONS = ("none", "int8")
@@ -128,6 +129,8 @@ def model_digest(folder: Location) -> str:
         digest.update(f"{file.relative_to(local)}\0".encode())
         found = file.stat()
         digest.update(_file_digest(file, found.st_ino, found.st_size, found.st_mtime_ns))
+    # Vectors of a release that did not read the files beside tokenizer.json are of another model.
+    digest.update((changed_tokenizer(local) or "").encode())
     return digest.hexdigest()
 
 

@@ -144,6 +144,23 @@ def load_tokenizer(folder: Location, key: str = "tokens.vocabulary") -> Tokenize
     return _read_tokenizer(key, local_folder(folder))
 
 
+def changed_tokenizer(folder: Location) -> str | None:
+    """Return what the files beside tokenizer.json make of it, as JSON; None if they change nothing.
+
+    Raises:
+        InputError: As :func:`load_tokenizer` has it.
+    """
+    local = local_folder(folder)
+    tokenizer, file = load_tokenizer(local), _home(local) / TOKENIZER_FILE
+    if not file.is_file():
+        return None
+    plain = Tokenizer.from_file(str(file))
+    plain.no_truncation()
+    plain.no_padding()
+    read: str = tokenizer.to_str()
+    return None if read == plain.to_str() else read
+
+
 def rows_needed(tokenizer: Tokenizer) -> int:
     """Rows of a word embedding for a tokenizer: one more than its largest id."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1

@@ -16,7 +16,7 @@ from pipelines.models.folder import check_start, read_encoder, start_encoder, wr
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.weights import load_weights, save_weights
 from pipelines.settings.load import parse
-from pipelines.tokens.vocabulary import copy_tokenizer
+from pipelines.tokens.vocabulary import changed_tokenizer, copy_tokenizer
 
 LONG = "the arguments of a function " * 20
 TEXTS = ["The Argument IS a List", "café ÉCOLE naïve", "漢字 in a text", "[MASK] [SEP] x", LONG]
@@ -143,6 +143,15 @@ def test_vectors_are_those_of_the_library_and_stay_so(folder, tmp_path, change):
     assert cosines(load_embedder(tmp_path / "out")(TEXTS), expected).min() > 0.9999
     written = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS)
     assert cosines(written, expected).min() > 0.9999
+
+
+def test_a_model_whose_tokenizer_other_files_change_is_another_model(folder):
+    assert changed_tokenizer(folder) is None
+    before = embedding_options(str(folder)).model_sha256
+    lower_by_transformer(folder)
+    assert '"lowercase":true' in changed_tokenizer(folder)
+    after = embedding_options(str(folder)).model_sha256
+    assert after not in (before, "")
 
 
 def test_the_changes_matter(folder):
