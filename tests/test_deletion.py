@@ -101,7 +101,7 @@ def test_keys_without_rows_are_named(capsys, monkeypatch):
 
 
 def test_what_has_no_keys_or_is_not_prepared_is_refused(tmp_path):
-    corpus = {"inputs": [str(tmp_path)], "format": "jsonl"}
+    corpus = {"inputs": [str(tmp_path / "inputs")], "format": "jsonl"}
     config = {"corpus": corpus, "prepared": {"folder": str(tmp_path / "prepared")}}
     with pytest.raises(InputError, match="`delete` needs it") as raised:
         workflow.delete(parse(config), ["a"])
