@@ -203,17 +203,18 @@ class PreparedFolder:
 
         Otherwise nobody could tell, after one of them is made anew, which others are not.
         """
-        known = {stage: read_stage_record(self.stage_record(stage)) for stage in BEFORE}
-        if any(record and record.made for record in known.values()):
-            return
         made: dict[str, str] = {}
-        for stage, record in known.items():
-            if record is not None:
+        for stage in BEFORE:
+            record = read_stage_record(self.stage_record(stage))
+            if record is None:
+                continue
+            if not record.made:
+                # One by one: a process may have been killed between two of them.
                 deleted = self.deleted_digest if stage == "corpus" else None
                 after = {one: made[one] for one in BEFORE[stage] if one in made}
-                made[stage] = uuid.uuid4().hex
-                named = replace(record, made=made[stage], after=after, deleted=deleted)
-                storage.write_json(self.stage_record(stage), asdict(named))
+                record = replace(record, made=uuid.uuid4().hex, after=after, deleted=deleted)
+                storage.write_json(self.stage_record(stage), asdict(record))
+            made[stage] = record.made
 
     def check_in_step(self) -> None:
         """Refuses stages of which one was made of another one's content of before.
@@ -225,17 +226,37 @@ class PreparedFolder:
             InputError: Training would learn what is not in the corpus any more.
         """
         known = {stage: read_stage_record(self.stage_record(stage)) for stage in BEFORE}
-        for stage, record in known.items():
-            for before, made in (record.after if record else {}).items():
-                there = known[before]
+        is_named = any(record and record.made for record in known.values())
+        if is_named and known["lanes"] is None and (self.path / "lanes").is_dir():
+            raise self._out_of_step("lanes", "tokens")
+        # Whatever the lanes are made of: a teacher of an earlier preparation may be there besides.
+        stages = ["lanes"]
+        for stage in stages:
+            record = known[stage]
+            for before in BEFORE[stage] if record else ():
+                made, there = record.after.get(before), known[before]
+                if made is None:
+                    continue
                 if (self.path / before).is_dir() and (there is None or there.made != made):
-                    raise InputError(
-                        "prepared.folder",
-                        f"the {stage} in {self.path} are not of the {before} that is there now, "
-                        "since a preparation did not end",
-                        AGAIN,
-                    )
-        corpus = known["corpus"]
+                    raise self._out_of_step(stage, before)
+                stages.append(before)
+        self.check_deleted()
+
+    def _out_of_step(self, stage: str, before: str) -> InputError:
+        return InputError(
+            "prepared.folder",
+            f"the {stage} in {self.path} are not of the {before} that is there now, since a "
+            "preparation did not end",
+            AGAIN,
+        )
+
+    def check_deleted(self) -> None:
+        """Refuses a corpus that still has rows of keys that were deleted.
+
+        Raises:
+            InputError: A deletion did not end.
+        """
+        corpus = read_stage_record(self.stage_record("corpus"))
         if corpus and corpus.made and corpus.deleted != self.deleted_digest:
             raise InputError(
                 "prepared.folder",

@@ -58,6 +58,27 @@ def test_a_stage_that_was_killed_before_its_record_is_refused(prepared, stage):
         prepared.check_in_step()
 
 
+def test_lanes_that_were_killed_before_their_record_are_refused(prepared):
+    # Whether a later preparation died before it came to them cannot be known.
+    prepared.stage_record("lanes").unlink()
+    with pytest.raises(InputError, match=r"the lanes in .* are not of the tokens"):
+        prepared.check_in_step()
+
+
+def test_a_teacher_that_the_lanes_do_not_read_may_be_older(prepared):
+    # As a preparation without one leaves it, of another corpus.
+    for stage, before in STAGES.items():
+        after = {one: f"{one} 2" for one in before if one != "teacher"}
+        if stage != "teacher":
+            write(prepared, stage, StageRecord("g", 1.0, f"{stage} 2", after))
+    prepared.check_in_step()
+
+
+def test_a_record_that_was_altered_is_no_endless_way(prepared):
+    write(prepared, "lanes", replace(record(prepared, "lanes"), after={"lanes": "x", "own": "y"}))
+    prepared.check_in_step()
+
+
 def test_lanes_alone_are_trained_on(prepared):
     for stage in ("corpus", "tokens", "teacher"):
         storage.remove_folder(prepared.path / stage)
@@ -105,6 +126,23 @@ def test_a_stage_that_is_made_anew_over_those_of_an_earlier_release_is_noticed(e
     write(earlier, "corpus", StageRecord("g", 1.0, "new", {}, earlier.deleted_digest))
     with pytest.raises(InputError, match="the tokens in"):
         earlier.check_in_step()
+
+
+def test_stages_are_named_by_the_next_one_where_that_was_killed(earlier, monkeypatch):
+    write_json, written = storage.write_json, []
+
+    def killed(path: Path, value: object) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        write_json(path, value)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(storage, "write_json", killed)
+        earlier.name_stages()
+    earlier.name_stages()
+    assert record(earlier, "tokens").after == {"corpus": record(earlier, "corpus").made}
+    assert record(earlier, "lanes").made
 
 
 def test_a_damaged_record_is_of_a_stage_that_is_made_again(prepared, caplog):
