@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -24,6 +25,8 @@ from pipelines.lanes.plan import GranuleAddress
 from pipelines.lanes.read_ahead import ReadAhead, Work
 
 CACHE_FOLDER = "lanes"
+# The folder of the blocks of some lanes: their digest, and the bytes of a block.
+_OF_LANES = re.compile(r"[0-9a-f]{16}-\d+")
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -168,10 +171,11 @@ class _StoredLanes:
 def _cache(folder: RemotePath, cache_bytes: int) -> BlockCache:
     options = folder.store.options
     blocks = cache_folder(options) / CACHE_FOLDER
-    # The files that were used least recently are removed from it, whatever they are.
+    # The files that were used least recently are removed from it, whatever they are. The count
+    # may be missing: another worker may not have fetched its first block yet.
     there = sorted(path.name for path in blocks.iterdir()) if blocks.is_dir() else []
-    if there and COUNT_FILE not in there:
-        raise holds_other_files("storage.cache_folder", blocks, there)
+    if found := [name for name in there if name != COUNT_FILE and not _OF_LANES.fullmatch(name)]:
+        raise holds_other_files("storage.cache_folder", blocks, found)
     return BlockCache(
         blocks,
         cache_bytes,

@@ -14,7 +14,7 @@ from lanes_factory import damage_lane, write_small_lanes
 from store_proxies import BUSY, CUT, PASS, Traffic, store_proxy
 from waiting import await_threads_gone
 
-from pipelines.errors import PipelineError
+from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage, versions
 from pipelines.files.block_cache import COUNT_FILE
 from pipelines.files.locations import RemotePath
@@ -186,6 +186,27 @@ def test_what_the_disk_has_lost_is_fetched_again(
         path.write_bytes(tear(content))
     assert messages(LaneReader(remote, manifest, cache_bytes=MUCH), manifest) == expected
     assert {path: path.read_bytes() for path in paths} == whole
+
+
+def test_files_of_the_user_in_the_cache_stay(remote, manifest):
+    folder = Path(remote.store.options.cache_folder) / CACHE_FOLDER
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    for is_known in (False, True):
+        if is_known:
+            (folder / COUNT_FILE).touch()
+        with pytest.raises(InputError, match=r"^storage.cache_folder: .* \(notes\.txt\), "):
+            LaneReader(remote, manifest, cache_bytes=500)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_worker_begins_while_another_one_fetches_the_first_block(remote, local, manifest):
+    # Before a block is there, nobody has counted the bytes; nor after its worker was killed.
+    claimed = Path(remote.store.options.cache_folder, CACHE_FOLDER, f"{manifest.digest}-131072")
+    (claimed / "lane-000").mkdir(parents=True)
+    (claimed / "lane-000" / "granules.npy.000000.part").touch()
+    reader = LaneReader(remote, manifest, cache_bytes=MUCH)
+    assert messages(reader, manifest) == messages(LaneReader(local, manifest), manifest)
 
 
 @pytest.mark.parametrize("cache_bytes", [0, MUCH])
