@@ -119,7 +119,8 @@ def check_sources(config: Config) -> None:
     """Looks at the inputs as far as that can be done without Spark.
 
     Raises:
-        InputError: One is not there, or lacks a column.
+        InputError: One is not there, or lacks a column, or the prepared pairs have rows of keys
+            that were deleted.
     """
     if not config.mining.inputs:
         _check_prepared(config)
@@ -169,6 +170,7 @@ def _check_prepared(config: Config) -> None:
     if not prepared.corpus.pairs.is_dir():
         problem = f"it is empty, and there is no corpus in {prepared.path}"
         raise InputError(INPUTS, problem, "run `prepare` first, or name a table of pairs")
+    prepared.check_deleted()
 
 
 def check_columns(source: Source, is_text: IsText) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,15 @@ from mining_cases import bytes_of, rows_of
 
 from pipelines import workflow
 from pipelines.cli import main
+from pipelines.corpus.deleted_keys import add_deleted_keys
 from pipelines.embedding.places import next_folder
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
+from pipelines.files.prepared_folder import PreparedFolder, StageRecord
 from pipelines.mining.inputs import check_sources, read_pairs
 from pipelines.mining.staging import STAGED_FILE
 from pipelines.models.inference.embedder import load_embedder
+from pipelines.settings.load import parse
 
 
 def brute_force(pairs: Path, model: Path, margin: float) -> dict[tuple[str, str], list[str]]:
@@ -278,3 +282,15 @@ def test_what_cannot_be_mined_is_refused(job, tmp_path, capsys, pair_file) -> No
     for more, told in wrong.items():
         assert main(["mine", *(part for one in [*given, more] for part in ("--set", one))]) == 2
         assert capsys.readouterr().err.startswith(f"error: {told}")
+
+
+def test_rows_that_a_killed_deletion_has_left_are_not_mined(tmp_path) -> None:
+    prepared = PreparedFolder(tmp_path)
+    prepared.corpus.pairs.mkdir(parents=True)
+    record = StageRecord("f", 1.0, "made")
+    storage.write_json(prepared.stage_record("corpus"), asdict(record))
+    config = parse({"prepared": {"folder": str(tmp_path)}})
+    check_sources(config)
+    add_deleted_keys(prepared, "key", ["a"])
+    with pytest.raises(InputError, match=r"^prepared\.folder: rows of .* `delete` did not end"):
+        check_sources(config)
