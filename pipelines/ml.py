@@ -39,6 +39,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import location
+from pipelines.files.ownership import FITTED, check_free
 from pipelines.ml_params import ARRAY, VECTOR, EmbeddingParams
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
@@ -336,6 +337,8 @@ class SentenceEncoder(Estimator, EmbeddingParams, DefaultParamsReadable, Default
                 raise InputError(key, f"the frame has no column `{name}`", f"it has {there}")
         used = dict.fromkeys(name for _, name in named)
         rows = location(settings.corpus.inputs[0], settings.storage)
+        check_free("workFolder", rows.parent, FITTED)
+        storage.write_json(rows.parent / "pairs.json", {"columns": list(used)})
         storage.discard_folder(rows)
         write_parquet(dataset.select(*used), rows)
         workflow.prepare(settings)

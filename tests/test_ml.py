@@ -1,6 +1,7 @@
 """Encoders as stages of `pyspark.ml` pipelines: trained, saved, loaded."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -145,6 +146,20 @@ def test_params_that_do_not_fit_are_refused(spark, pairs, tmp_path) -> None:
     with pytest.raises(InputError, match=r"^path: `s3a://bucket/model` is on s3a"):
         model.save("s3a://bucket/model")
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("earlier", [{}, {"pairs.json": '{"columns": []}'}])
+def test_pairs_of_the_user_in_the_work_folder_stay(tmp_path, earlier) -> None:
+    frame = SimpleNamespace(columns=["question", "answer"])
+    mine = tmp_path / "pairs" / "mine.csv"
+    mine.parent.mkdir()
+    for name, content in {"pairs/mine.csv": "mine", "notes.txt": "mine", **earlier}.items():
+        (tmp_path / name).write_text(content)
+    columns = ["question", "answer"]
+    encoder = SentenceEncoder(pairCols=columns, workFolder=str(tmp_path), settings=SETTINGS)
+    with pytest.raises(InputError, match=r"^workFolder: .* holds other files \(pairs"):
+        encoder._fit(frame)
+    assert mine.read_text() == "mine"
 
 
 def test_settings_that_a_param_decides_are_refused(tmp_path) -> None:

@@ -158,6 +158,16 @@ MEASURED = Kind(
 )
 """What an evaluation writes beside a model, be it that of a run or one that was put there."""
 
+FITTED = Kind(
+    files=("pairs.json", "pairs/part-*"),
+    # Earlier releases have written no record of their own.
+    marks={
+        "pairs.json": ("columns",),
+        **{f"prepared/{name}": keys for name, keys in PREPARED.marks.items()},
+    },
+)
+"""What an estimator writes into its work folder, beside a preparation and a run."""
+
 OUTCOMES = Kind(files=("*-*.json",), marks={})
 """What jobs of a scheduler have told of themselves, beside a run."""
 
@@ -237,12 +247,15 @@ def check_free(key: str, folder: Location, kind: Kind) -> None:
         kind: What the command writes.
 
     Raises:
-        InputError: The folder is not ours, and holds some of them.
+        InputError: The folder is not ours, and holds some of them, or the user's are in them.
     """
-    if not is_ours(folder, kind):
+    if is_ours(folder, kind):
+        found = foreign(folder, kind, whole=False)
+    else:
         there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        if found := sorted(there & kind.taken):
-            raise holds_other_files(key, folder, found)
+        found = sorted(there & kind.taken)
+    if found:
+        raise holds_other_files(key, folder, found)
 
 
 def shown(ways: Sequence[str]) -> str:

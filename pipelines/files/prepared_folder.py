@@ -233,11 +233,11 @@ class PreparedFolder:
         stages = ["lanes"]
         for stage in stages:
             record = known[stage]
-            for before in BEFORE[stage] if record else ():
-                made, there = record.after.get(before), known[before]
-                if made is None:
-                    continue
-                if (self.path / before).is_dir() and (there is None or there.made != made):
+            after = record.after if record else {}
+            for before in (one for one in BEFORE[stage] if one in after):
+                there = known[before]
+                is_same = there is not None and there.made == after[before]
+                if (self.path / before).is_dir() and not is_same:
                     raise self._out_of_step(stage, before)
                 stages.append(before)
         self.check_deleted()

@@ -10,6 +10,7 @@ from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, RemotePath
 from pipelines.files.ownership import (
+    FITTED,
     MEASURED,
     NEGATIVES,
     OUTCOMES,
@@ -171,6 +172,19 @@ def test_an_evaluation_leaves_files_of_the_user(home, name):
         check_free(KEY, home, MEASURED)
     write(home, {"jobs.json": '{"jobs": [], "prepared_folder": null}'})
     check_free(KEY, home, MEASURED)
+
+
+def test_the_work_folder_of_an_estimator_is_known_by_its_record(home):
+    pairs = {"pairs/part-00000.parquet": "", "notes.txt": "mine"}
+    write(home, {**pairs, "prepared/corpus/stage.json": "{}"})
+    with pytest.raises(InputError, match=r"holds other files \(pairs\)"):
+        check_free(KEY, home, FITTED)
+    for mark in ({"pairs.json": '{"columns": []}'}, {"prepared/corpus/stage.json": STAGE}):
+        write(home, mark)
+        check_free(KEY, home, FITTED)
+    write(home, {"pairs/mine.csv": "mine"})
+    with pytest.raises(InputError, match=r"holds other files \(pairs/mine\.csv\)"):
+        check_free(KEY, home, FITTED)
 
 
 def test_a_stage_of_ours_needs_its_own_mark(home):
