@@ -7,7 +7,6 @@ current one.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -96,8 +95,9 @@ def discard_begun(folder: Location) -> None:
     """Removes tables that were begun and are not wanted any more."""
     if isinstance(folder, RemotePath):
         versions.remove_begun(folder)
-    else:
-        shutil.rmtree(next_folder(folder), ignore_errors=True)
+    elif next_folder(folder).is_dir():
+        # As a whole: half of it would have no mark, and nobody would know whose it is.
+        storage.remove_folder(next_folder(folder))
 
 
 def lock_file(folder: Location) -> Location:

@@ -192,12 +192,14 @@ def forget_texts(config: Config) -> None:
     used = {role.name for role in _roles(config)} if config.teacher.model is not None else set()
     for home in prepared.teacher_texts.iterdir() if prepared.teacher_texts.is_dir() else ():
         if home.name not in used:
-            storage.discard_folder(home)
+            storage.remove_folder(home)
             continue
         for table in ("texts", "vectors"):
             versions.forget_earlier(home / table)
-    if not config.teacher.is_asked:
-        storage.discard_folder(prepared.path / "teacher")
+    teacher = prepared.path / "teacher"
+    # As a whole: half of it would have no mark, and the next job would not take it for ours.
+    if not config.teacher.is_asked and teacher.is_dir():
+        storage.remove_folder(teacher)
 
 
 def _roles(config: Config) -> tuple[Role, ...]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.embedding.places import discard_begun, next_folder
+from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location, RemotePath
@@ -26,6 +28,7 @@ from pipelines.files.ownership import (
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import begin, current, publish, put_bytes
+from pipelines.settings.load import parse
 
 KEY = "a.folder"
 STAGE = '{"fingerprint": null, "seconds": 1.0}'
@@ -268,3 +271,24 @@ def test_all_that_the_layouts_of_folders_name_is_theirs(tmp_path):
         for way in (way for folder in folders for way in ways_of(folder, tmp_path)):
             assert kind.writes(way, is_folder=True), way
     assert {path.name for path in (*run.contents, *run.marks)} <= RUN.taken
+
+
+def killed(*_args: object, **_options: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_is_removed_is_ours_whenever_a_job_is_killed(tmp_path, monkeypatch):
+    table, texts, teacher = (tmp_path / name for name in ("table", "texts", "teacher"))
+    write(next_folder(table), OURS["table"][1])
+    write(texts, OURS["preparation"][1])
+    write(teacher, {"teacher/stage.json": STAGE, "teacher/examples.parquet/part-0.parquet": ""})
+    # Files go in any order, the mark perhaps first.
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        discard_begun(table)
+    for folder in (texts, teacher):
+        with pytest.raises(KeyboardInterrupt):
+            forget_texts(parse({"prepared": {"folder": str(folder)}}))
+        check_ours(KEY, folder, PREPARED, whole=False)
+    for gone in (next_folder(table), texts / "teacher_texts" / "all", teacher / "teacher"):
+        assert not gone.exists()
