@@ -263,9 +263,12 @@ def _unable(folder: RemotePath) -> str | None:
 
 def is_lock(name: str) -> bool:
     """Whether a file in a folder is called as its lock, or one of those who share it."""
-    is_shared = name.startswith(LOCK_FILE) and SHARED.fullmatch(name)
-    is_gone = name.startswith(f".{LOCK_FILE}") and GONE.fullmatch(name)
-    return name == LOCK_FILE or bool(is_shared or is_gone)
+    return name == LOCK_FILE or bool(name.startswith(LOCK_FILE) and SHARED.fullmatch(name))
+
+
+def is_left(name: str) -> bool:
+    """Whether a file is what a process has left that was killed while it let a lock go."""
+    return LOCK_FILE in name and GONE.fullmatch(name) is not None
 
 
 def held_here() -> tuple[Lock, ...]:

@@ -24,10 +24,11 @@ from pipelines.files.versions import POINTER, current, is_version
 PROBE = ".probe-"
 """What the names of files begin with by which a store is tried."""
 _SHOWN = 3
-# What Spark, Databricks, NFS and ext4 leave beside the files that are written.
+# What Spark, Databricks, EMR, mounts and desktops leave beside the files that are written.
 _BY_SYSTEMS = (
-    *("_SUCCESS", "_temporary", "_started_*", "_committed_*", ".*.crc"),
-    *(".nfs*", "lost+found"),
+    *("_SUCCESS", "_temporary", "_started_*", "_committed_*", ".*.crc", "*_$folder$"),
+    *(".nfs*", ".fuse_hidden*", "lost+found"),
+    *(".DS_Store", "._*", "Thumbs.db", "desktop.ini"),
 )
 _MOST_BYTES = 64 << 20
 
@@ -334,6 +335,7 @@ def _is_asked(name: str, taken: frozenset[str] | None) -> bool:
 def _is_of_storage(name: str) -> bool:
     return (
         storage.is_aside(name)
+        or locks.is_left(name)
         or name == POINTER
         or name.startswith(PROBE)
         or any(fnmatchcase(name, pattern) for pattern in _BY_SYSTEMS)

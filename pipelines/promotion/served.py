@@ -111,9 +111,7 @@ def current(target: str | Location, stores: StorageSettings = DEFAULT_STORES) ->
     wanted = read_record(folder).get("model")
 
     def check(copy: Path) -> None:
-        # Earlier releases counted the card of a model, too.
-        with_card = storage.digest_folder(copy, without=_BESIDE)
-        if wanted not in (None, with_card, digest_model(copy, without=_BESIDE)):
+        if wanted is not None and not _is_model(copy, wanted):
             raise InputError(
                 KEY, f"{folder} is not what was promoted", "see `rollback --to`, or promote again"
             )
@@ -317,10 +315,23 @@ def prune(target: Location, keep: int) -> None:
         version = target / VERSIONS / name
         if not is_ours(version, VERSION):
             logger.info("%s is kept: no promotion has written it", version)
-        elif found := foreign(version, VERSION, whole=True):
+        elif found := _foreign(version):
             logger.warning("%s is kept: it holds other files (%s)", version, shown(found))
         else:
             _remove(version)
+
+
+def _foreign(version: Location) -> list[str]:
+    """The user's files in a version; what a model of the hub has besides was promoted with it."""
+    found = foreign(version, VERSION, whole=True)
+    return [] if found and _is_model(version, read_record(version).get("model")) else found
+
+
+def _is_model(version: Location, digest: object) -> bool:
+    """Whether a version has all files of a model, and no other besides its record."""
+    # Earlier releases counted the card of a model, too.
+    with_card = storage.digest_folder(version, without=_BESIDE)
+    return digest in (with_card, digest_model(version, without=_BESIDE))
 
 
 def now() -> str:

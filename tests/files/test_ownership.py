@@ -273,6 +273,20 @@ def test_all_that_the_layouts_of_folders_name_is_theirs(tmp_path):
     assert {path.name for path in (*run.contents, *run.marks)} <= RUN.taken
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".DS_Store", "corpus/.DS_Store", "lanes/lane-000/._part-0.arrow", "units/Thumbs.db"),
+        *("corpus/pairs.parquet_$folder$", ".lock.0123456789abcdef0123456789abcdef"),
+        *("..lock.0123abcd.gone", "teacher_texts/all/..vectors.lock.0123abcd.gone"),
+    ],
+)
+def test_what_systems_leave_in_a_folder_is_nobodys(home, name):
+    kind, files = OURS["preparation"]
+    write(home, {**files, name: ""})
+    check_ours(KEY, home, kind, whole=True)
+
+
 def killed(*_args: object, **_options: object) -> None:
     raise KeyboardInterrupt
 

@@ -121,6 +121,18 @@ def test_what_no_promotion_has_written_stays(tmp_path, caplog):
     assert "00004 is kept: it holds other files (notes.txt)" in caplog.text
 
 
+def test_versions_with_files_of_the_hub_are_pruned(tmp_path):
+    target, model = tmp_path / "served", tmp_path / "model"
+    for content in "ab":
+        write_model(model, content)
+        for name in ("onnx/model.onnx", "pytorch_model.bin", ".gitattributes", "README.md"):
+            (model / name).parent.mkdir(exist_ok=True)
+            (model / name).write_text(content)
+        promote(target, model)
+    served.prune(target, keep=0)
+    assert served.versions(target) == ["00002"]
+
+
 def foreign_current(target: Path) -> Path:
     (target / "releases" / "7").mkdir(parents=True)
     (target / "current").symlink_to("releases/7")
