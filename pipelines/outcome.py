@@ -76,8 +76,13 @@ def _clear(file: Location) -> None:
 
 
 def _is_outcome(file: Location) -> bool:
-    """Whether a job has written a file, or was killed before it had more to say than nothing."""
+    """Whether a job has written a file, or was killed before it had more to say than nothing.
+
+    An empty one is as good: schedulers make the file that they name, as by `mktemp`.
+    """
     try:
+        if file.is_file() and not file.stat().st_size:
+            return True
         known = storage.read_json(file)
     except (OSError, ValueError):
         return False

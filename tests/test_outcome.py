@@ -46,6 +46,16 @@ def test_a_killed_job_leaves_no_outcome_and_none_of_an_earlier_one(tmp_path):
     assert not file.exists()
 
 
+def test_an_empty_file_may_be_there(tmp_path):
+    file = tmp_path / "outcome.json"
+    file.touch()
+    with noted(str(file)):
+        pass
+    assert json.loads(file.read_text())["exit_code"] == 0
+    with pytest.raises(InputError, match="/dev/null is no outcome"), noted("/dev/null"):
+        pytest.fail("the job began")
+
+
 def test_a_file_that_no_job_has_written_stays(tmp_path):
     file = tmp_path / "notes.json"
     file.write_text('{"mine": 1}')

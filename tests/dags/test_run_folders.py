@@ -37,7 +37,21 @@ def deployment(monkeypatch) -> ModuleType:
 
 
 IDS = (
-    *("a+b", "a:b", "a-b", "a b", "a/b", "a//b", "..", ".", "...", "../..", "", "-"),
+    *(
+        "a+b",
+        "a:b",
+        "a-b",
+        "a-b.outcomes",
+        "a b",
+        "a/b",
+        "a//b",
+        "..",
+        ".",
+        "...",
+        "../..",
+        "",
+        "-",
+    ),
     *("manual__2026-01-01T00:00:00+00:00", "manual__2026-01-01T00:00:00-00:00"),
     *("ä", "ö", "x" * 250, "x" * 249 + "y"),
 )
@@ -46,6 +60,8 @@ IDS = (
 def test_each_run_has_a_folder_of_its_own_below_that_of_its_dag(deployment):
     names = {run_id: deployment.run_name(run_id) for run_id in IDS}
     assert len(set(names.values())) == len(IDS)
+    # Where the outcomes of the run `a-b` are.
+    assert "a-b.outcomes" not in names.values()
     for name in names.values():
         assert re.fullmatch(r"[A-Za-z0-9._-]{1,240}", name)
         assert name.strip(".")

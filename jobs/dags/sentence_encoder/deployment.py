@@ -172,10 +172,10 @@ def run_name(run_id: str) -> str:
     """A folder name of a DAG run's id, which is unique within its DAG.
 
     A digest tells ids apart that differ only in what no folder is called by, and keeps `..`, which
-    is the folder above, from being a name.
+    is the folder above, and the folders of outcomes from being names.
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)[:_LONGEST_NAME]
-    if name == run_id and name.strip("."):
+    if name == run_id and name.strip(".") and not name.endswith(OUTCOMES):
         return name
     return f"{name}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
