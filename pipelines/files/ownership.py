@@ -175,6 +175,9 @@ OUTCOMES = Kind(files=("*-*.json",), marks={})
 TABLE = Kind(files=_TABLE, marks={"_plan.json": ("identity", "parts")})
 """A table of vectors."""
 
+INDEX = Kind(files=("index.json", "*.usearch"), marks={})
+"""An index in a folder of vectors, be it a table or one of other files."""
+
 NEGATIVES = Kind(
     files=("part-*.parquet", "_mining.json", "_manifest.json", "_work/**", "_attempts/**"),
     marks={"_mining.json": ("texts", "negatives")},
@@ -253,8 +256,8 @@ def check_free(key: str, folder: Location, kind: Kind) -> None:
     if is_ours(folder, kind):
         found = foreign(folder, kind, whole=False)
     else:
-        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        found = sorted(there & kind.taken)
+        there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        found = sorted(name for name in there if _is_asked(folder, name, kind.taken))
     if found:
         raise holds_other_files(key, folder, found)
 
@@ -289,11 +292,11 @@ def _ways(
     """
     if isinstance(folder, RemotePath):
         for way in _ways_in_store(folder):
-            if way and not any(map(_is_of_storage, way)) and _is_asked(way[0], taken):
+            if way and not any(map(_is_of_storage, way)) and _is_asked(folder, way[0], taken):
                 yield way, False
         return
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not _is_of_storage(path.name) and _is_asked(path.name, taken):
+    for path in _listed(folder):
+        if not _is_of_storage(path.name) and _is_asked(folder, path.name, taken):
             yield from _ways_of(path, (path.name,))
 
 
@@ -320,7 +323,7 @@ def _ways_of(path: Path, way: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield way, False
         return
     # A folder of another user that cannot be read is not ours to delete either.
-    below = sorted(path.iterdir()) if os.access(path, os.R_OK | os.X_OK) else []
+    below = _listed(path) if os.access(path, os.R_OK | os.X_OK) else []
     if not below:
         yield way, True
     for found in below:
@@ -328,8 +331,24 @@ def _ways_of(path: Path, way: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
             yield from _ways_of(found, (*way, found.name))
 
 
-def _is_asked(name: str, taken: frozenset[str] | None) -> bool:
-    return not locks.is_lock(name) and (taken is None or name in taken)
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing of one that a job which works there has replaced just now."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_asked(folder: Location, name: str, taken: frozenset[str] | None) -> bool:
+    if taken is None or name in taken:
+        return not locks.is_lock(name)
+    # Where letters of both cases are the same, `Corpus` goes when `corpus` is replaced.
+    return (
+        isinstance(folder, Path)
+        and name.lower() in taken
+        and (folder / name.lower()).exists()
+        and (folder / name.lower()).samefile(folder / name)
+    )
 
 
 def _is_of_storage(name: str) -> bool:

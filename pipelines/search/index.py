@@ -23,12 +23,13 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from pipelines.embedding.plan import INDEX_FOLDER
-from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
+from pipelines.embedding.store import KEY, VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours
 from pipelines.files import records, storage
 from pipelines.files.copies import local_file
 from pipelines.files.locations import Location, RemotePath
+from pipelines.files.ownership import INDEX, check_ours
 from pipelines.files.versions import copy_file, current
 from pipelines.libraries import check_installed
 from pipelines.search.exact import best_of_files, check_queries
@@ -64,11 +65,12 @@ def build_index(session: SparkSession, table: VectorTable) -> Location:
         The folder, `_index` in the table's place.
 
     Raises:
-        InputError: usearch is not installed.
+        InputError: usearch is not installed, or the user has files where the index is to be.
         PipelineError: An executor could not build an index; what was there stays.
     """
     check_installed("--index", "usearch")
     target = index_folder(table)
+    check_ours(KEY, target, INDEX, whole=True)
     with storage.new_folder(target) as folder:
         files, digests = _without_index(table, folder)
         work = partial(_build_task, table=table, folder=folder)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -285,6 +286,29 @@ def test_what_systems_leave_in_a_folder_is_nobodys(home, name):
     kind, files = OURS["preparation"]
     write(home, {**files, name: ""})
     check_ours(KEY, home, kind, whole=True)
+
+
+def test_where_both_cases_of_letters_are_the_same_a_name_is_the_users_in_any(tmp_path):
+    write(tmp_path, {**OURS["run"][1], "Report.html": "mine", "TOKENS.json": "mine"})
+    # Both names of one file, as such a file system has them.
+    (tmp_path / "report.html").hardlink_to(tmp_path / "Report.html")
+    assert foreign(tmp_path, RUN, whole=False) == ["Report.html"]
+    (tmp_path / "jobs.json").write_text('{"jobs": []}')
+    with pytest.raises(InputError, match=r"holds other files \(Report.html\)"):
+        check_free(KEY, tmp_path, MEASURED)
+
+
+def test_a_job_that_replaces_folders_meanwhile_is_no_error(tmp_path, monkeypatch):
+    write(tmp_path, OURS["run"][1])
+    iterdir = Path.iterdir
+
+    def gone(folder: Path) -> Iterator[Path]:
+        if folder.name == "model":
+            shutil.rmtree(folder)
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", gone)
+    assert foreign(tmp_path, RUN, whole=False) == []
 
 
 def killed(*_args: object, **_options: object) -> None:

@@ -65,6 +65,17 @@ def test_exact_search_equals_brute_force(spark, table, vectors) -> None:
         search_table(table, queries[:, :3], 1)
 
 
+def test_a_folder_of_the_user_where_the_index_is_to_be_stays(vectors, tmp_path) -> None:
+    pytest.importorskip("usearch")
+    rows = pa.table({"embedding": vector_array(vectors[:9], np.ones(9, bool))})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    (tmp_path / "_index").mkdir()
+    (tmp_path / "_index" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"^embedding\.output: .*_index holds other files \(notes"):
+        build_index(None, open_table(tmp_path))
+    assert (tmp_path / "_index" / "notes.txt").read_text() == "mine"
+
+
 def test_the_index_finds_nearly_all_that_is_nearest(spark, table, vectors) -> None:
     pytest.importorskip("usearch")
     with pytest.raises(InputError, match="has no index"):
