@@ -388,7 +388,8 @@ def _judgements(
     if in_service is None:
         if candidate.before is None:
             logger.warning(
-                "%s: its start was not measured, so nothing compares", candidate.run.path
+                "%s: its start was not measured, so that the model is compared with nothing",
+                candidate.run.path,
             )
         return judge(
             config.promotion,
