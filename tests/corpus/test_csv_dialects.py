@@ -105,9 +105,11 @@ def test_settings_of_a_dialect(section, given, expected):
 
 @pytest.mark.parametrize("given", [";;", "", '"', "\n"])
 def test_what_is_no_separator_is_refused(given):
-    with pytest.raises(InputError, match="one character is wanted") as raised:
+    with pytest.raises(InputError, match=r"is no separator, write one character") as raised:
         parse({"corpus": {"csv_separator": given}})
     assert raised.value.key == "corpus.csv_separator"
+    with pytest.raises(InputError, match=r"^mining.csv_escape: `ab` is no escape, write one"):
+        parse({"mining": {"csv_escape": "ab"}})
 
 
 @pytest.mark.parametrize(
