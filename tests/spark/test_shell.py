@@ -89,6 +89,28 @@ def test_the_conf_names_the_python_of_executors_before_the_shell(monkeypatch):
     assert shell.executors_python({}) == sys.executable
 
 
+class Builder:
+    """Of a session that is there already."""
+
+    def __getattr__(self, name):
+        return lambda *_: self
+
+    def getOrCreate(self):  # noqa: N802 - PySpark's
+        return "session"
+
+
+def test_the_homes_of_a_node_are_no_matter_under_spark_submit(monkeypatch, tmp_path):
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    monkeypatch.setattr("pipelines.spark.session._is_running", lambda: False)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
+    for name in ("JAVA_HOME", "SPARK_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "gone"))
+    assert spark_session(Config(), "none") == "session"
+
+
 def failed(cause: str) -> None:
     from py4j.protocol import Py4JError
 
