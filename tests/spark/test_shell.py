@@ -55,7 +55,7 @@ def test_the_installed_spark_may_be_named(monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ("echo 2.7; exit 1", r"is Python 2\.7, and the driver's is 3\."),
+        ("echo 2.7; echo more; exit 1", r"is Python 2\.7, and the driver's is 3\."),
         ("echo 'no such version' >&2; exit 127", r"does not run \(no such version\)"),
         (
             f"echo {sys.version_info[0]}.{sys.version_info[1]}; echo 'No module x' >&2; exit 1",
@@ -87,6 +87,20 @@ def test_the_conf_names_the_python_of_executors_before_the_shell(monkeypatch):
     assert shell.executors_python({}) == "/shell/python"
     monkeypatch.delenv("PYSPARK_PYTHON")
     assert shell.executors_python({}) == sys.executable
+
+
+def test_executors_of_this_machine_find_a_python_that_is_named_from_the_drivers_folder(
+    monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYSPARK_PYTHON", "./venv/bin/python")
+    local = {"spark.master": "local-cluster[2,1,1024]"}
+    assert shell.executors_python(local) == f"{tmp_path}/venv/bin/python"
+    archive = {**local, "spark.archives": "venv.tar.gz#venv"}
+    assert shell.executors_python(archive) == "./venv/bin/python"
+    assert shell.executors_python({"spark.master": "yarn"}) == "./venv/bin/python"
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3")
+    assert shell.executors_python(local) == "python3"
 
 
 class Builder:
