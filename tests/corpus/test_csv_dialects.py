@@ -11,7 +11,7 @@ from range_cases import quarantined, read, texts
 from pipelines.corpus.readers.csv_dialect import Dialect
 from pipelines.corpus.readers.csv_parser import WRONG_QUOTES
 from pipelines.corpus.readers.inputs import find_files
-from pipelines.corpus.readers.sources import columns_in
+from pipelines.corpus.readers.sources import columns_in, read_rows
 from pipelines.corpus.readers.spark_rows import column_remedy
 from pipelines.embedding.inputs import input_stamps
 from pipelines.errors import InputError
@@ -87,6 +87,18 @@ def test_backslashes_outside_of_quotes_and_of_other_dialects_stay(tmp_path):
 def test_a_name_that_tells_of_tabs_is_believed(tmp_path):
     (tmp_path / "a.tsv").write_text('text\tn\n"a;b\t1\n')
     assert texts(read(tmp_path / "a.tsv", "csv", dialect=Dialect(";", "\\"))) == ['"a;b']
+
+
+@pytest.mark.parametrize("name, sign", [("a.csv", ","), ("a.tsv", "\t")])
+def test_two_columns_of_a_wanted_name_are_not_the_first_of_them(tmp_path, name, sign):
+    file = tmp_path / name
+    file.write_text(sign.join(["text", "other", "text"]) + "\n" + sign.join("abc") + "\n")
+    assert quarantined(read(file, "csv")) == [(0, "two columns `text`")]
+    # What is not read may be there as often as it likes.
+    assert texts(read(file, "csv", columns=("other",))) == ["b"]
+    titles = {"format": "csv", "pairs": "title", "title_column": "other"}
+    with pytest.raises(InputError, match=rf"{name} cannot be read \(two columns `text`\)"):
+        read_rows(None, parse({"corpus": {"inputs": [str(file)], **titles}}).corpus)
 
 
 @pytest.mark.parametrize(
