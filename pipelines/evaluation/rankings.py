@@ -48,8 +48,8 @@ def _fused(by_vectors: Neighbours, by_words: Neighbours, depth: int) -> Ranking:
 
     Metrics that count more ranks change nothing of the first: what both have further down follows.
     """
-    pool = (best_of(one, FUSED_RANKS) for one in (by_vectors, by_words))
-    first = ranking_of(weighted_fusion(*pool, depth))
+    vectors, words = (best_of(one, FUSED_RANKS) for one in (by_vectors, by_words))
+    first = ranking_of(weighted_fusion(vectors, words, depth))
     if depth <= FUSED_RANKS:
         return first
     deeper = ranking_of(weighted_fusion(by_vectors, by_words, depth))
