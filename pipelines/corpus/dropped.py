@@ -17,7 +17,9 @@ from pipelines.corpus.deleted_keys import DELETED
 from pipelines.corpus.funnel import ROWS, FunnelLine
 from pipelines.corpus.pairs import NO_GROUP, NO_SCORE, OUT_OF_RANGE
 from pipelines.corpus.readers import FORMATS
+from pipelines.corpus.readers.spark_rows import number_in
 from pipelines.corpus.row_units import NO_TITLE
+from pipelines.corpus.splitting import SOURCE
 from pipelines.corpus.unit_schema import shows_excerpts
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
@@ -79,7 +81,7 @@ def _wrong_scores(
     scoreless: dict[str, int], total: int, units: DataFrame, settings: CorpusSettings, of: str
 ) -> InputError:
     """Return what is wrong with most of the scores that are not used."""
-    number = F.expr("try_cast(score as double)")
+    number = F.expr(number_in("score"))
     share = _share(scoreless, total)
     # Where most would go, to allow it is no cure.
     or_more = f", or set corpus.max_dropped to at least {share}" if share <= MOST_OTHERS else ""
@@ -97,8 +99,7 @@ def _wrong_scores(
     key = "corpus.score_column" if settings.score_column else "corpus.score_columns"
     problem = f"{scoreless[NO_SCORE]} of {total} rows{of} have no number in `{named}`"
     remedy = f"name a column of numbers, or mend them{or_more}"
-    is_label = F.lower("score").isin("true", "false")
-    wrong = units.where(F.col("score").isNotNull() & number.isNull() & ~is_label)
+    wrong = units.where(F.col("score").isNotNull() & number.isNull())
     shown = wrong.agg(F.min("score")).collect()[0][0] if shows_excerpts(settings) else None
     if shown is None:
         return InputError(key, problem, remedy)
@@ -107,36 +108,35 @@ def _wrong_scores(
 
 
 def check_scores_differ(
-    session: SparkSession, pairs: Location, sources: Sequence[CorpusSettings]
+    session: SparkSession, pairs: Location, sources: Sequence[CorpusSettings], names: Sequence[str]
 ) -> None:
-    """Refuses pairs for training that have the same score, of which nothing is learnt.
+    """Refuses a source whose pairs for training have one score, of which nothing is learnt.
 
     Args:
         session: Reads them.
-        pairs: Those for training.
+        pairs: Those for training, of all sources.
         sources: The settings of each source.
+        names: Of the sources; empty where there is one without a name.
 
     Raises:
         InputError: With the setting that names the scores.
     """
-    keys = {
-        "corpus.score_column": any(one.score_column is not None for one in sources),
-        "corpus.score_columns": any(one.score_columns for one in sources),
-    }
-    scores = {
-        "corpus.score_column": (F.col("score"), F.col("score")),
-        "corpus.score_columns": (
-            F.array_min("candidate_scores"),
-            F.array_max("candidate_scores"),
-        ),
-    }
-    for key in (key for key, is_asked in keys.items() if is_asked):
-        low, high = scores[key]
-        rows = read_parquet(session, pairs)
-        found = rows.agg(F.count(low).alias("rows"), F.min(low), F.max(high)).collect()[0]
-        if found["rows"] > 1 and found[1] == found[2]:
+    lowest = F.least("score", F.array_min("candidate_scores"))
+    highest = F.greatest("score", F.array_max("candidate_scores"))
+    asked = [one.score_column is not None or bool(one.score_columns) for one in sources]
+    if not any(asked):
+        return
+    rows = read_parquet(session, pairs)
+    number = F.col(SOURCE) if names else F.lit(0)
+    measured = rows.groupBy(number.alias(SOURCE)).agg(
+        F.count(lowest).alias("rows"), F.min(lowest).alias("low"), F.max(highest).alias("high")
+    )
+    for found in measured.orderBy(SOURCE).collect():
+        if found["rows"] > 1 and found["low"] == found["high"]:
+            of = f" of source {names[found[SOURCE]]}" if names else ""
+            is_alone = sources[found[SOURCE]].score_column is not None
             raise InputError(
-                key,
-                f"all {found['rows']} pairs for training have the same score",
+                "corpus.score_column" if is_alone else "corpus.score_columns",
+                f"all {found['rows']} pairs for training{of} have the same score",
                 "name a column whose scores differ, or a loss without scores",
             )

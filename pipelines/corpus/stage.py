@@ -142,7 +142,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
                 check_some_left(lines, of)
                 check_dropped(lines, read.frame, read.settings, of)
             alone_settings = [one.settings for one in texts]
-            check_scores_differ(session, CorpusFolder(aside).pairs, alone_settings)
+            check_scores_differ(session, CorpusFolder(aside).pairs, alone_settings, names)
             lines = added_up(of_sources)
             shown = config.corpus.report_examples if any(map(is_dropped, lines)) else 0
             examples = _examples(judged, shown) if shown else {}

@@ -80,9 +80,11 @@ def alarms(figures: Mapping[str, Any]) -> list[Doubt]:
     Args:
         figures: As ``metrics.json`` has them.
     """
+    # A model that keeps the start's weights was asked for.
+    is_start = figures.get("model", {}).get("start_share") == WHOLE
     found = (
-        _unmoved_weights(figures),
-        _easy_negatives(figures.get("training", {})),
+        None if is_start else _unmoved_weights(figures.get("weight_change")),
+        None if is_start else _easy_negatives(figures.get("training", {})),
         _collapsed_embeddings(figures.get("signs", {})) or _one_place(figures.get("after", {})),
         _constant_scores(figures.get("signs", {})),
     )
@@ -133,11 +135,8 @@ def embedding_signs(embeddings: np.ndarray) -> dict[str, float]:
     }
 
 
-def _unmoved_weights(figures: Mapping[str, Any]) -> Doubt | None:
-    change = figures.get("weight_change")
-    # A model that keeps the start's weights was asked for.
-    is_start = figures.get("model", {}).get("start_share") == WHOLE
-    if change is None or change >= LEAST_CHANGE or is_start:
+def _unmoved_weights(change: float | None) -> Doubt | None:
+    if change is None or change >= LEAST_CHANGE:
         return None
     return Doubt(
         "unmoved_weights",
@@ -256,6 +255,8 @@ def chosen_by_judge(figures: Mapping[str, Any]) -> Doubt | None:
     for name, one in figures.get("sets", {}).items():
         by_role.setdefault(one["role"], []).append(name)
     deciding = by_role.get(Role.JUDGED) or by_role.get(Role.HELD_OUT, [])
+    # A set that is too small to be judged by cannot stand in for the one that has chosen.
+    deciding = [name for name in deciding if figures.get("interval", {}).get(name)] or deciding
     if not choosing.intersection(deciding) or set(deciding) - choosing:
         return None
     return Doubt("chosen_by_judge", _sentence([told_choosing(figures)]))

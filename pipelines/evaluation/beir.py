@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from pipelines.corpus.readers.finding import Links
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Nested, Tables
 from pipelines.evaluation.observations import GROUP
@@ -76,7 +77,7 @@ def read_retrieval_set(
     Args:
         given: A folder, or one of the files in its ``qrels``, where there are several.
         stores: How object stores are reached.
-        settings: ``query_group``, ``missing_documents`` and ``missing_queries``.
+        settings: ``query_group``, ``missing_documents``, ``missing_queries``, ``follow_links``.
 
     Returns:
         `asked`: ``query_id``, ``text`` (null of a query that is missing), ``document_id`` and
@@ -90,7 +91,9 @@ def read_retrieval_set(
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-    qrels, corpus_file, queries_file = files_of_set(given, stores)
+    qrels, corpus_file, queries_file = files_of_set(
+        given, stores, follow_links=settings.follow_links
+    )
     corpus = _read_lines(session, corpus_file, "title")
     queries = _with_groups(
         _read_lines(session, queries_file, settings.query_group, _METADATA), settings.query_group
@@ -136,16 +139,21 @@ def _quoted(name: str) -> str:
 
 
 def files_of_set(
-    given: str, stores: StorageSettings = DEFAULT_STORES
+    given: str, stores: StorageSettings = DEFAULT_STORES, *, follow_links: bool = False
 ) -> tuple[Location, Location, Location]:
     """Judgements, documents and queries of a set, as far as can be seen without reading them.
 
     Raises:
-        InputError: One is missing.
+        InputError: One is missing, or is a link out of the folder that is not to be followed.
     """
     qrels = _qrels_file(given, stores)
     folder = qrels.parent.parent
-    return qrels, _file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl")
+    files = (qrels, _file(folder, "corpus.jsonl"), _file(folder, "queries.jsonl"))
+    links, named = Links(folder, SETS, follow_links), location(given, stores).expanduser()
+    for file in files:
+        if isinstance(file, Path) and file != named.absolute():
+            links.check(file)
+    return files
 
 
 def _qrels_file(given: str, stores: StorageSettings) -> Location:
@@ -298,7 +306,7 @@ def _check_named(
 
 
 def _check(config: Config, given: str) -> None:
-    files_of_set(given, config.storage)
+    files_of_set(given, config.storage, follow_links=config.evaluation.follow_links)
 
 
 # As in BEIR a query does not find a document of its own id.

@@ -34,6 +34,8 @@ FEWEST_ITEMS = 10
 """With fewer, the spread of the differences is not known well enough."""
 FEWEST_DIFFERING = 6
 """Groups that differ: of five, all in one direction, a test gives 2/32, which is no evidence."""
+UNSEEN = 0.005
+"""Points: what cannot be seen in two decimals is no difference, however sure."""
 POWER = 0.8
 """Of the smallest difference that can be shown."""
 _RESAMPLES, _FEWEST_RESAMPLES = 9999, 1999

@@ -19,12 +19,14 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from pipelines import __version__
-from pipelines.corpus.readers.inputs import stamp_of
+from pipelines.corpus.readers.inputs import COLUMNS, find_files, stamp_of
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Tables
+from pipelines.evaluation.beir import files_of_set
+from pipelines.evaluation.pairs import is_pair_file
 from pipelines.evaluation.sets import NamedSet, digest_tables, named_sets
 from pipelines.files import records, storage
-from pipelines.files.locations import Location, listed, location
+from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config, CorpusSettings
@@ -48,7 +50,7 @@ class Overlap:
     Attributes:
         digest: Of the set, see :func:`pipelines.evaluation.sets.digest_sets`.
         of: `queries`, each a text of some training pair where it is seen; or `pairs`, of which both
-            texts are in one training pair.
+            are texts of one training pair.
         items: Queries or pairs that the set has.
         seen: Those of them that are among the training pairs.
         relevant: Queries with each of their relevant documents; pairs.
@@ -178,20 +180,25 @@ def _has_its_pairs(config: Config, run: RunFolder) -> bool:
 
 
 def _fingerprint(config: Config, named: Sequence[NamedSet]) -> str:
-    told = [[one.name, one.evaluation.name, _stamps(config, one.given)] for one in named]
+    told = [[one.name, one.evaluation.name, *_stamps(config, one.given)] for one in named]
     settings = [config.corpus.near_duplicates, config.corpus.redact]
     reading = config.evaluation.model_dump(mode="json", exclude=_NOT_OF_SETS)
     content = json.dumps([__version__, told, settings, reading])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _stamps(config: Config, given: str) -> list[list[str | int]]:
-    path = location(given, config.storage).expanduser().absolute()
-    if path.is_file() and path.parent.name != "qrels":
-        return [stamp_of(path)]
-    folder = path.parent.parent if path.is_file() else path
-    files = [*listed(folder, "*"), *listed(folder / "qrels", "*")] if folder.is_dir() else []
-    return [[given], *(stamp_of(file) for file in sorted(files, key=str) if file.is_file())]
+def _stamps(config: Config, given: str) -> list[str | list[str | int]]:
+    """The name of a set, and the files that it stands for, as far as there are any."""
+    follow, files = config.evaluation.follow_links, list[Location]()
+    try:
+        if is_pair_file(given):
+            files += find_files([given], COLUMNS, stores=config.storage, follow_links=follow)
+        else:
+            files += files_of_set(given, config.storage, follow_links=follow)
+    except InputError:
+        # Reading it says so.
+        return [given]
+    return [given, *map(stamp_of, files)]
 
 
 def _read(path: Location) -> _Record:
@@ -232,8 +239,10 @@ def _overlap(
     keyed = judged.select("item", *(F.xxhash64(side).alias(side) for side in sides))
     texts = judged.select(F.explode(F.array(*sides)).alias("text")).where("text is not null")
     seen = scratch.keep(_seen(session, corpus, texts.distinct(), settings, scratch))
-    firsts = keyed.join(seen.withColumnRenamed("reference", "first"), "first")
-    both = firsts.join(seen.withColumnRenamed("reference", "second"), ["second", "row"])
+    firsts = keyed.join(seen.toDF("first", "row", "place"), "first")
+    # One text may be like both.
+    both = firsts.join(seen.toDF("second", "row", "other"), ["second", "row"])
+    both = both.where("place != other")
     relevant = both.select("item", "second").distinct().count()
     distinct = F.countDistinct("item")
     counted = keyed.agg(distinct.alias("items"), F.count("*").alias("relevant")).collect()[0]
@@ -255,7 +264,11 @@ def _seen(
     settings: CorpusSettings,
     scratch: Scratch,
 ) -> DataFrame:
-    """Which texts are in which training pairs: `reference`, the hash of a text, and `row`."""
+    """Which texts are where in which training pairs.
+
+    Returns:
+        `reference`, the hash of a text, and `row` and `place` of a training pair's text like it.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
     from pipelines.corpus.cleaning.text_keys import text_key
@@ -269,21 +282,21 @@ def _seen(
     negatives = F.coalesce("negatives", F.array().cast("array<string>"))
     own = (
         read_parquet(session, corpus.pairs)
-        .select("id", F.explode(F.concat(F.array("anchor", "positive"), negatives)))
-        .toDF("row", "text")
+        .select("id", F.posexplode(F.concat(F.array("anchor", "positive"), negatives)))
+        .toDF("row", "place", "text")
         .where("text is not null")
     )
     keys = cleaned.select("reference", text_key(F.col("text")).alias("key"))
     keys = F.broadcast(keys) if kept.rows <= MOST_BROADCAST else keys
-    exact = own.select("row", text_key(F.col("text")).alias("key")).join(keys, "key")
-    found = exact.select("reference", "row")
+    exact = own.withColumn("key", text_key(F.col("text"))).join(keys, "key")
+    found = exact.select("reference", "row", "place")
     similarity = exclude_threshold(settings)
     if similarity:
         hashed = F.xxhash64("text").alias("key")
         reference = scratch.keep_counted(cleaned.select(hashed, "text").dropDuplicates(["key"]))
-        by_key = own.select(hashed, "text", "row")
+        by_key = own.select(hashed, "text", "row", "place")
         near = near_match_pairs(by_key, reference, similarity, scratch)
         back = cleaned.select(hashed, "reference").withColumnRenamed("key", "other")
         nearly = by_key.join(near.join(back, "other"), "key")
-        found = found.unionByName(nearly.select("reference", "row"))
+        found = found.unionByName(nearly.select("reference", "row", "place"))
     return found.distinct()

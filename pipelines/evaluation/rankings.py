@@ -10,7 +10,7 @@ import numpy as np
 
 from pipelines.evaluation.base import Form
 from pipelines.evaluation.nearest import Neighbours, best_of
-from pipelines.lexical.fusion import weighted_fusion
+from pipelines.lexical.fusion import FUSED_RANKS, weighted_fusion
 
 Ranking: TypeAlias = Mapping[int, Sequence[int]]
 """Ids of documents by query id, the best first; queries that find nothing may be left out."""
@@ -39,9 +39,24 @@ class Rankings:
         for width, found in self.by_width.items():
             forms[Form(width)] = ranking_of(best_of(found, depth))
             if self.by_words is not None:
-                both = weighted_fusion(found, self.by_words, depth)
-                forms[Form(width, hybrid=True)] = ranking_of(both)
+                forms[Form(width, hybrid=True)] = _fused(found, self.by_words, depth)
         return forms
+
+
+def _fused(by_vectors: Neighbours, by_words: Neighbours, depth: int) -> Ranking:
+    """The first documents of both rankings, as `search --hybrid` has them.
+
+    Metrics that count more ranks change nothing of the first: what both have further down follows.
+    """
+    vectors, words = (best_of(one, FUSED_RANKS) for one in (by_vectors, by_words))
+    first = ranking_of(weighted_fusion(vectors, words, depth))
+    if depth <= FUSED_RANKS:
+        return first
+    deeper = ranking_of(weighted_fusion(by_vectors, by_words, depth))
+    return {
+        query: list(dict.fromkeys([*first[query], *documents]))[:depth]
+        for query, documents in deeper.items()
+    }
 
 
 def _others(found: Neighbours, depth: int) -> Neighbours:

@@ -10,7 +10,14 @@ from typing import Literal
 from pipelines.errors import InputError, PromotionRefused
 from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import figure_named
-from pipelines.evaluation.intervals import BETTER, CANNOT_BE_TOLD, CONFIDENCE, WORSE, Interval
+from pipelines.evaluation.intervals import (
+    BETTER,
+    CANNOT_BE_TOLD,
+    CONFIDENCE,
+    UNSEEN,
+    WORSE,
+    Interval,
+)
 from pipelines.evaluation.sets import Role
 from pipelines.settings import PromotionSettings
 
@@ -18,7 +25,6 @@ Figures = Mapping[str, Mapping[str, float]]
 """Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
 
 
-_UNSEEN = 0.005
 _OF_EARLIER_RELEASES = "retrieval.ndcg@10"
 _NAME_SETS = "name sets in evaluation.retrieval_sets, and evaluate again"
 
@@ -65,9 +71,7 @@ class Judgement:
             return None
         if self.required == "better" and self.told != BETTER:
             return self._refused("promotion.required", "it must be better")
-        # What cannot be seen in two decimals is no difference, but where there is nothing else.
-        unseen = 0.0 if self.interval is None else _UNSEEN
-        if self.told == WORSE and self.high < -self.tolerance - unseen:
+        if self.told == WORSE and self.high < -self.tolerance:
             return self._refused("promotion.tolerance", f"{self.tolerance:g} less would do")
         return None
 
@@ -82,6 +86,9 @@ class Judgement:
 
         All metrics must pass, so no one's chances add to those of others.
         """
+        # Of two figures alone the smallest difference is the only evidence.
+        if self.interval is not None and abs(self._difference) <= UNSEEN:
+            return CANNOT_BE_TOLD
         if self.interval is not None:
             return self.interval.told(confidence=self.confidence)
         if self.low == 0:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from pipelines.evaluation.alarms import choosing_sets, told_overlap
 from pipelines.evaluation.base import figure_named
-from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, holm
+from pipelines.evaluation.intervals import CANNOT_BE_TOLD, UNSEEN, Interval, holm
 from pipelines.evaluation.sets import Role
 from pipelines.report.series import is_number
 
 Figures = Mapping[str, Mapping[str, float]]
 """Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
-
-
-_UNSEEN = 0.005
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Comparison:
         difference = self.difference
         if self.better is None or difference is None or self.interval is None or not self.is_main:
             return ""
-        if abs(difference) <= _UNSEEN:
+        if abs(difference) <= UNSEEN:
             return CANNOT_BE_TOLD
         return self.interval.told(lower_is_better=self.better == "lower", gain_p=self.adjusted_p)
 
@@ -117,7 +114,7 @@ def compare(figures: Mapping[str, Any]) -> list[Comparison]:
             for metric, figure in of_set.items()
             if not figure.is_count
         ]
-    return _tested(lines)
+    return _tested(lines, choosing_sets(figures))
 
 
 def _doubt(figures: Mapping[str, Any], evaluation: str) -> str:
@@ -136,10 +133,14 @@ def main_lines(lines: Sequence[Comparison]) -> list[Comparison]:
     return list(first.values())
 
 
-def _tested(lines: Sequence[Comparison]) -> list[Comparison]:
+def _tested(lines: Sequence[Comparison], choosing: Collection[str]) -> list[Comparison]:
     """The lines, those that sets are judged by with their probabilities among all such sets.
 
     A model that is as good as its start gains on one of ten sets by chance in every fifth run.
+
+    Args:
+        lines: Of all figures.
+        choosing: Sets that decide nothing where others do, and give those no further chance.
     """
     families: dict[Role | None, dict[str, Comparison]] = {}
     for line in main_lines(lines):
@@ -148,7 +149,10 @@ def _tested(lines: Sequence[Comparison]) -> list[Comparison]:
     tested = {}
     for family in families.values():
         known = {name: one.interval.probability for name, one in family.items() if one.interval}
-        adjusted = dict(zip(known, holm([*known.values()]), strict=True))
+        independent = {name: p for name, p in known.items() if name not in choosing}
+        adjusted: dict[str, float] = {}
+        for some in (known, independent):
+            adjusted |= zip(some, holm([*some.values()]), strict=True)
         for name, line in family.items():
             tested[id(line)] = replace(line, is_main=True, adjusted_p=adjusted.get(name))
     return [tested.get(id(line), line) for line in lines]

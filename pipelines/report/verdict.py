@@ -86,25 +86,25 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
         by_role.setdefault(line.role, []).append(line)
     subject = Role.JUDGED if by_role[Role.JUDGED] else Role.HELD_OUT
     # What has chosen the checkpoint decides nothing where other sets do.
-    choosing = choosing_sets(figures)
-    independent = [line for line in by_role[subject] if line.evaluation not in choosing]
-    deciding, guards = independent or by_role[subject], by_role[Role.GUARD]
+    choosing, guards = choosing_sets(figures), by_role[Role.GUARD]
+    tested = [line for line in by_role[subject] if line.verdict]
+    independent = [line for line in tested if line.evaluation not in choosing]
     # Held-out pairs prove no gain where questions are judged, but what they lose is lost.
     elsewhere = [*guards, *(by_role[Role.HELD_OUT] if subject == Role.JUDGED else ())]
     lost = [line for line in elsewhere if line.verdict == WORSE]
-    known = [line for line in [*deciding, *guards] if line.verdict]
-    unknown = [line for line in [*deciding, *guards] if not line.verdict]
+    unknown = [line for line in [*by_role[subject], *guards] if not line.verdict]
     raised = tuple(alarm.sentence for alarm in alarms(figures))
     is_doubted, is_proxy = bool(doubts(figures)), subject == Role.HELD_OUT
-    if not known and not lost:
+    if not tested and not lost and not any(line.verdict for line in guards):
         doubted = " ".join(one.sentence for one in doubts(figures)[len(raised) :])
-        told_doubts = Verdict(CANNOT_BE_TOLD, doubted, _LOOK, is_proxy, "", raised, is_doubted)
+        look = _LOOK if raised else _JUDGE_AGAIN
+        told_doubts = Verdict(CANNOT_BE_TOLD, doubted, look, is_proxy, "", raised, is_doubted)
         return told_doubts if is_doubted else None
-    told = [line for line in deciding if line.verdict]
+    told = independent or tested
     word = _word(told or lost)
     but = _told_doubts(figures, told)
     sentences = _of_deciding(word, subject, told, but) if told else []
-    if independent and choosing.intersection(line.evaluation for line in by_role[subject]):
+    if len(told) < len(tested):
         sentences.append(f"Not counted: {told_choosing(figures)}.")
     if unmatched := _unmatched(figures, word, told):
         sentences.append(unmatched)
@@ -118,16 +118,18 @@ def verdict(figures: Mapping[str, Any]) -> Verdict | None:
             f"that are no numbers: {'; '.join(map(_of_unknown, unknown))}."
         )
     sentences += [f"{one}." for line in guards if (one := told_overlap(figures, line.evaluation))]
-    next_step = _next_step(word, told, is_proxy=is_proxy, lost=bool(lost), unknown=bool(unknown))
+    untrained = figures.get("model", {}).get("start_share") == WHOLE
+    if untrained:
+        sentences.insert(0, "Nothing was trained: the encoder has the weights of the start.")
+    next_step = _next_step(
+        word, told, is_proxy=is_proxy, lost=bool(lost), unknown=bool(unknown), untrained=untrained
+    )
     if raised:
         next_step = _LOOK
-    elif but and word in (BETTER, MIXED):
+    elif is_doubted and word in (BETTER, MIXED):
         next_step = _JUDGE_AGAIN
-    if figures.get("model", {}).get("start_share") == WHOLE:
-        sentences.insert(0, "The model has the weights of the start: nothing was trained.")
-        next_step = "Set training.start_share below 1 to train it, or use the start as it is."
-    tested = _what_was_tested(told, subject)
-    return Verdict(word, " ".join(sentences), next_step, is_proxy, tested, raised, is_doubted)
+    how = _what_was_tested(told, subject)
+    return Verdict(word, " ".join(sentences), next_step, is_proxy, how, raised, is_doubted)
 
 
 def _told_doubts(figures: Mapping[str, Any], lines: Sequence[Comparison]) -> str:
@@ -168,7 +170,11 @@ def _of_deciding(word: str, subject: Role, lines: Sequence[Comparison], but: str
         MIXED: f"Better on some and worse on others of {on}",
         CANNOT_BE_TOLD: f"Whether it is better on {on} cannot be told",
     }
-    sentences = [f"{starts[word]}: {_all_told(sure or unsure)}{f', but {but}' if but else ''}."]
+    sentences = [f"{starts[word]}: {_all_told(sure or unsure)}."]
+    if but and word in (BETTER, MIXED):
+        sentences = [f"{sentences[0][:-1]}, but {but}."]
+    elif but:
+        sentences.append(f"{but[:1].upper()}{but[1:]}.")
     if sure and unsure:
         sentences.append(f"Cannot be told: {_all_told(unsure)}.")
     lost = by_word[WORSE]
@@ -231,10 +237,17 @@ def _of_unknown(line: Comparison) -> str:
 
 
 def _next_step(
-    word: str, lines: Sequence[Comparison], *, is_proxy: bool, lost: bool, unknown: bool
+    word: str,
+    lines: Sequence[Comparison],
+    *,
+    is_proxy: bool,
+    lost: bool,
+    unknown: bool,
+    untrained: bool,
 ) -> str:
     if lost and word != WORSE:
-        return "Weigh the loss before promoting it: fewer steps or a lower learning rate lose less."
+        less = "" if untrained else ": fewer steps or a lower learning rate lose less"
+        return f"Weigh the loss before promoting it{less}."
     if is_proxy and word != WORSE:
         return (
             "Before promoting it, name a set of judged questions in evaluation.retrieval_sets"
@@ -242,11 +255,14 @@ def _next_step(
         )
     if word == BETTER and unknown:
         return "Before promoting it, look at what was not judged."
+    train, other = "train longer", "try fewer steps, a lower learning rate or another objective"
+    if untrained:
+        train = other = "set training.start_share below 1 to train it"
     return {
         BETTER: "It may be promoted.",
         MIXED: "Decide which of these sets your users' questions are like.",
-        WORSE: "Keep the start; try fewer steps, a lower learning rate or another objective.",
-        CANNOT_BE_TOLD: f"Judge more questions, or train longer{_how_many(lines)}.",
+        WORSE: f"Keep the start; {other}.",
+        CANNOT_BE_TOLD: f"Judge more questions, or {train}{_how_many(lines)}.",
     }[word]
 
 

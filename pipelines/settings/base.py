@@ -64,13 +64,14 @@ class Settings(BaseModel):
 def _separator(given: str | None) -> str | None:
     sign = {"\\t": "\t", "tab": "\t"}.get(given or "", given)
     if sign is not None and (len(sign) != 1 or sign in '"\r\n'):
-        raise ValueError("one character is wanted, no quote or line end; \\\\t is a tab")
+        remedy = "write one character, no quote or line end; `tab` is a tab"
+        raise refusal(f"`{given}` is no separator", remedy)
     return sign
 
 
 def _escape(given: str | None) -> str | None:
     if given is not None and (len(given) != 1 or given in "\r\n"):
-        raise ValueError("one character is wanted, most often a backslash")
+        raise refusal(f"`{given}` is no escape", "write one character, most often a backslash")
     # A quote before a quote is the rule anyway.
     return None if given == '"' else given
 
@@ -144,8 +145,9 @@ def _as_written(given: Any) -> Any:
 
 def _checked_number(given: Any) -> Any:
     """A value that may be a number, unless it is none that every reader takes for the same."""
-    if isinstance(given, bool):
-        raise refusal(f"`{str(given).lower()}` is no number", "write one, for example 1")
+    if isinstance(getattr(given, "truth", given), bool):
+        written = str(given).lower() if isinstance(given, bool) else given
+        raise refusal(f"`{written}` is no number", "write one, for example 1")
     plain = given.strip() if isinstance(given, str) else given
     if isinstance(plain, str) and _OTHER_NOTATION.match(plain):
         raise refusal(f"`{plain[:50]}` is no decimal number", "write it as 12, -3, 0.5 or 2e-5")

@@ -166,13 +166,14 @@ def _parse_value(key: str, text: str) -> Any:
         if scalar(text) is None and text.strip():
             return None
         if first not in ("[", "{"):
-            return _yaml_value(key, f"[{text}]") if first in _QUOTES else _items(text)
+            return _items(text)
     elif not _is_mapping(key):
         if first in _QUOTES:
             with suppress(UnusableYamlError):
                 quoted = parse_yaml(text, comments=False)
                 return quoted if isinstance(quoted, str) else text
-        return scalar(text)
+        # A blank or a tab is a text, such as a separator.
+        return scalar(text) if first or not text else text
     return _yaml_value(key, text)
 
 
@@ -197,7 +198,14 @@ def _repeated(path: str | Openable | None, key: str, lines: tuple[int, int]) -> 
 
 
 def _items(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """What is between commas; one in quotes may have commas itself."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if any(part.startswith(_QUOTES) for part in parts):
+        with suppress(UnusableYamlError):
+            quoted = parse_yaml(f"[{text}]", comments=False)
+            if all(isinstance(part, str) for part in quoted):
+                return list(quoted)
+    return parts
 
 
 def _shown(value: object) -> str:
@@ -264,14 +272,14 @@ def _input_error(error: ValidationError) -> InputError:
         inside = first["input"] if isinstance(first["input"], dict) else {}
         written = ".".join((key, *list(inside)[:1]))
         return InputError(key, "there is no such setting", remedy(written, known))
-    if first["type"] == "tuple_type" and not isinstance(first["input"], dict):
-        given = _shown(first["input"])
-        return InputError(key, f"`{given}` is no list", f"write [{given}]")
+    given = first["input"]
+    shown = "null (`~`, or nothing)" if given is None else f"`{_shown(given)}`"
+    if first["type"] == "tuple_type" and not isinstance(given, dict):
+        example = "VALUE" if given is None else _shown(given)
+        return InputError(key, f"{shown} is no list", f"write [{example}]")
     if first["type"] == REFUSED:
         return InputError(key, first["ctx"]["problem"], first["ctx"]["remedy"])
     message = first["msg"][0].lower() + first["msg"][1:]
-    given = first["input"]
-    shown = "null (`~`, or nothing)" if given is None else f"`{_shown(given)}`"
     if first["type"] == "string_type":
         return InputError(
             key,

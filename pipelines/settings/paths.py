@@ -133,11 +133,15 @@ def _told(check: Callable[[str], str], given: str) -> str:
 
 
 def _checked_input(given: str, info: ValidationInfo) -> str:
-    if info.data.get("format") not in _BY_NAME:
-        return _checked(given)
     # A path of a Delta table; names and addresses are left to Spark.
+    return _checked_if_path(given) if info.data.get("format") in _BY_NAME else _checked(given)
+
+
+def _checked_if_path(given: str) -> str:
     is_path = given.startswith(("~", "$", "/", ".")) and "://" not in given
-    return _checked_local(given) if is_path else given
+    if is_path or "${" in given:
+        return _checked_local(given)
+    return given
 
 
 LocalPath = Annotated[str, AfterValidator(_checked_local), IsPath()]
@@ -146,6 +150,9 @@ LocalPath = Annotated[str, AfterValidator(_checked_local), IsPath()]
 StoredPath = Annotated[str, AfterValidator(_checked), IsPath()]
 """A file or folder on a file system or in an object store."""
 
+
+NameOrPath = Annotated[str, AfterValidator(_checked_if_path)]
+"""A name or address for a library to look up, or a path on a file system."""
 
 InputPath = Annotated[str, AfterValidator(_checked_input), IsPath()]
 """The same of a section with a `format`, set before it, where inputs may be tables."""

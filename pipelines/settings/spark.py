@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, Field
 
+from pipelines.errors import InputError
 from pipelines.settings.base import Settings
+
+if TYPE_CHECKING:
+    from pipelines.settings import Config
 
 
 class SparkSettings(Settings):
@@ -34,6 +39,14 @@ class SparkSettings(Settings):
             "does not answer."
         ),
     )
+
+    def check_with(self, config: Config) -> None:
+        """Refuses a home, which Spark would take for a folder named `~`."""
+        for key, value in self.conf.items():
+            if value.startswith("~/"):
+                raise InputError(
+                    f"spark.{key}", f"`{value}`: Spark does not replace `~`", "write the whole path"
+                )
 
     @property
     def conf(self) -> Mapping[str, str]:

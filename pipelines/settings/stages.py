@@ -21,6 +21,8 @@ def conf_text(value: Any) -> Any:
     """A value of the Spark conf, as Spark reads it; one that is none is left as it is."""
     if value is None or isinstance(value, (list, tuple, Mapping)):
         return value
+    # What a file has for a truth value in another spelling; see `yaml_file`.
+    value = getattr(value, "truth", value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

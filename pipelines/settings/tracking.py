@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
-from pipelines.settings.paths import StoredPath
+from pipelines.settings.paths import NameOrPath, StoredPath
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -20,7 +20,7 @@ class TrackingSettings(Settings):
     trackers: tuple[str, ...] = Field(
         default=(), description="Any of `mlflow` and `tensorboard`; see [tracking](tracking.md)."
     )
-    mlflow_uri: str | None = Field(
+    mlflow_uri: NameOrPath | None = Field(
         default=None,
         description=(
             "Tracking server or store. Unset: as MLflow finds it, by `MLFLOW_TRACKING_URI` or on "

@@ -2,7 +2,8 @@
 
 Numbers are those of YAML 1.2, in decimal, and remember how they are written: a setting that asks
 for text gets `2026` or `1.0` as it stands. `no`, `on`, `010`, `1:30`, `1_000` and dates are texts,
-and so is every key. A mapping may have a key once.
+and so is every key; the Spark conf takes `no` and `on` for what they mean. A mapping may have a key
+once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ _DECIMAL = re.compile(
     r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
 _TRUTHS = {"true": True, "false": False}
+_OTHER_TRUTHS = {
+    spelling: truth
+    for word, truth in {**_TRUTHS, "yes": True, "no": False, "on": True, "off": False}.items()
+    for spelling in (word, word.capitalize(), word.upper())
+    if spelling not in _TRUTHS
+}
 
 
 class UnusableYamlError(ValueError):
@@ -63,6 +70,17 @@ class WrittenFloat(float):
 
     def __str__(self) -> str:
         return self.written
+
+
+class WrittenTruth(str):
+    """A text that YAML 1.1 takes for a truth value, as the Spark conf has it.
+
+    Attributes:
+        truth: That value.
+    """
+
+    __slots__ = ("truth",)
+    truth: bool
 
 
 class Key(str):
@@ -121,7 +139,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_scalar_or_text(self, node: yaml.ScalarNode) -> Any:
-        return scalar(node.value) if node.style is None else node.value
+        found = scalar(node.value) if node.style is None else node.value
+        if node.style is None and found in _OTHER_TRUTHS:
+            truth = WrittenTruth(found)
+            truth.truth = _OTHER_TRUTHS[found]
+            return truth
+        return found
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         self.flatten_mapping(node)

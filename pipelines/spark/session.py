@@ -88,7 +88,9 @@ def spark_session(
     if not is_connected() or server_is_here():
         check_python()
         provide_java()
-        check_homes()
+        # It has started the JVM already, and a node may lack what the variables name.
+        if not under_spark_submit():
+            check_homes()
     if is_connected():
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         with activity("starting Spark"):

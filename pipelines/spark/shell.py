@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.errors import InputError
+from pipelines.spark.network import is_local
 from pipelines.spark.releases import installed_version
 
 PYTHON, JAVA, SPARK = "PYSPARK_PYTHON", "JAVA_HOME", "SPARK_HOME"
@@ -24,6 +25,7 @@ _AT_LAUNCH = (
 )
 """Variables that a JVM of Spark follows when it starts, those that few shells have first."""
 _SPARK_PYTHON = "spark.pyspark.python"
+_ARCHIVES = "spark.archives"
 _SECONDS = 120
 _ASK = "import sys; print('%d.%d' % sys.version_info[:2]); import pipelines, pyspark, pyarrow"
 _NO_WORKER = re.compile(
@@ -71,7 +73,10 @@ def executors_python(conf: Mapping[str, str]) -> str:
     Args:
         conf: Of the session, by whole keys.
     """
-    return conf.get(_SPARK_PYTHON) or os.environ.get(PYTHON) or sys.executable
+    python = conf.get(_SPARK_PYTHON) or os.environ.get(PYTHON) or sys.executable
+    # Executors on this machine work in folders of their own, in which archives are unpacked.
+    is_of_driver = is_local(conf) and "/" in python and not conf.get(_ARCHIVES)
+    return str(Path(python).absolute()) if is_of_driver else python
 
 
 def check_pythons(conf: Mapping[str, str], *, local: bool) -> None:
@@ -85,8 +90,7 @@ def check_pythons(conf: Mapping[str, str], *, local: bool) -> None:
         InputError: Naming the variable or the key.
     """
     python = executors_python(conf)
-    # An archive is unpacked where the executors are.
-    if not local or python == sys.executable or conf.get("spark.archives"):
+    if not local or python == sys.executable or conf.get(_ARCHIVES):
         return
     problem = _python_problem(python)
     if problem:
@@ -106,7 +110,8 @@ def _python_problem(python: str) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         return f"does not run ({getattr(error, 'strerror', None) or error})"
-    version, said = asked.stdout.strip(), asked.stderr.strip().splitlines() or ["no word of why"]
+    version = asked.stdout.strip().partition("\n")[0]
+    said = asked.stderr.strip().splitlines() or ["no word of why"]
     own = ".".join(map(str, sys.version_info[:2]))
     if not version:
         return f"does not run ({said[0]})"

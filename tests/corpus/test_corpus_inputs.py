@@ -221,3 +221,25 @@ def test_the_section_of_the_inputs_says_whether_links_are_followed(linked):
     assert stamps(parse({"mining": followed})) and input_stamps(
         parse({"embedding": followed}).embedding
     )
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels"])
+def test_links_out_of_a_retrieval_set_are_followed_only_if_settings_say_so(tmp_path, name):
+    folder, elsewhere = tmp_path / "set", tmp_path / "else"
+    for place in (folder, elsewhere):
+        (place / "qrels").mkdir(parents=True)
+        for file in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+            (place / file).write_text("")
+    assert len(files_of_set(str(folder))) == 3
+    (folder / name).rename(folder / "own")
+    (folder / name).symlink_to("own")
+    assert len(files_of_set(str(folder))) == 3
+    (folder / name).unlink()
+    (folder / name).symlink_to(elsewhere / name)
+    with pytest.raises(InputError, match=r"outside of .*set evaluation\.follow_links to true"):
+        files_of_set(str(folder))
+    assert len(files_of_set(str(folder), follow_links=True)) == 3
+    # A link that is named itself is what was meant.
+    (tmp_path / "dev.tsv").write_text("")
+    (elsewhere / "qrels" / "dev.tsv").symlink_to(tmp_path / "dev.tsv")
+    assert files_of_set(str(elsewhere / "qrels" / "dev.tsv"))

@@ -11,7 +11,7 @@ from range_cases import quarantined, read, texts
 from pipelines.corpus.readers.csv_dialect import Dialect
 from pipelines.corpus.readers.csv_parser import WRONG_QUOTES
 from pipelines.corpus.readers.inputs import find_files
-from pipelines.corpus.readers.sources import columns_in
+from pipelines.corpus.readers.sources import columns_in, read_rows
 from pipelines.corpus.readers.spark_rows import column_remedy
 from pipelines.embedding.inputs import input_stamps
 from pipelines.errors import InputError
@@ -89,6 +89,18 @@ def test_a_name_that_tells_of_tabs_is_believed(tmp_path):
     assert texts(read(tmp_path / "a.tsv", "csv", dialect=Dialect(";", "\\"))) == ['"a;b']
 
 
+@pytest.mark.parametrize("name, sign", [("a.csv", ","), ("a.tsv", "\t")])
+def test_two_columns_of_a_wanted_name_are_not_the_first_of_them(tmp_path, name, sign):
+    file = tmp_path / name
+    file.write_text(sign.join(["text", "other", "text"]) + "\n" + sign.join("abc") + "\n")
+    assert quarantined(read(file, "csv")) == [(0, "two columns `text`")]
+    # What is not read may be there as often as it likes.
+    assert texts(read(file, "csv", columns=("other",))) == ["b"]
+    titles = {"format": "csv", "pairs": "title", "title_column": "other"}
+    with pytest.raises(InputError, match=rf"{name} cannot be read \(two columns `text`\)"):
+        read_rows(None, parse({"corpus": {"inputs": [str(file)], **titles}}).corpus)
+
+
 @pytest.mark.parametrize(
     "section, given, expected",
     [
@@ -105,9 +117,11 @@ def test_settings_of_a_dialect(section, given, expected):
 
 @pytest.mark.parametrize("given", [";;", "", '"', "\n"])
 def test_what_is_no_separator_is_refused(given):
-    with pytest.raises(InputError, match="one character is wanted") as raised:
+    with pytest.raises(InputError, match=r"is no separator, write one character") as raised:
         parse({"corpus": {"csv_separator": given}})
     assert raised.value.key == "corpus.csv_separator"
+    with pytest.raises(InputError, match=r"^mining.csv_escape: `ab` is no escape, write one"):
+        parse({"mining": {"csv_escape": "ab"}})
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """A corpus of which most rows lack a usable value is refused, and one whose scores are equal."""
 
+import pyarrow as pa
 import pytest
 from corpus_runs import pairs_of, prepared, sentence, write_parquet
 
-from pipelines.corpus.dropped import check_dropped
+from pipelines.corpus.dropped import check_dropped, check_scores_differ
 from pipelines.corpus.funnel import ROWS, level_lines
 from pipelines.corpus.funnel_lines import check_some_left
 from pipelines.corpus.quarantine import check_quarantined
@@ -48,6 +49,14 @@ def test_too_many_rows_without_a_value_are_refused(spark, corpus, dropped, key, 
     assert remedy in raised.value.remedy
 
 
+def test_booleans_are_numbers_here_as_they_are_in_pairs(spark):
+    read = units(spark, "true", "False", "7", "yes")
+    with pytest.raises(InputError, match="such as `yes`"):
+        check_dropped(lines(160, {"no score": 64}), read, settings(SCORED))
+    with pytest.raises(InputError, match=r"the column goes from 0\.0 to 7\.0"):
+        check_dropped(lines(160, {"score out of range": 64}), read, settings(SCORED))
+
+
 @pytest.mark.parametrize(
     "corpus, rows, dropped",
     [
@@ -86,6 +95,27 @@ def test_scores_outside_of_their_range_and_equal_ones(spark, tmp_path):
     assert raised.value.key == "corpus.score_column"
     summary = prepared(spark, tmp_path, **corpus, score_column="score", score_range=[0, 5])
     assert len(pairs_of(summary)) == 60
+
+
+def test_each_source_has_scores_that_differ(spark, tmp_path):
+    rows = {
+        "source": [0, 0, 1, 1, 2, 2],
+        "score": [0.2, 0.9, 1.0, 1.0, None, None],
+        "candidate_scores": pa.array([None] * 6, pa.list_(pa.float32())),
+    }
+    path = tmp_path / "pairs.parquet"
+    write_parquet(path, **rows)
+    scored = settings(SCORED)
+    with pytest.raises(InputError, match="all 2 pairs for training of source b have the same"):
+        check_scores_differ(spark, path, [scored, scored, settings({})], ["a", "b", "c"])
+    listed = [[3.0, 3.0], [3.0, 3.0], [1.0, 2.0], [1.0, 2.0], None, None]
+    write_parquet(path, **rows | {"score": [None] * 6, "candidate_scores": listed})
+    margins = settings({"format": "csv", "pairs": "triplets", "score_columns": ["x", "y"]})
+    with pytest.raises(InputError, match="of source a have the same") as raised:
+        check_scores_differ(spark, path, [margins, margins, settings({})], ["a", "b", "c"])
+    assert raised.value.key == "corpus.score_columns"
+    # All scores of one source together.
+    check_scores_differ(spark, path, [margins], [])
 
 
 @pytest.mark.parametrize(

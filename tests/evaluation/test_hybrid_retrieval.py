@@ -5,8 +5,11 @@ import pytest
 from measured_sets import write_set
 
 from pipelines.errors import InputError
+from pipelines.evaluation.base import WHOLE, Form
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.metrics import ndcg_at
+from pipelines.evaluation.nearest import Neighbours, best_of
+from pipelines.evaluation.rankings import Rankings
 from pipelines.evaluation.sets import digest_sets, metric_named
 from pipelines.evaluation.snapshot import measure, read_snapshots, write_snapshots
 from pipelines.evaluation.stage import evaluate
@@ -107,3 +110,21 @@ def test_a_model_may_be_judged_by_what_it_is_with_words(spark, config) -> None:
     digests = digest_sets(spark, config)
     assert list(digests) == ["pumps", "pumps+bm25", "pumps@64", "pumps@64+bm25"]
     assert len(set(digests.values())) == 1
+
+
+def test_deeper_cut_offs_leave_the_first_ranks_as_search_has_them() -> None:
+    random, documents, queries = np.random.default_rng(2), 500, 3
+
+    def ranking(deepest: int) -> Neighbours:
+        ids = [random.permutation(documents)[:deepest] for _ in range(queries)]
+        scores = [np.sort(random.random(deepest))[::-1] for _ in range(queries)]
+        of = np.repeat(np.arange(queries), deepest)
+        return Neighbours(of, np.concatenate(ids), np.concatenate(scores))
+
+    deep = Rankings({WHOLE: ranking(300)}, ranking(300))
+    first = Rankings({WHOLE: best_of(deep.by_width[WHOLE], 100)}, best_of(deep.by_words, 100))
+    both = Form(hybrid=True)
+    usual, deeper = first.in_forms(100)[both], deep.in_forms(300)[both]
+    for query, found in deeper.items():
+        assert found[:100] == usual[query]
+        assert len({*found}) == 300

@@ -123,6 +123,18 @@ def test_nearly_equal_texts_count_as_they_do_for_exclude(spark, folder) -> None:
         assert counts(spark, alone)["users"][:2] == (4, seen)
 
 
+def test_one_text_that_is_like_both_of_a_pair_is_not_the_pair(spark, folder) -> None:
+    pairs = [("Two dogs run.", "Two dogs run."), (LONG.format("fridge"), LONG.format("shed"))]
+    lines = [{"sentence1": one, "sentence2": two, "score": len(one)} for one, two in pairs]
+    (folder / "sts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    alone = settings(folder, retrieval_sets=[])
+    write_pairs(folder, pair("two dogs run", "Here."), pair(LONG.format("cellar"), None))
+    assert counts(spark, alone)["sts"][:2] == (2, 0)
+    PreparedFolder.of(alone).corpus.overlap.unlink()
+    write_pairs(folder, pair("two dogs run", "Two dogs run!"))
+    assert counts(spark, alone)["sts"][:2] == (2, 1)
+
+
 def test_guards_and_labelled_pairs_are_looked_at_and_a_broken_set_is_left_out(
     spark, folder, caplog
 ) -> None:
@@ -154,6 +166,13 @@ def test_what_has_not_changed_is_not_matched_again(spark, folder) -> None:
     # Nor is it where there is nothing to compare with.
     prepare_overlap(settings(folder, retrieval_sets=[], similarity=[]), no_session)
     write_set(folder / "users", DOCUMENTS, QUERIES | {"q5": "A new one"}, QRELS)
+    with pytest.raises(AssertionError, match="Spark was started"):
+        prepare_overlap(config, no_session)
+    # Nor are the files of a glob, until there is one more.
+    config = settings(folder, retrieval_sets=[], similarity=[str(folder / "st*.jsonl")])
+    counts(spark, config)
+    prepare_overlap(config, no_session)
+    (folder / "sts-b.jsonl").write_bytes((folder / "sts.jsonl").read_bytes())
     with pytest.raises(AssertionError, match="Spark was started"):
         prepare_overlap(config, no_session)
 

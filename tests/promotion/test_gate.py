@@ -125,6 +125,7 @@ def judged(low: float, high: float, *, tolerance: float = 0.0, required: str = "
         (-2.0, -1.5, 1.0, "better", "promotion.required"),
         # Nobody would see it.
         (-2e-7, -1e-8, 0.0, "not_worse", None),
+        (1e-8, 2e-7, 0.0, "better", "promotion.required"),
     ],
 )
 def test_decides_on_the_interval(low, high, tolerance, required, key):

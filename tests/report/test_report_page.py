@@ -168,6 +168,17 @@ def test_a_difference_that_may_be_chance_is_not_judged(run, ends, verdict) -> No
     assert len(found) == (3 if verdict == "worse" else 0)
 
 
+def test_alarms_and_what_was_tested_stand_with_the_verdict(run) -> None:
+    figures = storage.read_json(run / "metrics.json")
+    ends = {"low": -2.6, "high": 0.1, "detectable": 1.8}
+    figures["interval"] = {"retrieval": {"mrr@10": ends}}
+    figures["sets"] = {"retrieval": {"evaluation": "retrieval", "role": "held_out"}}
+    storage.write_json(run / "metrics.json", figures | {"weight_change": 0.0})
+    page = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+    assert "ALARM: The weights did not move" in page
+    assert re.search(r'class="verdict cannot-be-told".*Tested: MRR@10 on retrieval', page)
+
+
 def test_one_line_and_losses_that_are_no_numbers(run) -> None:
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0]) | {"loss": float("nan")}
     storage.write_text(run / "metrics.jsonl", json.dumps(line) + "\n")

@@ -244,13 +244,26 @@ def test_what_held_out_pairs_lose_is_named_where_questions_gain() -> None:
     assert "Lost" not in gained.sentence
 
 
+START = {"model": {"step": 1, "start_share": 1.0}}
+
+
 def test_a_model_that_is_the_start_is_not_to_be_trained_longer() -> None:
     known = with_test(figures(a=("judged", 0.0, 0.0)), "a", p=1.0, differing=0)
     assert "where no queries differ" in verdict(known).sentence
-    found = verdict(known | {"model": {"step": 1, "start_share": 1.0}})
-    assert found.sentence.startswith("The model has the weights of the start")
+    found = verdict(known | START)
+    assert found.sentence.startswith("Nothing was trained: the encoder has the weights of the")
     assert "longer" not in str(found)
     assert "training.start_share" in found.next_step
+
+
+def test_words_beside_a_start_that_was_not_trained_may_be_better() -> None:
+    kept = {"weight_change": 0.0, "training": {"largest_loss": 0, "objectives": ["simcse"]}} | START
+    found = verdict(figures(a=("judged", 2.0, 1.0)) | kept)
+    assert (found.next_step, found.is_doubted) == ("It may be promoted.", False)
+    lost = verdict(figures(a=("judged", -2.0, 1.0)) | kept)
+    assert lost.next_step.startswith("Keep the start; set training.start_share below 1")
+    weighed = verdict(figures(a=("judged", 2.0, 1.0), b=("guard", -2.0, 1.0)) | kept)
+    assert weighed.next_step == "Weigh the loss before promoting it."
 
 
 @given(
@@ -292,6 +305,10 @@ def test_better_is_not_said_of_questions_that_were_trained_on_without_saying_so(
     found = verdict(guarded)
     assert "No guard shows a loss. 1,200 of 1,500 queries of a are among" in found.sentence
     assert found.is_doubted
+    # Which no promotion lets pass.
+    assert found.next_step.startswith("Before promoting it, judge it by questions that neither")
+    lost = verdict(figures(a=("judged", -2.0, 1.0)) | SEEN)
+    assert "(-3.00 to -1.00). 1,200 of 1,500 queries of a are among" in lost.sentence
 
 
 def test_what_has_chosen_the_checkpoint_decides_nothing_where_another_set_does() -> None:
@@ -300,6 +317,23 @@ def test_what_has_chosen_the_checkpoint_decides_nothing_where_another_set_does()
     assert "on a " not in found.sentence
     assert "Not counted: the checkpoint was chosen by a.ndcg@10" in found.sentence
     assert not found.is_doubted
+
+
+def test_a_set_that_is_too_small_does_not_stand_in_for_the_one_that_chose() -> None:
+    known = figures(a=("judged", 5.0, 1.0), b=("judged", 0.2, 1.0)) | CHOSEN
+    found = verdict(without_interval(known, "b", 60.2))
+    assert found.word == "better"
+    assert ", but the checkpoint was chosen by a.ndcg@10" in found.sentence
+    assert "Not judged" in found.sentence
+    assert found.is_doubted
+
+
+def test_what_has_chosen_the_checkpoint_gives_the_others_no_further_chance() -> None:
+    known = with_test(figures(a=("judged", 5.0, 1.0), b=("judged", 2.0, 1.0)), "a", p=1.0)
+    known = with_test(known, "b", p=0.03)
+    assert verdict(known).word == "cannot be told"
+    found = verdict(known | CHOSEN)
+    assert (found.word, "Holm" in found.tested) == ("better", False)
 
 
 def test_that_nobody_has_looked_is_said_of_a_gain() -> None:
@@ -317,6 +351,7 @@ def test_what_was_trained_on_is_said_of_too_few_questions_too() -> None:
     found = verdict(known | SEEN)
     assert found.sentence == "1,200 of 1,500 queries of a are among the training pairs."
     assert (found.word, found.is_doubted) == ("cannot be told", True)
+    assert found.next_step.startswith("Before promoting it, judge it by questions that neither")
 
 
 @pytest.mark.parametrize("known", [{}, figures(a=("judged", 2.0, 1.0))])

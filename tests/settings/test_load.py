@@ -271,6 +271,40 @@ def test_quotes_around_a_text_are_left_out():
     assert given.corpus.inputs == ("a,b #1.csv", "c")
 
 
+@pytest.mark.parametrize(
+    ("value", "inputs"),
+    [
+        ("a.csv,'b,c.csv'", ("a.csv", "b,c.csv")),
+        ("'24 data.csv", ("'24 data.csv",)),
+        ('"C:\\data",b', ('"C:\\data"', "b")),
+        ('"a" b', ('"a" b',)),
+        ("'", ("'",)),
+    ],
+)
+def test_quotes_that_enclose_no_item_are_a_part_of_it(value, inputs):
+    assert load(None, [f"corpus.inputs={value}"]).corpus.inputs == inputs
+
+
+@pytest.mark.parametrize("sign", ["\t", " "])
+def test_a_blank_of_the_command_line_is_a_text(sign):
+    assert load(None, [f"corpus.csv_separator={sign}"]).corpus.csv_separator == sign
+    assert load(None, ["corpus.csv_separator="]).corpus.csv_separator is None
+
+
+def test_the_spark_conf_of_a_file_takes_truth_values_in_all_spellings(tmp_path):
+    text = "spark: {a: yes, b: Off, c: TRUE, d: 'yes', e: y}\nstages: {train: {spark.x: No}}\n"
+    loaded = load_text(tmp_path, text)
+    assert loaded.spark.conf == {"a": "true", "b": "false", "c": "true", "d": "yes", "e": "y"}
+    assert loaded.stages.train == {"spark.x": "false"}
+    with pytest.raises(InputError, match=r"^lanes\.seed: `Yes` is no number, write one"):
+        load_text(tmp_path, "lanes: {seed: Yes}\n")
+
+
+def test_a_list_without_items_is_refused_with_its_form(tmp_path):
+    with pytest.raises(InputError, match=r"^corpus\.inputs: null .* is no list, write \[VALUE\]"):
+        load_text(tmp_path, "corpus:\n  inputs:\n")
+
+
 @pytest.mark.parametrize("value", ["[a #1.csv, b]", "[a] # b", "['a', b] #"])
 def test_a_list_of_the_command_line_has_no_comments(value):
     with pytest.raises(InputError, match=r"^corpus\.inputs: .* is not a YAML value, quote it"):
@@ -391,3 +425,19 @@ def test_the_home_of_a_table_is_found(monkeypatch, section):
     assert getattr(load(None, given), section).inputs == ("/home/somebody/pairs",)
     with pytest.raises(InputError, match=rf"^{section}\.inputs: .* names a variable"):
         load(None, [f"{section}.inputs=$DATA", f"{section}.format=delta"])
+
+
+def test_a_store_of_mlflow_and_the_spark_conf_know_no_home_or_variable(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    mlflow = ["tracking.trackers=mlflow"]
+    for given, uri in (
+        ("~/mlruns", "/home/somebody/mlruns"),
+        ("http://a:p$w@host/~x", "http://a:p$w@host/~x"),
+        ("databricks://one", "databricks://one"),
+    ):
+        assert load(None, [*mlflow, f"tracking.mlflow_uri={given}"]).tracking.mlflow_uri == uri
+    for given in ("$DATA/mlruns", "sqlite:///${DATA}/mlflow.db"):
+        with pytest.raises(InputError, match=r"^tracking\.mlflow_uri: .* names a variable"):
+            load(None, [*mlflow, f"tracking.mlflow_uri={given}"])
+    with pytest.raises(InputError, match=r"^spark\.local\.dir: `~/spark`: Spark does not replace"):
+        load(None, ["spark.local.dir=~/spark"])

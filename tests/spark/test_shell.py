@@ -55,7 +55,7 @@ def test_the_installed_spark_may_be_named(monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ("echo 2.7; exit 1", r"is Python 2\.7, and the driver's is 3\."),
+        ("echo 2.7; echo more; exit 1", r"is Python 2\.7, and the driver's is 3\."),
         ("echo 'no such version' >&2; exit 127", r"does not run \(no such version\)"),
         (
             f"echo {sys.version_info[0]}.{sys.version_info[1]}; echo 'No module x' >&2; exit 1",
@@ -87,6 +87,42 @@ def test_the_conf_names_the_python_of_executors_before_the_shell(monkeypatch):
     assert shell.executors_python({}) == "/shell/python"
     monkeypatch.delenv("PYSPARK_PYTHON")
     assert shell.executors_python({}) == sys.executable
+
+
+def test_executors_of_this_machine_find_a_python_that_is_named_from_the_drivers_folder(
+    monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYSPARK_PYTHON", "./venv/bin/python")
+    local = {"spark.master": "local-cluster[2,1,1024]"}
+    assert shell.executors_python(local) == f"{tmp_path}/venv/bin/python"
+    archive = {**local, "spark.archives": "venv.tar.gz#venv"}
+    assert shell.executors_python(archive) == "./venv/bin/python"
+    assert shell.executors_python({"spark.master": "yarn"}) == "./venv/bin/python"
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3")
+    assert shell.executors_python(local) == "python3"
+
+
+class Builder:
+    """Of a session that is there already."""
+
+    def __getattr__(self, name):
+        return lambda *_: self
+
+    def getOrCreate(self):  # noqa: N802 - PySpark's
+        return "session"
+
+
+def test_the_homes_of_a_node_are_no_matter_under_spark_submit(monkeypatch, tmp_path):
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    monkeypatch.setattr("pipelines.spark.session._is_running", lambda: False)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
+    for name in ("JAVA_HOME", "SPARK_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "gone"))
+    assert spark_session(Config(), "none") == "session"
 
 
 def failed(cause: str) -> None:

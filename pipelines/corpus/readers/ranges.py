@@ -5,7 +5,7 @@ Runs on executors, but for :func:`probe`, which the driver asks too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -124,12 +124,11 @@ def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> 
         if not (start and isinstance(error, WrongFileError)):
             yield quarantined_record(start, start, b"", "utf-8", error.reason)
         return
-    missing = _missing_column(probed, wanted)
-    if missing is not None:
+    has_header = probed.form.header is not None and probed.head and not wanted.as_rows
+    problem = column_problem(wanted.columns.names, probed.header) if has_header else None
+    if problem is not None:
         if not start:
-            yield quarantined_record(
-                0, 0, probed.head, probed.encoding.codec, f"no column `{missing}`"
-            )
+            yield quarantined_record(0, 0, probed.head, probed.encoding.codec, problem)
         return
     if probed.encoding.is_wide:
         if start:
@@ -143,10 +142,13 @@ def records_of(file: Location, start: int, stop: int | None, wanted: Wanted) -> 
         yield from probed.form.records(Reading(items, probed, wanted, start, stop))
 
 
-def _missing_column(probed: Probe, wanted: Wanted) -> str | None:
-    if wanted.as_rows or probed.form.header is None or not probed.head:
-        return None
-    return next((name for name in wanted.columns.names if name not in probed.header), None)
+def column_problem(names: Iterable[str], columns: Sequence[str]) -> str | None:
+    """Say which wanted column is not there, or is there twice; None where each is there once."""
+    for name in names:
+        count = columns.count(name)
+        if count != 1:
+            return f"two columns `{name}`" if count else f"no column `{name}`"
+    return None
 
 
 def _aligned(place: int, unit: int) -> int:

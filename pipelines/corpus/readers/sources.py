@@ -29,7 +29,7 @@ from pipelines.corpus.readers.inputs import (
     stamp_of,
     suffixes_of,
 )
-from pipelines.corpus.readers.ranges import FileRange, probe, read_tasks
+from pipelines.corpus.readers.ranges import FileRange, column_problem, probe, read_tasks
 from pipelines.corpus.readers.rows import ROW_DDL
 from pipelines.corpus.readers.spark_rows import (
     Names,
@@ -230,15 +230,13 @@ def _check_some_readable(
         except UnreadableError as error:
             first = first or (file, error.reason)
             continue
-        missing = [
-            name
-            for _, name in names
-            if columns is not None and column_of(name, columns) not in columns
-        ]
-        if not missing:
+        if columns is None:
             return
-        first = first or (file, f"no column `{missing[0]}`")
-        known.append((file, columns or ()))
+        problem = column_problem((column_of(name, columns) for _, name in names), columns)
+        if problem is None:
+            return
+        first = first or (file, problem)
+        known.append((file, columns))
     if first is not None:
         raise nothing_readable(first, known, names, key)
 
