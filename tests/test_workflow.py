@@ -17,9 +17,11 @@ from corpus_factory import small_config
 
 from pipelines import workflow
 from pipelines.cli import main
+from pipelines.corpus.readers import FORMATS
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.files.locks import held
 from pipelines.models.digest import CARD_FILE, digest_model
+from pipelines.preparation import check_prepared_folder
 from pipelines.settings.load import dump
 
 PYTHON_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
@@ -446,6 +448,22 @@ def test_a_folder_around_the_prepared_one_gives_no_file_of_it(tmp_path, given):
     corpus = config.corpus.model_copy(update={"inputs": (given.format(tmp_path),)})
     with pytest.raises(InputError, match=r"^prepared\.folder: .*/prepared holds the input "):
         workflow.prepare(config.model_copy(update={"corpus": corpus}))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_inputs_of_every_format_may_be_beside_the_prepared_folder(tmp_path, kind):
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "inputs" / "file.any").touch()
+    config = small_config(tmp_path / "prepared", engine="local")
+    given = {"format": kind, "inputs": (str(tmp_path / "inputs"),)}
+    config = config.model_copy(update={"corpus": config.corpus.model_copy(update=given)})
+    check_prepared_folder(config)
+    inside = {"inputs": (str(tmp_path / "prepared" / "texts"),)}
+    (tmp_path / "prepared" / "texts").mkdir(parents=True)
+    config = config.model_copy(update={"corpus": config.corpus.model_copy(update=inside)})
+    if kind not in ("table", "iceberg"):
+        with pytest.raises(InputError, match="holds"):
+            check_prepared_folder(config)
 
 
 def test_a_folder_with_other_files_is_refused_before_anything_is_prepared(tmp_path):

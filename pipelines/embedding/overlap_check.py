@@ -9,7 +9,7 @@ import glob
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from pipelines.corpus.readers import TABLE_FORMATS
+from pipelines.corpus.readers import FORMATS, TABLE_FORMATS
 from pipelines.corpus.readers.inputs import find_files, place_of
 from pipelines.corpus.readers.tables import delta_folder
 from pipelines.embedding.partitions import fixed_part
@@ -78,13 +78,13 @@ def check_outside(
     """
     real = folder.resolve()
     for name in given:
-        path = place_of(name, stores, key) if kind is None else _input_path(name, kind, stores)
+        path = place_of(name, stores, key) if kind is None else _corpus_path(name, kind, stores)
         if path is None:
             continue
         base = fixed_part(str(path), stores) if glob.has_magic(str(path)) else path
         _check_outside([path if path.exists() else base], real, folder, key)
         # A folder around it may have files in it.
-        are_files = kind is not None and TABLE_FORMATS.load(kind).files is not None
+        are_files = kind is not None and FORMATS.load(kind).files is not None
         if kind is not None and are_files and is_within(real, base.resolve()):
             _check_outside(find_files([name], kind, stores=stores), real, folder, key)
 
@@ -107,6 +107,13 @@ def _input_path(given: str, kind: str, stores: StorageSettings) -> Location | No
         return delta_folder(given)
     by_name = TABLE_FORMATS.load(kind).files is None
     return None if by_name else place_of(given, stores, INPUTS)
+
+
+def _corpus_path(given: str, kind: str, stores: StorageSettings) -> Location | None:
+    """The path of an input of any format; None for a table that is known by name only."""
+    if kind in TABLE_FORMATS:
+        return _input_path(given, kind, stores)
+    return place_of(given, stores, INPUTS)
 
 
 def _would_find(pattern: Location, base: Location, real: Location) -> bool:

@@ -94,7 +94,7 @@ def test_values_are_read_whatever_arrow_type_stores_them(spark, tmp_path):
     assert [row["group"] for row in times.collect()] == ["01:00:00.000000"]
     (row,) = read_rows(spark, corpus(tmp_path / "5.parquet")).collect()
     assert (row["text_0"], row["quarantined"]) == (None, None)
-    assert row["file"] == str(tmp_path / "5.parquet")
+    assert row["input"] == (tmp_path / "5.parquet").as_uri()
 
 
 def test_booleans_are_numbers_however_they_are_spelled(spark):
