@@ -33,7 +33,12 @@ def is_foreign(target: Location) -> bool:
 
 
 def _is_torn(line: str) -> bool:
-    return line.startswith("{")
+    """Whether it is the beginning of a line, which a whole line of another tool is not."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.startswith("{")
+    return False
 
 
 def _lines(target: Location) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, location
+from pipelines.files.ownership import MEASURED, is_ours
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.report.page_parts import drawn
@@ -43,11 +44,13 @@ def write_page(config: Config, runs: Sequence[str], output: str | None) -> Locat
         return drawn(lambda: write_comparison(folders, page))
     if folders:
         check_run(folders[0])
+        _check_own(KEY, folders[0], target)
         prepared = _prepared(folders[0], config.storage)
         return drawn(lambda: write_report(folders[0], prepared, target))
     folder = RunFolder.of(config).path
     if not folder.is_dir():
         raise InputError("run.folder", f"there is no {folder}", "run `train` first")
+    _check_own("run.folder", folder, target)
     return drawn(lambda: write_report(folder, PreparedFolder.of(config).path, target))
 
 
@@ -55,17 +58,34 @@ def _target(output: str, stores: StorageSettings) -> Location:
     target = _named(OUTPUT_KEY, output, stores)
     if target.is_dir():
         raise InputError(OUTPUT_KEY, f"{target} is a folder", "name a file in it")
-    if target.is_file() and not _is_page(target):
-        problem = f"{target} is no page of `report`, and would be replaced"
-        raise InputError(OUTPUT_KEY, problem, "name another file")
+    _check_page(OUTPUT_KEY, target)
     return target
 
 
+def _check_own(key: str, folder: Location, target: Location | None) -> None:
+    """Makes sure that the usual page of a folder is not the user's, if it is to be there."""
+    if target is None and not is_ours(folder, MEASURED):
+        _check_page(key, RunFolder(folder).report)
+
+
+def _check_page(key: str, file: Location) -> None:
+    if file.is_file() and not _is_page(file):
+        problem = f"{file} is no page of `report`, and would be replaced"
+        raise InputError(key, problem, "name another file")
+
+
 def _is_page(file: Location) -> bool:
-    """Whether this command has written a file; of earlier releases the style sheet tells."""
+    """Whether this command has written a file, or nobody has written anything into it.
+
+    Of earlier releases the style sheet tells.
+    """
     with file.open("rb") as opened:
         beginning = bytes(opened.read(_BEGINNING))
-    return b"sentence-pipelines" in beginning or b"pipelines/report/style.py" in beginning
+    return (
+        not beginning
+        or b"sentence-pipelines" in beginning
+        or b"pipelines/report/style.py" in beginning
+    )
 
 
 def _prepared(run: Location, stores: StorageSettings) -> Location:

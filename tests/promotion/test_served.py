@@ -152,6 +152,12 @@ def foreign_history(target: Path) -> Path:
     return target / "history.jsonl"
 
 
+def foreign_lines(target: Path) -> Path:
+    target.mkdir()
+    (target / "history.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    return target / "history.jsonl"
+
+
 def foreign_versions(target: Path) -> Path:
     target.mkdir()
     (target / "versions").write_text("1, 2, 3")
@@ -159,7 +165,8 @@ def foreign_versions(target: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "make", [foreign_current, foreign_current_above, foreign_history, foreign_versions]
+    "make",
+    [foreign_current, foreign_current_above, foreign_history, foreign_lines, foreign_versions],
 )
 def test_a_target_with_files_of_the_user_under_our_names_is_refused(tmp_path, make):
     target = tmp_path / "served"

@@ -12,11 +12,13 @@ from page_reader import read
 
 from pipelines import workflow
 from pipelines.cli import main
+from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.report.differences import differences
+from pipelines.report.pages import write_page
 from pipelines.report.recorded_runs import MOST_RUNS, read_runs, run_names
 from pipelines.report.runs_page import figure_groups, write_comparison
-from pipelines.settings.load import dump, load
+from pipelines.settings.load import dump, load, parse
 
 HEADINGS = ["Runs", "Figures", "Curves", "Settings", "Time", "Environment"]
 
@@ -93,6 +95,14 @@ def test_a_page_of_one_run_is_its_report(runs, tmp_path, capsys):
     assert main(["report", "one/first-run", "--output", "pages/one.html"]) == 0
     beside = [one for one in read(tmp_path / "pages/one.html").addresses if one[0] != "#"]
     assert beside == ["../one/first-run/model/", "../one/prepared/report.html"]
+
+
+def test_a_page_of_the_user_in_a_folder_that_is_no_runs_stays(tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("<html>mine</html>")
+    with pytest.raises(InputError, match=r"^run\.folder: .*report\.html is no page of `report`"):
+        write_page(parse({"run": {"folder": str(tmp_path)}}), (), None)
+    assert page.read_text() == "<html>mine</html>"
 
 
 def test_a_page_takes_the_place_of_a_page_alone(runs, tmp_path, capsys):
