@@ -49,7 +49,7 @@ _VALUES = """## Values
   `promotion.minimum`.
 - **A key stands once.** The job refuses a file that sets a key twice, and names both lines.
 - **Paths** may begin with `~`, your home. A path with `$NAME` or `${NAME}` is refused: let your
-  shell replace it.
+  shell replace it. Write whole paths in the section `spark`: Spark does not replace `~`.
 
 ## All settings
 """

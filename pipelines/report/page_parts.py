@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         "shown": shown,
     }
     page = templates.get_template(template).render(values)
-    if _TRIAL.get() is not None:
+    if _TRIAL.get():
         raise _DrawnError
     return page
 
@@ -95,7 +95,7 @@ def read_if_there(path: Location, reader: Callable[[Location], Value]) -> Value 
     read = _READ.get()
     if read is not None:
         read.add(path)
-    if path == _TRIAL.get() or not path.is_file():
+    if path in _TRIAL.get() or not path.is_file():
         return None
     try:
         return reader(path)
@@ -108,7 +108,7 @@ class _DrawnError(Exception):
 
 
 _READ: ContextVar[set[Location] | None] = ContextVar("records that were read", default=None)
-_TRIAL: ContextVar[Location | None] = ContextVar("a record that is left out", default=None)
+_TRIAL: ContextVar[frozenset[Location]] = ContextVar("records left out", default=frozenset())
 _SPOILED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
@@ -133,20 +133,37 @@ def drawn(draw: Callable[[], Value]) -> Value:
     except PipelineError:
         raise
     except (*_SPOILED, TemplateError) as error:
-        for path in sorted(read, key=str):
-            if path.is_file() and _can_be_drawn_without(path, draw):
-                raise DamagedFileError(str(path), f"{type(error).__name__}: {error}") from error
+        for left_out in _tries(read):
+            if _can_be_drawn_without(left_out, draw):
+                told = f"{type(error).__name__}: {error}"
+                raise DamagedFileError(str(left_out[-1]), told) from error
         raise
     finally:
         _READ.reset(token)
 
 
-def _can_be_drawn_without(path: Location, draw: Callable[[], object]) -> bool:
-    token = _TRIAL.set(path)
+def _tries(read: Collection[Location]) -> Iterator[list[Location]]:
+    """Which records to leave out: each alone, and, where several are damaged, ever more of them.
+
+    Args:
+        read: Grows meanwhile: without one record a page gets to the next.
+    """
+    for so_far in (False, True):
+        tried: list[Location] = []
+        while rest := sorted((path for path in read if path not in tried), key=str):
+            tried.append(rest[0])
+            if rest[0].is_file():
+                yield tried if so_far else rest[:1]
+
+
+def _can_be_drawn_without(left_out: Iterable[Location], draw: Callable[[], object]) -> bool:
+    token = _TRIAL.set(frozenset(left_out))
     try:
         draw()
     except _DrawnError:
         return True
+    except DamagedFileError:  # Another record is at fault too, and is named.
+        raise
     except Exception:  # noqa: BLE001 - as without it
         return False
     finally:

@@ -303,9 +303,9 @@ class TrainingSettings(Settings):
     @classmethod
     def _with_defaults_of_the_engine(cls, tree: Any) -> Any:
         """The least that an engine splits, where it cannot do without and nothing is asked for."""
-        if isinstance(tree, dict) and tree.get("engine") in _LEAST_SHARDING:
-            return {"sharding": _LEAST_SHARDING[tree["engine"]], **tree}
-        return tree
+        engine = tree.get("engine") if isinstance(tree, dict) else None
+        least = _LEAST_SHARDING.get(engine) if isinstance(engine, str) else None
+        return tree if least is None else {"sharding": least, **tree}
 
     def check_with(self, config: Config) -> None:
         """Refuses what the framework cannot do, and steps that workers cannot share."""

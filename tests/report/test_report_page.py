@@ -361,6 +361,14 @@ def test_a_record_that_was_altered_is_drawn_or_named(run, name) -> None:
     assert (run / "report.html").exists() == before
 
 
+def test_of_several_records_that_were_altered_one_is_named(run) -> None:
+    for name in ("samples.json", "jobs.json", "metrics.json"):
+        (run / name).write_text('["text"]')
+    with pytest.raises(DamagedFileError, match=r"^\S+\.json is damaged \("):
+        drawn(lambda: write_report(run, run.parent / "prepared", run / "page.html"))
+    assert not (run / "page.html").exists()
+
+
 def test_lines_and_a_funnel_that_were_altered_are_drawn_or_named(run) -> None:
     for path, text in [
         (run / "metrics.jsonl", '{"step": "x"}\n{"step": [1]}\n'),

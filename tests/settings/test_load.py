@@ -300,6 +300,11 @@ def test_the_spark_conf_of_a_file_takes_truth_values_in_all_spellings(tmp_path):
         load_text(tmp_path, "lanes: {seed: Yes}\n")
 
 
+def test_an_engine_that_is_a_list_is_no_text(tmp_path):
+    with pytest.raises(InputError, match=r"^training\.engine: `\['deepspeed'\]` does not fit"):
+        load_text(tmp_path, "training: {engine: [deepspeed]}\n")
+
+
 def test_a_list_without_items_is_refused_with_its_form(tmp_path):
     with pytest.raises(InputError, match=r"^corpus\.inputs: null .* is no list, write \[VALUE\]"):
         load_text(tmp_path, "corpus:\n  inputs:\n")
