@@ -159,6 +159,9 @@ def plain_column(column: pa.Array) -> pa.Array:
         return plain_column(column.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return plain_column(pc.run_end_decode(column))
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        # The library's own cast loses what follows an empty list.
+        return pa.array(column.to_pylist(), pa.large_list(kind.value_type))
     return column
 
 
@@ -190,16 +193,19 @@ def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of tables with the same columns.
 
     A column whose types differ between them has the values without their dictionaries; where that
-    is not enough, texts.
+    is not enough, lists of one type, or texts.
     """
     if all(table.schema.equals(tables[0].schema) for table in tables):
         return pa.concat_tables(tables)
     columns = {}
     for name in tables[0].column_names:
         chunks = [plain_column(chunk) for table in tables for chunk in table[name].chunks]
-        if len({chunk.type for chunk in chunks}) > 1:
-            chunks = [as_text(chunk) for chunk in chunks]
-        columns[name] = pa.chunked_array(chunks)
+        kinds = {chunk.type for chunk in chunks}
+        if len(kinds) > 1:
+            lists = type_for_spark(chunks[0].type) if all(map(is_list, kinds)) else None
+            chunks = [chunk.cast(lists) if lists else as_text(chunk) for chunk in chunks]
+        kind = chunks[0].type if chunks else plain_type(tables[0].schema.field(name).type)
+        columns[name] = pa.chunked_array(chunks, kind)
     return pa.table(columns)
 
 

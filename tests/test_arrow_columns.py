@@ -69,8 +69,9 @@ def test_lists_however_they_are_stored(kind) -> None:
     assert is_list_of_values(kind)
     assert not is_plain(kind)
     assert type_for_spark(kind) == pa.list_(pa.string())
-    column = pa.array([["a", "b"], None], kind)
-    assert column_for_spark(column).to_pylist() == [["a", "b"], None]
+    column = pa.array([["a", "b"], None, ["c", "d"]], kind)
+    assert column_for_spark(column).to_pylist() == column.to_pylist()
+    assert column_for_spark(column[1:]).to_pylist() == [None, ["c", "d"]]
     assert not is_list_of_values(pa.list_(kind))
 
 
@@ -105,3 +106,15 @@ def test_rows_of_files_whose_types_differ() -> None:
     assert found["text"].to_pylist() == TEXTS * len(tables)
     assert found["id"].to_pylist() == [1, 2, 3] * len(tables)
     assert concatenated(tables[3:4]).schema == tables[3].schema
+
+
+def test_lists_of_files_whose_types_differ() -> None:
+    kinds = (pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float32(), 2))
+    found = concatenated([pa.table({"x": pa.array([[1, 2]], kind)}) for kind in kinds])
+    assert found["x"].to_pylist() == [[1.0, 2.0]] * len(kinds)
+
+
+def test_no_rows_of_files_whose_types_differ() -> None:
+    kinds = (pa.string(), pa.large_string())
+    tables = [pa.table({"x": pa.chunked_array([], kind)}) for kind in kinds]
+    assert concatenated(tables).num_rows == 0

@@ -86,6 +86,7 @@ ATTENTIONS = (
 )
 """Implementations that `transformers` carries itself; other names are of kernels to download."""
 _COMPUTING: Known = {
+    "add_pooling_layer": anything,  # of a layer behind the embeddings
     "attn_implementation": one_of(*ATTENTIONS),
     "device_map": anything,
     "dtype": anything,
@@ -235,6 +236,7 @@ def tokenizer_arguments(home: Path, key: str = KEY) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    said = records.to_text(value).split()
-    told = " ".join(said)
+    told = " ".join(records.to_text(value).split())
+    if len(told) > _SHOWN and isinstance(value, Mapping):
+        told = f"a mapping of {', '.join(value)}"
     return told if len(told) <= _SHOWN else f"{told[:_SHOWN]}…"

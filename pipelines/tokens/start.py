@@ -23,6 +23,8 @@ from pipelines.tokens.model_files import MODULE_KEYS, check_keys
 if TYPE_CHECKING:
     from pipelines.models.architecture import Architecture
 
+LIBRARY = "sentence_transformers"
+"""The package of the modules that are known."""
 MODULES_FILE = "modules.json"
 """What a sentence-transformers folder is made of."""
 WITHOUT_LAYERS = "static"
@@ -99,14 +101,14 @@ def folder_modules(folder: Path) -> list[tuple[str, str]]:
     path = folder / MODULES_FILE
     modules: list[_Module] = records.read(path, list[_Module]) if path.is_file() else []
     for module in modules:
-        check_keys(path, module, MODULE_KEYS)
-        code = folder / f"{module['type'].partition('.')[0]}.py"
-        if code.is_file():
+        package, *_ = module["type"].split(".")
+        if package != LIBRARY:
             raise InputError(
                 "encoder.start",
-                f"{path} names {module['type']}, a module of {code.name} that is never run",
+                f"{path} names {module['type']}, a module of {package} that is never run",
                 "name a model of modules of sentence-transformers",
             )
+        check_keys(path, module, MODULE_KEYS)
         place = PurePosixPath(module["path"])
         if place.is_absolute() or ".." in place.parts:
             raise InputError(

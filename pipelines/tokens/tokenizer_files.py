@@ -9,7 +9,9 @@ file that says it all.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +31,8 @@ from pipelines.tokens.model_files import (
     tokenizer_arguments,
 )
 
+logger = logging.getLogger(__name__)
+
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
@@ -43,9 +47,18 @@ _WORD_PIECES = (
     *("LayoutLM", "Lxmert", "Splinter", "RetriBert", "DPRQuestionEncoder", "DPRContextEncoder"),
 )
 """Classes that make BERT's normaliser anew from their options."""
+_OTHER_ENDS = ("MPNet", "Funnel", "Splinter")
+"""Those of them that put other tokens around a text than BERT's."""
 _BYTE_PAIRS = ("Roberta", "GPT2", "Longformer", "Bart")
 _SENTENCE_PIECES = ("XLMRoberta", "Camembert")
 _REBUILT = (*_WORD_PIECES, *_BYTE_PAIRS, *_SENTENCE_PIECES)
+_STEPS: Mapping[str, Mapping[str, bool]] = {
+    "Albert": {"Lowercase": True, "StripAccents": True},
+    "RemBert": {"Lowercase": False, "StripAccents": False},
+    "XLNet": {"Lowercase": False},
+    "DebertaV2": {"Lowercase": False},
+}
+"""Steps of a normaliser that further classes make by options, and whether they do by default."""
 _CLASSES = {
     "bert": "Bert",
     "distilbert": "DistilBert",
@@ -54,6 +67,10 @@ _CLASSES = {
     "roberta": "Roberta",
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
+    "albert": "Albert",
+    "rembert": "RemBert",
+    "xlnet": "XLNet",
+    "deberta-v2": "DebertaV2",
 }
 """By the type of a model whose tokenizer tells no class."""
 _LETTERS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
@@ -68,10 +85,14 @@ _KNOWN: Known = {
     "model_max_length": length,
     "max_len": length,
     "truncation_side": one_of("right"),
+    "clean_text": one_of(True),
     "do_basic_tokenize": one_of(True),
     "split_special_tokens": one_of(False),
     "fix_mistral_regex": one_of(False),
     "never_split": nothing,
+    "split_by_punct": one_of(False),
+    "vocab_type": one_of("spm"),
+    "wordpieces_prefix": one_of("##"),
     "sp_model_kwargs": nothing,
     "add_prefix_space": flag,
     "add_bos_token": flag,
@@ -137,10 +158,14 @@ def applied(tokenizer: Tokenizer, home: Path, options: Mapping[str, Any], key: s
     """
     kind = tokenizer_class(home, options)
     parts = json.loads(tokenizer.to_str())
+    if _is_misnamed(parts, kind):
+        _warn_of_class(str(home), kind)
+        kind = ""
     if kind in _WORD_PIECES:
         _make_letters(tokenizer, parts, home, options, key)
     elif kind in _REBUILT:
         _check_rebuilt(parts, home, kind, key)
+    _check_steps(parts, home, kind, options, key)
     _check_prefix(parts, home, kind, options, key)
     if options.get("add_bos_token") and not _special(parts):
         _refuse(key, home, f"{CONFIG_FILE} sets `add_bos_token`, and {TOKENIZER_FILE} adds none")
@@ -162,7 +187,11 @@ def check_word_pieces(home: Path, options: Mapping[str, Any], key: str) -> None:
         InputError: With the setting.
     """
     kind = tokenizer_class(home, options)
-    if kind not in (*_WORD_PIECES, "", "PreTrained"):
+    told = (options.get(f"{name}_token") for name in ("cls", "sep", "unk"))
+    named = {value["content"] if isinstance(value, Mapping) else value for value in told}
+    is_bert = kind in (*_WORD_PIECES, "", "PreTrained") and kind not in _OTHER_ENDS
+    if not is_bert or named - {"[CLS]", "[SEP]", "[UNK]", None}:
+        kind = kind or "PreTrained"
         raise InputError(
             key,
             f"the tokenizer in {home} is a {kind}Tokenizer without {TOKENIZER_FILE}",
@@ -195,8 +224,9 @@ def written_options(tokenizer: Tokenizer, options: Mapping[str, Any], kind: str)
     if kind in _WORD_PIECES and isinstance(found, normalizers.BertNormalizer):
         told = (found.lowercase, found.strip_accents, found.handle_chinese_chars)
         return kept | dict(zip(_LETTERS, told, strict=True))
-    if "Lowercase" in _kinds(json.loads(tokenizer.to_str())["normalizer"]):
-        # Other classes would leave the step out.
+    parts = json.loads(tokenizer.to_str())
+    if "Lowercase" in _kinds(parts["normalizer"]) or _is_misnamed(parts, kind):
+        # Other classes would leave the step out, or make another model.
         kept["tokenizer_class"] = PLAIN_CLASS
     return kept
 
@@ -231,6 +261,26 @@ def _make_letters(
     )
 
 
+def _is_misnamed(parts: Mapping[str, Any], kind: str) -> bool:
+    """Whether a class of WordPiece stands beside a vocabulary of SentencePiece.
+
+    BERT models with the vocabulary of XLM-RoBERTa are saved so: paraphrase-multilingual-MiniLM-L12
+    and what is trained of it. They learnt from tokenizer.json as it is: before release 5,
+    transformers changed nothing of it.
+    """
+    return kind in _WORD_PIECES and parts["model"].get("type") == "Unigram"
+
+
+@lru_cache(maxsize=64)
+def _warn_of_class(home: str, kind: str) -> None:
+    """Say once in a process that a class is not that of its tokenizer."""
+    logger.warning(
+        "%s has SentencePiece tokens in %s: they are read as they are there, and not by %sTokenizer"
+        " (transformers 5 does, and makes most words unknown)",
+        *(home, TOKENIZER_FILE, kind),
+    )
+
+
 def _check_rebuilt(parts: Mapping[str, Any], home: Path, kind: str, key: str) -> None:
     """Refuse what a class that makes its tokenizer anew would leave out of tokenizer.json."""
     expected = "BPE" if kind in _BYTE_PAIRS else "Unigram"
@@ -240,6 +290,21 @@ def _check_rebuilt(parts: Mapping[str, Any], home: Path, kind: str, key: str) ->
     letters = {"Lowercase", "StripAccents", "BertNormalizer"} & {*_kinds(parts["normalizer"])}
     if letters:
         _refuse(key, home, f"{kind}Tokenizer leaves {min(letters)} of {TOKENIZER_FILE} out")
+
+
+def _check_steps(
+    parts: Mapping[str, Any], home: Path, kind: str, options: Mapping[str, Any], key: str
+) -> None:
+    """Refuse options of letters that ask for other steps than tokenizer.json has."""
+    told = {"Lowercase": options.get("do_lower_case")}
+    if options.get("keep_accents") is not None:
+        told["StripAccents"] = not options["keep_accents"]
+    names = {"Lowercase": "do_lower_case", "StripAccents": "keep_accents"}
+    steps = _kinds(parts["normalizer"])
+    for step, default in _STEPS.get(kind, {}).items():
+        asked = told.get(step)
+        if (default if asked is None else asked) != (step in steps):
+            _refuse(key, home, f"`{names[step]}` of {CONFIG_FILE} differs from {TOKENIZER_FILE}")
 
 
 def _check_prefix(
@@ -268,9 +333,11 @@ def _add_tokens(
             flags = {name: bool(told.get(name)) for name in _FLAGS}
             tokenizer.add_special_tokens([AddedToken(content, special=True, **flags)])
     decoder = _decoder(options)
-    for number, told in {**_added(home), **decoder}.items():
+    for number, told in sorted((decoder or _added(home)).items()):
         content = told["content"]
-        if tokenizer.token_to_id(content) != number or not (content in known or content in named):
+        if content not in known and content not in named:
+            tokenizer.add_tokens([_token(told)])
+        if tokenizer.token_to_id(content) != number:
             _refuse(key, home, f"{TOKENIZER_FILE} lacks the added token {content} ({number})")
         token = known.get(content)
         if token and any(told.get(name, False) != getattr(token, name) for name in _flags(told)):
@@ -310,7 +377,9 @@ def _named_tokens(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Contents of the special tokens that the files name, with how they are found."""
     path = home / SPECIAL_TOKENS_FILE
-    further = records.read_object(path) if path.is_file() else {}
+    # The library reads the older files only where the newer one does not list all tokens.
+    is_read = path.is_file() and not options.get("added_tokens_decoder")
+    further = records.read_object(path) if is_read else {}
     for source in (options, further):
         values = [source[name] for name in _named(source)]
         for name in (*_MORE_TOKENS, "model_specific_special_tokens"):
@@ -334,6 +403,11 @@ def _decoder(options: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     return {
         int(number): told for number, told in (options.get("added_tokens_decoder") or {}).items()
     }
+
+
+def _token(told: Mapping[str, Any]) -> AddedToken:
+    """A token as the library adds it, with the defaults of what is not told."""
+    return AddedToken(**{name: value for name, value in told.items() if name != "__type"})
 
 
 def _flags(told: Mapping[str, Any]) -> Sequence[str]:

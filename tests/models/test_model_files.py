@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 from tiny_checkpoints import FAMILIES, write_sentence_folder
+from tokenizers import Tokenizer, models, normalizers
 from transformers import XLMRobertaTokenizer
 
 from pipelines.embedding.options import embedding_options
@@ -16,6 +17,7 @@ from pipelines.models.folder import check_start, read_encoder, start_encoder, wr
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.weights import load_weights, save_weights
 from pipelines.settings.load import parse
+from pipelines.tokens.tokenizer_files import applied, check_word_pieces
 from pipelines.tokens.vocabulary import changed_tokenizer, copy_tokenizer
 
 LONG = "the arguments of a function " * 20
@@ -90,6 +92,22 @@ def keep_vocabulary_alone(folder):
     edit(folder / TOKENIZER, strip_accents=False)
 
 
+def name_a_word(folder):
+    words = storage.read_json(folder / "tokenizer.json")["model"]["vocab"]
+    edit(folder / "added_tokens.json", list=words["list"])
+
+
+def list_tokens(folder):
+    """Lists all tokens in the newer file, and one that tokenizer.json does not find in texts."""
+    tokenizer = storage.read_json(folder / "tokenizer.json")
+    tokens = {str(token.pop("id")): token for token in tokenizer["added_tokens"]}
+    plain = {**next(iter(tokens.values())), "content": "list", "special": False}
+    tokens[str(tokenizer["model"]["vocab"]["list"])] = plain
+    edit(folder / TOKENIZER, added_tokens_decoder=tokens)
+    # Which is read in its place.
+    edit(folder / "added_tokens.json", elsewhere=900)
+
+
 def setting(name, **changes):
     def change(folder):
         edit(folder / name, **changes)
@@ -124,7 +142,13 @@ HONOURED = {
     ),
     "default_prompt_name": setting(PROMPTS, prompts={"a": "A list: "}, default_prompt_name="a"),
     "a mask that one file names": forget_mask,
+    "a word that another file names": name_a_word,
+    "a list of tokens with one more": list_tokens,
     "vocab.txt": keep_vocabulary_alone,
+    "defaults that no release acts on": setting(
+        TOKENIZER, clean_text=True, wordpieces_prefix="##", extra_special_tokens={}
+    ),
+    "add_pooling_layer": setting(LENGTH, model_kwargs={"add_pooling_layer": False}),
     "auto_map": setting(TOKENIZER, auto_map={"AutoTokenizer": ["code.Slow", "code.Fast"]}),
 }
 
@@ -179,11 +203,22 @@ def hand_over(folder):
     storage.write_json(folder / "modules.json", modules)
 
 
-def bring_code(folder):
+def name_another_package(folder):
     modules = storage.read_json(folder / "modules.json")
-    modules[0]["type"] = "custom.Transformer"
+    modules[0] |= {"type": "custom.Transformer", "kwargs": ["task"]}
     storage.write_json(folder / "modules.json", modules)
+
+
+def bring_code(folder):
+    name_another_package(folder)
     (folder / "custom.py").write_text("raise SystemExit('ran')\n", encoding="utf-8")
+
+
+def in_messages(folder):
+    """As sentence-transformers saves a decoder with a chat template."""
+    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
+    ways = {"text": forward, "message": {**forward, "format": "flat"}}
+    edit(folder / LENGTH, modality_config=ways, module_output_name="token_embeddings")
 
 
 REFUSED = [
@@ -204,7 +239,9 @@ REFUSED = [
     (setting(PROMPTS, some_key=1), "some_key"),
     (setting(POOLING, some_key=1), "some_key"),
     (hand_over, "kwargs"),
-    (bring_code, "custom.Transformer, a module of custom.py that is never run"),
+    (in_messages, "`modality_config` to a mapping of text, message"),
+    (name_another_package, "custom.Transformer, a module of custom that is never run"),
+    (bring_code, "custom.Transformer, a module of custom that is never run"),
     (setting("adapter_config.json", peft_type="LORA"), "adapter_config.json"),
     (setting("config.json", attn_implementation="org/kernel"), "attn_implementation: org/kernel"),
     (setting("config.json", pad_token_id=10**9), "pad_token_id"),
@@ -218,9 +255,10 @@ REFUSED = [
     (setting(TOKENIZER, tokenizer_class="RobertaTokenizer"), "RobertaTokenizer makes other"),
     (setting(TOKENIZER, pad_token="<pad>"), "no token <pad>"),
     (setting(TOKENIZER, additional_special_tokens=["[NEW]"]), r"no token \[NEW\]"),
-    (setting("added_tokens.json", **{"ferry-pier": 600}), "added token ferry-pier"),
+    (setting("added_tokens.json", **{"ferry-pier": 600}), "a tokenizer of 601 tokens"),
+    (setting("added_tokens.json", **{"ferry-pier": 700}), "added token ferry-pier"),
     (
-        setting(TOKENIZER, added_tokens_decoder={"600": {"content": "e4712", "special": False}}),
+        setting(TOKENIZER, added_tokens_decoder={"700": {"content": "e4712", "special": False}}),
         "added token e4712",
     ),
     (swap_words, "vocab.txt and tokenizer.json are of two tokenizers"),
@@ -288,6 +326,55 @@ def test_another_similarity_is_told(folder, caplog):
     edit(folder / PROMPTS, similarity_fn_name="dot")
     load_embedder(folder)
     assert "compares embeddings by dot: here it is by cosine" in caplog.text
+
+
+@pytest.mark.parametrize("named", ["BertTokenizer", None])
+def test_sentence_pieces_of_a_bert_are_read_as_they_are(tmp_path, caplog, named):
+    folder = write_sentence_folder(tmp_path / "start", FAMILIES["bert"])
+    (folder / TOKENIZER).unlink()
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefghilmnoprstuv", *"ABCDEFG", "<mask>"]
+    XLMRobertaTokenizer(vocab=[(piece, -1.0) for piece in pieces]).save_pretrained(folder)
+    edit(folder / LENGTH, max_seq_length=24)
+    texts = ["The Model reads", "ABC abc", "<mask> A </s> b"]
+    expected = SentenceTransformer(str(folder), device="cpu").encode(texts)
+    # As paraphrase-multilingual-MiniLM-L12-v2 has it, and what is trained of it.
+    edit(folder / TOKENIZER, tokenizer_class=named, do_lower_case=True, strip_accents=None)
+    assert cosines(load_embedder(folder)(texts), expected).min() > 0.9999
+    assert "has SentencePiece tokens in tokenizer.json" in caplog.text
+    spec, weights = read_encoder(folder)
+    (tmp_path / "tokenizer").mkdir()
+    copy_tokenizer(folder, tmp_path / "tokenizer", spec.max_length)
+    write_encoder(tmp_path / "out", spec, weights, tmp_path / "tokenizer", "")
+    written = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
+    assert cosines(written, expected).min() > 0.9999
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"do_lower_case": False}, "do_lower_case"),
+        ({"keep_accents": True}, "keep_accents"),
+        ({}, None),
+    ],
+)
+def test_letters_of_a_class_that_makes_other_steps(tmp_path, options, named):
+    tokenizer = Tokenizer(models.Unigram([("<unk>", -1.0), ("a", -1.0)], 0))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    )
+    options = {"tokenizer_class": "AlbertTokenizer", **options}
+    if named is None:
+        applied(tokenizer, tmp_path, options, "encoder.start")
+        return
+    with pytest.raises(InputError, match=f"`{named}` of tokenizer_config.json differs"):
+        applied(tokenizer, tmp_path, options, "encoder.start")
+
+
+def test_a_vocabulary_alone_is_of_bert(tmp_path):
+    check_word_pieces(tmp_path, {"cls_token": {"content": "[CLS]"}, "mask_token": "x"}, "key")
+    for options in ({"tokenizer_class": "MPNetTokenizer"}, {"cls_token": "<s>"}):
+        with pytest.raises(InputError, match=r"Tokenizer without tokenizer\.json"):
+            check_word_pieces(tmp_path, options, "key")
 
 
 def test_lower_case_of_a_tokenizer_of_sentence_pieces(tmp_path):
