@@ -27,6 +27,7 @@ from pipelines.model_card.card import write_card
 from pipelines.models.folder import check_start
 from pipelines.pretraining.start import check_objective
 from pipelines.progress import activity, job
+from pipelines.progress.display import SHORT_SECONDS
 from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
 from pipelines.runs.attempts import fenced
@@ -243,8 +244,7 @@ def report(config: Config, runs: Sequence[str] = (), output: str | None = None) 
 
     for module in REPORT:
         check_installed("report", module, where=DRIVER)
-    with activity("drawing the report"):
-        return write_page(config, runs, output)
+    return write_page(config, runs, output)
 
 
 def draw_report(config: Config) -> Location | None:
@@ -262,21 +262,22 @@ def promote(config: Config) -> Promotion:
         PromotionRefused: It is worse; what is in service has not changed.
     """
     target = location(config.promotion.target or "", config.storage).absolute()
-    with activity("promoting", detail=running_tasks), named_when_full("promotion.target", target):
+    shown = activity("promoting", detail=running_tasks, quiet=SHORT_SECONDS)
+    with shown, named_when_full("promotion.target", target):
         return stage.promote(config)
 
 
 @file_failures("rolling back")
 def roll_back(config: Config, to: str | None = None) -> Location:
     """Puts the model that was in service before, or the version ``to``, back in service."""
-    with activity("rolling back"):
+    with activity("rolling back", quiet=SHORT_SECONDS):
         return stage.roll_back(config, to)
 
 
 @file_failures("removing runs")
 def clean(config: Config) -> Cleaned:
     """Removes old runs beside ``run.folder``; ``run.keep`` says how many stay."""
-    with activity("removing runs"):
+    with activity("removing runs", quiet=SHORT_SECONDS):
         return remove_old_runs(config, stage.kept_runs(config))
 
 
@@ -409,7 +410,7 @@ def search(
     """
     if indexed:
         check_installed("--index", "usearch")
-    with activity("searching", detail=running_tasks):
+    with activity("searching", detail=running_tasks, quiet=SHORT_SECONDS):
         return _search(config, queries, k, indexed=indexed, hybrid=hybrid)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.cli import main
 from pipelines.errors import printable
 from pipelines.progress import (
     MessageHandler,
@@ -68,6 +69,26 @@ def test_lines_go_on_with_what_is_done_by_then(capsys, impatient):
     assert lines[0] == "corpus"
     assert lines[1].startswith("corpus: pairs, 1 of 9 tasks")
     assert lines[2].startswith("corpus: pairs, 2 of 9 tasks")
+
+
+def test_a_short_command_is_silent_until_it_turns_out_to_be_long(capsys, impatient):
+    with activity("searching", quiet=60):
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+    with activity("searching", quiet=0.05):
+        assert _lines_until(capsys, lambda lines: len(lines) >= 1)[0] == "searching"
+
+
+@pytest.mark.parametrize("command", ["promote", "rollback", "search"])
+def test_what_is_refused_at_once_is_one_line(command, tmp_path, capsys):
+    nowhere = tmp_path / "nowhere"
+    keys = ("promotion.target", "run.folder", "embedding.output")
+    settings = [f"{key}={nowhere}" for key in keys]
+    asked = ["--query", "a"] if command == "search" else []
+    given = [part for setting in settings for part in ("--set", setting)]
+    assert main([command, *asked, *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
 
 
 def test_work_that_stands_still_says_so(capsys, impatient):

@@ -74,7 +74,7 @@ def test_what_the_system_says_of_a_folder_is_one_line(tmp_path, job):
 
 @pytest.mark.parametrize("job", ["train", "run"])
 def test_a_library_that_is_missing_is_told_before_spark_starts(tmp_path, monkeypatch, job):
-    monkeypatch.setattr("pipelines.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("pipelines.engines.horovod.engine.is_installed", lambda name: False)
     config = small_config(tmp_path, engine="horovod", framework="torch", workers=1)
     run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
     with pytest.raises(EngineUnavailable, match=r"^training\.engine: horovod is not installed, "):

@@ -108,7 +108,7 @@ def signs_of(observed: Mapping[str, Observed]) -> dict[str, dict[str, float]]:
     for name, found in observed.items():
         if isinstance(found, Retrieved) and len(found.queries.ids) >= _FEWEST_TEXTS:
             signs[name] = embedding_signs(found.queries.embeddings)
-        elif isinstance(found, Compared):
+        elif isinstance(found, Compared) and len(found.cosines) >= _FEWEST_TEXTS:
             signs[name] = {"deviation": float(found.cosines.std())}
     return signs
 

@@ -5,6 +5,7 @@ that has begun; what the stages show by themselves otherwise is then a part of t
 
 Where output is not a terminal (a log of a scheduler, a file) a line says what begins, and further
 lines follow after 30 seconds, then ever more rarely: a job of ten hours writes some hundred.
+Commands that are mostly short say nothing in their first five seconds.
 """
 
 from pipelines.progress.messages import MessageHandler, say

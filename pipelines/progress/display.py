@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 30.0
 """The shortest time between two lines about the same work."""
+SHORT_SECONDS = 5.0
+"""Commands that mostly end within it, or refuse something, say nothing before."""
 LINES_PER_DOUBLING = 20
 """The longer work takes, the further its lines are apart: a twentieth of the elapsed time."""
 _TICK_SECONDS = 1.0
@@ -120,8 +122,11 @@ class Display:
     def tell(self) -> None:
         """Prints a line, where there is no screen."""
         with self._lock:
-            line, before = self.line_of(self._work), self._told
-            self._told = time.monotonic()
+            work, now = self._work, time.monotonic()
+            if work is not None and now - work.began < work.quiet:
+                return
+            line, before = self.line_of(work), self._told
+            self._told = now
             # Work often begins with the job that it is the first part of.
             is_new = line != self._line or self._told - before >= _TICK_SECONDS
             self._line = line
@@ -143,7 +148,8 @@ class Display:
             self.refresh()
             self._bar.refresh()
             now = time.monotonic()
-            if now - self._told >= line_interval(now - work.began):
+            is_first = bool(work.quiet) and not self._line
+            if is_first or now - self._told >= line_interval(now - work.began):
                 self.tell()
 
 

@@ -23,9 +23,11 @@ class Work(ABC):
         total: Its amount; None where that is not known.
         done: Amount that is done.
         stays: Whether it is left on the screen at its end, where it is shown by itself.
+        quiet: Seconds before its first line, where there is no screen.
     """
 
     stays = False
+    quiet = 0.0
 
     def __init__(self, name: str, total: int | None, done: int) -> None:
         self.name, self.total, self.done = name, total, done
@@ -119,10 +121,12 @@ class Activity(Work):
         name: Of the work.
         part: The first part of it.
         detail: Called every second for the state of the work; may return an empty string.
+        quiet: Seconds before its first line, where there is no screen.
     """
 
-    def __init__(self, name: str, part: str, detail: Callable[[], str]) -> None:
+    def __init__(self, name: str, part: str, detail: Callable[[], str], quiet: float) -> None:
         super().__init__(name, None, 0)
+        self.quiet = quiet
         self._part, self._detail, self._found = part, detail, ""
 
     def turn_to(self, part: str) -> None:
@@ -180,19 +184,22 @@ def job(
 
 
 @contextmanager
-def activity(name: str, part: str = "", detail: Callable[[], str] = str) -> Iterator[None]:
+def activity(
+    name: str, part: str = "", detail: Callable[[], str] = str, *, quiet: float = 0.0
+) -> Iterator[None]:
     """Shows an activity while a block runs; within another activity, as a part of that.
 
     Args:
         name: Of the work.
         part: The first part of it; see :func:`next_part`.
         detail: Called every second, on a thread, for the state of the work.
+        quiet: Seconds before its first line, where there is no screen.
     """
     if _CURRENT.get() is not None:
         next_part(name)
         yield
         return
-    shown = Activity(name, part, detail)
+    shown = Activity(name, part, detail, quiet)
     token = _CURRENT.set(shown)
     try:
         with shown:

@@ -307,7 +307,7 @@ def _worse_than_start(run: RunFolder) -> list[Doubt]:
     told = records.built(run.metrics, verdict)
     if told is None or told.word != WORSE:
         return []
-    return [Doubt(WORSE_THAN_START, str(told))]
+    return [Doubt(WORSE_THAN_START, f"{told.sentence} {told.next_step}")]
 
 
 def _record(

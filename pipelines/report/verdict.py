@@ -269,12 +269,18 @@ def _next_step(
 def _how_many(lines: Sequence[Comparison]) -> str:
     """How many items of the same spread show a difference of one point, where that are more.
 
-    The smallest difference to be shown falls with the root of their number.
+    The smallest difference to be shown falls with the root of their number, or of their groups'.
     """
-    wanted = max(
-        (line.items * line.interval.detectable**2 for line in lines if line.interval), default=0.0
-    )
-    if wanted <= max((line.items for line in lines), default=0):
+    line = max(lines, key=_wanted, default=None)
+    interval = None if line is None else line.interval
+    if line is None or interval is None or _wanted(line) <= max(one.items for one in lines):
         return ""
-    digits = max(len(str(round(wanted))) - 2, 0)
-    return f"; about {round(round(wanted), -digits):,} show a difference of one point"
+    most = _wanted(line)
+    groups = round((interval.groups or 0) * interval.detectable**2)
+    digits = max(len(str(round(most))) - 2, 0)
+    of = f" in {groups:,} groups" if groups else ""
+    return f"; about {round(round(most), -digits):,}{of} show a difference of one point"
+
+
+def _wanted(line: Comparison) -> float:
+    return 0.0 if line.interval is None else line.items * line.interval.detectable**2

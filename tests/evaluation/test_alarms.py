@@ -123,6 +123,8 @@ def test_scores_that_are_constant(spread, raised) -> None:
     cosines = 0.7 + spread * np.linspace(-1, 1, 20)
     found = signs_of({"sts": Compared(np.arange(20), cosines, np.linspace(0, 1, 20))})
     assert names({"signs": {"after": found}}) == ["constant_scores"] * raised
+    # Two of a few pairs may have the same cosine.
+    assert signs_of({"sts": Compared(np.arange(4), cosines[:4], np.arange(4.0))}) == {}
 
 
 def overlap(seen: int, items: int = 1500, of: str = "queries") -> dict:

@@ -58,6 +58,7 @@ def test_a_destroyed_model_is_not_the_first_one(tmp_path, target) -> None:
     told = refusal(target, run)
     assert told.startswith("promotion.accept: Worse on judged sets: nDCG@10 on users -94.50 ")
     assert "Keep the start" in told
+    assert "Tested" not in told
     assert told.endswith("name worse_than_start there to promote the model all the same")
     assert not target.exists()
     # Doubts of another kind are no leave for this one.

@@ -56,6 +56,8 @@ def test_what_cannot_be_told_says_what_could_be() -> None:
     assert "where differences show from 2.9 on" in found.sentence
     # 50 queries show 2.86 points; 2.86 squared as many show one.
     assert "about 410 show a difference of one point" in found.next_step
+    grouped = verdict(with_test(figures(a=("judged", 0.2, 2.0)), "a", p=0.4, groups=9))
+    assert "about 410 in 74 groups show a difference of one point" in grouped.next_step
 
 
 def test_what_was_lost_on_a_guard_is_named() -> None:
