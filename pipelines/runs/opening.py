@@ -14,7 +14,7 @@ from typing import Any
 from pipelines import __version__
 from pipelines.errors import InputError
 from pipelines.files import storage
-from pipelines.files.locations import Location, RemotePath
+from pipelines.files.locations import Location, RemotePath, is_within, location
 from pipelines.files.ownership import MEASURED, RUN, check_free, check_ours, holds_other_files
 from pipelines.files.prepared_folder import CorpusFolder
 from pipelines.files.run_folder import RunFolder
@@ -123,10 +123,15 @@ def check_owned(config: Config) -> Location:
     """The run folder, which holds nothing of the user's that a run would replace; changes nothing.
 
     Raises:
-        InputError: It does.
+        InputError: It does, or holds the start of the training where that would be replaced.
     """
     folder = RunFolder.of(config).path
     check_ours("run.folder", folder, RUN, whole=False)
+    if config.encoder.start not in ("random", "default"):
+        start, real = location(config.encoder.start, config.storage).resolve(), folder.resolve()
+        if is_within(start, real) and {*start.parts[len(real.parts) :][:1]} <= RUN.taken:
+            problem = f"{folder} holds the input {config.encoder.start}"
+            raise InputError("run.folder", problem, "name a folder beside it")
     return folder
 
 

@@ -265,3 +265,17 @@ def test_a_finished_run_is_told_of_with_what_would_have_it_go_on(caplog, share, 
     tell_if_finished(make_run(4, first_step=3), share)
     tell_if_finished(make_run(4, first_step=4), share)
     assert [line.removesuffix(" or training.epochs") for line in caplog.messages] == told
+
+
+@pytest.mark.parametrize("start", ["model", "best/model", "."])
+def test_a_start_that_would_be_replaced_is_refused(tmp_path, start):
+    run, link = tmp_path / "run", tmp_path / "link"
+    (run / "base").mkdir(parents=True)
+    (run / "environment.json").write_text('{"sentence-pipelines": "1"}')
+    link.symlink_to(run / start)
+    for given in (run / start, link):
+        tree = {"run": {"folder": str(run), "overwrite": True}, "encoder": {"start": str(given)}}
+        with pytest.raises(InputError, match=r"^run\.folder: .*run holds the input .*, name"):
+            check_run_folder(parse(tree))
+    for other in ("random", "default", str(tmp_path / "base"), str(run / "base")):
+        check_run_folder(parse({"run": {"folder": str(run)}, "encoder": {"start": other}}))
