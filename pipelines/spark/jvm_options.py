@@ -60,3 +60,9 @@ def defaults_file() -> str:
     home = Path(os.environ.get("SPARK_HOME") or spark_home())
     file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def default_of(key: str) -> str | None:
+    """What Spark's file of defaults says of a key; None where it says nothing."""
+    found = re.search(rf"^[ \t]*{re.escape(key)}[ \t=:]+(.*\S)", defaults_file(), re.MULTILINE)
+    return found[1] if found else None

@@ -30,7 +30,7 @@ from pipelines.spark.access_mode import (
     server_is_here,
 )
 from pipelines.spark.errors import spark_cause
-from pipelines.spark.jvm_options import brief_options, defaults_file, names_collector
+from pipelines.spark.jvm_options import brief_options, default_of, defaults_file, names_collector
 from pipelines.spark.network import check_master, is_local, private_conf, start_jvm
 from pipelines.spark.releases import check_java, check_python
 from pipelines.spark.shell import check_homes, check_pythons, executors_python, start_failure
@@ -237,7 +237,7 @@ def session_conf(
         "spark.sql.session.timeZone": "UTC",
     }
     if not submitted:
-        if SPARK_REDACTION not in defaults_file():
+        if default_of(SPARK_REDACTION) is None:
             conf[SPARK_REDACTION] = SPARK_PATTERN
         executors = config.training.workers if executors is None else executors
         conf |= _local_cluster(config, executors, trains=trains)

@@ -141,7 +141,8 @@ def check_worker(cause: str) -> None:
         raise InputError(
             PYTHON,
             f"executors cannot run {python} ({cause})",
-            "unset it, or name a Python that has this package, in the version of the driver's",
+            "unset it (and spark.pyspark.python), or name a Python that has this package, in the "
+            "version of the driver's",
         )
 
 

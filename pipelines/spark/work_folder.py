@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from pipelines.spark.class_archive import spark_home
-from pipelines.spark.jvm_options import defaults_file
+from pipelines.spark.jvm_options import default_of
 from pipelines.variables import variable_set
 
 _HOME = "SPARK_HOME"
@@ -78,9 +77,8 @@ def own_local_folders(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
     # For Spark, the variable comes before the conf; a JVM that runs has read it already.
     theirs = os.environ.get(_LOCAL_FOLDERS)
-    said = re.search(rf"^\s*{re.escape(_LOCAL)}[\s=:]+(\S+)", defaults_file(), re.MULTILINE)
-    usual = said[1] if said else tempfile.gettempdir()
-    places = (theirs or conf.get(_LOCAL) or usual).split(",")
+    said = theirs or conf.get(_LOCAL) or default_of(_LOCAL)
+    places = (said or tempfile.gettempdir()).split(",")
     is_late = theirs is not None and SparkContext._jvm is not None
     made = [] if is_late else [folder for place in places for folder in _private(place.strip())]
     whole = ",".join(made)

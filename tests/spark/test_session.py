@@ -37,8 +37,12 @@ def test_spark_hides_what_this_package_hides(monkeypatch, tmp_path):
     assert session_conf(own, submitted=False)[key] == "mine"
     assert without_secrets(own) == own
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    (tmp_path / "spark-defaults.conf").write_text(f"{key} theirs\n")
-    assert key not in session_conf(parse({}), submitted=False)
+    for text in (f"{key} theirs\n", f"spark.a b\n  {key}=theirs\n"):
+        (tmp_path / "spark-defaults.conf").write_text(text)
+        assert key not in session_conf(parse({}), submitted=False)
+    for text in (f"# {key} theirs\n", f"{key}.other theirs\n"):
+        (tmp_path / "spark-defaults.conf").write_text(text)
+        assert session_conf(parse({}), submitted=False)[key] == SPARK_PATTERN
 
 
 def test_java_options_of_the_user_come_after_ours():
