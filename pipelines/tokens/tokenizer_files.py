@@ -157,7 +157,7 @@ def applied(tokenizer: Tokenizer, home: Path, options: Mapping[str, Any], key: s
         InputError: With the setting: the files contradict one another.
     """
     kind = tokenizer_class(home, options)
-    parts = json.loads(tokenizer.to_str())
+    parts = _parts(tokenizer)
     if _is_misnamed(parts, kind):
         _warn_of_class(str(home), kind)
         kind = ""
@@ -170,7 +170,7 @@ def applied(tokenizer: Tokenizer, home: Path, options: Mapping[str, Any], key: s
     if options.get("add_bos_token") and not _special(parts):
         _refuse(key, home, f"{CONFIG_FILE} sets `add_bos_token`, and {TOKENIZER_FILE} adds none")
     truncation = parts["truncation"] or {}
-    if truncation.get("direction") == "Left" and options.get("truncation_side") != "right":
+    if truncation.get("direction") == "left" and options.get("truncation_side") != "right":
         raise InputError(
             key,
             f"{home / TOKENIZER_FILE} cuts texts on the left, which is not supported here",
@@ -208,7 +208,7 @@ def lower_case(tokenizer: Tokenizer) -> None:
             found.strip_accents = bool(found.strip_accents)
             found.lowercase = True
             tokenizer.normalizer = found
-    elif "Lowercase" not in _kinds(json.loads(tokenizer.to_str())["normalizer"]):
+    elif "Lowercase" not in _kinds(_parts(tokenizer)["normalizer"]):
         steps = [] if found is None else [found]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
 
@@ -224,7 +224,7 @@ def written_options(tokenizer: Tokenizer, options: Mapping[str, Any], kind: str)
     if kind in _WORD_PIECES and isinstance(found, normalizers.BertNormalizer):
         told = (found.lowercase, found.strip_accents, found.handle_chinese_chars)
         return kept | dict(zip(_LETTERS, told, strict=True))
-    parts = json.loads(tokenizer.to_str())
+    parts = _parts(tokenizer)
     if "Lowercase" in _kinds(parts["normalizer"]) or _is_misnamed(parts, kind):
         # Other classes would leave the step out, or make another model.
         kept["tokenizer_class"] = PLAIN_CLASS
@@ -361,6 +361,17 @@ def _check_vocabularies(
     for piece, place in {piece: place for place, piece in enumerate(lines)}.items():
         if tokenizer.token_to_id(piece) not in (None, place):
             _refuse(key, home, f"{VOCABULARY_FILE} and {TOKENIZER_FILE} are of two tokenizers")
+
+
+def _parts(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The parts of a tokenizer as its file has them, without the words, which may be many."""
+    names = ("normalizer", "pre_tokenizer", "post_processor")
+    found = {name: getattr(tokenizer, name) for name in names}
+    return {
+        **{name: json.loads(part.__getstate__()) if part else None for name, part in found.items()},
+        "model": {"type": type(tokenizer.model).__name__},
+        "truncation": tokenizer.truncation,
+    }
 
 
 def _named(options: Mapping[str, Any]) -> set[str]:
