@@ -243,8 +243,7 @@ def report(config: Config, runs: Sequence[str] = (), output: str | None = None) 
 
     for module in REPORT:
         check_installed("report", module, where=DRIVER)
-    with activity("drawing the report"):
-        return write_page(config, runs, output)
+    return write_page(config, runs, output)
 
 
 def draw_report(config: Config) -> Location | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, location
 from pipelines.files.ownership import MEASURED, is_ours
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
+from pipelines.progress import activity
 from pipelines.report.page_parts import drawn
 from pipelines.report.recorded_runs import KEY, check_run, check_runs
 from pipelines.report.run_page import write_report
@@ -41,17 +42,23 @@ def write_page(config: Config, runs: Sequence[str], output: str | None) -> Locat
     if len(folders) > 1:
         check_runs(folders)
         page = target or _target(COMPARISON, config.storage)
-        return drawn(lambda: write_comparison(folders, page))
+        return _drawn(lambda: write_comparison(folders, page))
     if folders:
         check_run(folders[0])
         _check_own(KEY, folders[0], target)
         prepared = _prepared(folders[0], config.storage)
-        return drawn(lambda: write_report(folders[0], prepared, target))
+        return _drawn(lambda: write_report(folders[0], prepared, target))
     folder = RunFolder.of(config).path
     if not folder.is_dir():
         raise InputError("run.folder", f"there is no {folder}", "run `train` first")
     _check_own("run.folder", folder, target)
-    return drawn(lambda: write_report(folder, PreparedFolder.of(config).path, target))
+    return _drawn(lambda: write_report(folder, PreparedFolder.of(config).path, target))
+
+
+def _drawn(page: Callable[[], Location]) -> Location:
+    # What is refused before is told in one line.
+    with activity("drawing the report"):
+        return drawn(page)
 
 
 def _target(output: str, stores: StorageSettings) -> Location:
