@@ -255,7 +255,7 @@ def architectures_page() -> str:
                     "`prompts`, `default_prompt_name`",
                     "`truncate_dim`, `model_type`",
                 ),
-                ("`modules.json`", "`type`, `path`", "`kwargs`, modules of other packages"),
+                ("`modules.json`", "`type`, `path`", "`kwargs`, modules of other code"),
             ),
         ),
         "\n`similarity_fn_name` changes no vector. `search`, `mine` and evaluation compare by "
