@@ -247,15 +247,15 @@ def architectures_page() -> str:
                 (
                     "`added_tokens.json`, `added_tokens_decoder`, `special_tokens_map.json`, "
                     "`vocab.txt`",
-                    "tokens that `tokenizer.json` has too",
-                    "tokens that it lacks or numbers otherwise",
+                    "tokens of `tokenizer.json`, and added ones with the next ids",
+                    "tokens that have another id or no vector",
                 ),
                 (
                     "`config_sentence_transformers.json`",
                     "`prompts`, `default_prompt_name`",
                     "`truncate_dim`, `model_type`",
                 ),
-                ("`modules.json`", "`type`, `path`", "`kwargs`, modules of code in the folder"),
+                ("`modules.json`", "`type`, `path`", "`kwargs`, modules of other code"),
             ),
         ),
         "\n`similarity_fn_name` changes no vector. `search`, `mine` and evaluation compare by "
@@ -263,6 +263,13 @@ def architectures_page() -> str:
         "as it was read, and needs none of these keys. `config.json` is compared with the names "
         "and shapes of the weights before anything is built of it. A tokenizer of more tokens "
         "than there are word embeddings is refused.\n\n"
+        "Multilingual MiniLM models such as `paraphrase-multilingual-MiniLM-L12-v2` have the "
+        "tokens of XLM-R, and their files name BERT's tokenizer. Their `tokenizer.json` is read as "
+        "it is, with a line in the log. Transformers 5 makes most words unknown by such a folder; "
+        "a model that is trained from one names a class that every release reads alike.\n\n"
+        "A decoder that sentence-transformers 6 saved with a chat template has `message` in "
+        "`modality_config`: the library puts every text into that template. Such a folder is "
+        "refused.\n\n"
         "A text may spell the padding token out (`<pad>`). RoBERTa, XLM-R, CamemBERT and MPNet "
         "count no position for it, and neither do PyTorch, TensorFlow and OpenVINO here. The "
         "engines `mesh` and `bigdl` (with dllib) count one in training.\n",

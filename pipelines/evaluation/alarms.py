@@ -41,8 +41,9 @@ NO_LOSS = 1e-9
 LEAST_SPREAD = 1e-4
 """Standard deviation of the cosines of pairs. Encoders in use have 0.05 and more."""
 
-_PICKED = ("pairs", "singles", "triplets")
-"""What losses need whose examples pick a positive among negatives."""
+_PICKED = ("pairs", "triplets")
+"""What losses need whose examples pick a positive among negatives. SimCSE is none of them: its
+positive is the same text under dropout, so a loss near 0 is usual."""
 _FEWEST_TEXTS = 5
 _MOST_TEXTS = 1_000
 _FORM = re.compile(r"(@\d+)?(\+bm25)?$")

@@ -18,13 +18,13 @@ from pipelines.files.locations import Location, location
 from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
 from pipelines.settings.teacher import START
-from pipelines.tokens.model_files import MODULE_KEYS, check_keys
+from pipelines.tokens.model_files import MODULE_KEYS, TRANSFORMER, check_keys
 
 if TYPE_CHECKING:
     from pipelines.models.architecture import Architecture
 
 LIBRARY = "sentence_transformers"
-"""The package of the modules that are known."""
+"""The package of modules; a transformer of another one has code of its own."""
 MODULES_FILE = "modules.json"
 """What a sentence-transformers folder is made of."""
 WITHOUT_LAYERS = "static"
@@ -101,8 +101,9 @@ def folder_modules(folder: Path) -> list[tuple[str, str]]:
     path = folder / MODULES_FILE
     modules: list[_Module] = records.read(path, list[_Module]) if path.is_file() else []
     for module in modules:
-        package, *_ = module["type"].split(".")
-        if package != LIBRARY:
+        package, _, name = module["type"].partition(".")
+        is_other = package != LIBRARY and name.rpartition(".")[2] == TRANSFORMER
+        if is_other or (folder / f"{package}.py").is_file():
             raise InputError(
                 "encoder.start",
                 f"{path} names {module['type']}, a module of {package} that is never run",

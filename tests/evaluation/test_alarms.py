@@ -50,6 +50,7 @@ def test_weights_that_did_not_move(change, model, raised) -> None:
         (["cosent"], 0.0, True),
         (["cosent"], 0.0003, False),
         (["simcse"], float("nan"), False),
+        (["simcse"], 0.0003, False),
         (["triplet"], 0.0, True),
         (["one of a later release"], 0.0, False),
         ([], 0.0, False),
