@@ -160,8 +160,10 @@ def test_a_header_without_a_wanted_column(tmp_path, name):
     assert quarantined(rows) == [(0, "no column `text`")]
 
 
-def test_a_repeated_name_means_its_first_column(tmp_path):
+def test_a_name_that_is_there_twice_is_refused_where_it_is_wanted(tmp_path):
     rows = read(written(tmp_path, "a.tsv", "text\ttext\na\tb\n"), "csv")
+    assert quarantined(rows) == [(0, "two columns `text`")]
+    rows = read(written(tmp_path, "b.tsv", "text\tx\tx\na\tb\tc\n"), "csv")
     assert texts(rows) == ["a"]
 
 

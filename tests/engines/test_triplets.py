@@ -30,6 +30,8 @@ def triplets(spark, prepared, tmp_path_factory) -> Path:
     """
     folder = tmp_path_factory.mktemp("triplets")
     shutil.copytree(prepared / "tokens", folder / "tokens")
+    # What is made of these tokens is of no preparation.
+    (folder / "tokens" / "stage.json").unlink()
     examples = folder / "tokens" / "examples.parquet"
     pairs = pq.read_table(examples).sort_by("id").to_pandas()
     shutil.rmtree(examples)
