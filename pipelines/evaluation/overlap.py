@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,9 +114,12 @@ def measure_overlap(
 
     corpus = PreparedFolder.of(config).corpus
     found: dict[str, Overlap] = {}
-    place = folder / "overlap"
-    # What a process that is killed leaves there is removed by the next job.
-    work = storage.aside_name(place, ".part") if isinstance(place, Path) else place
+    if isinstance(folder, Path):
+        # What a process that is killed leaves there is removed by the next job.
+        work: Location = storage.aside_name(folder / "overlap", ".part")
+    else:
+        # Not a usual name: it is removed at the end, and may be the user's.
+        work = folder / f"overlap-{uuid.uuid4().hex}"
     with Scratch(work) as scratch:
         for one in named:
             try:

@@ -12,10 +12,13 @@ from measured_sets import write_set
 from pipelines.evaluation.overlap import (
     Overlap,
     keep_overlap,
+    measure_overlap,
     overlap_of_run,
     prepare_overlap,
 )
 from pipelines.evaluation.sets import digest_sets
+from pipelines.files import storage
+from pipelines.files.locations import RemotePath
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.settings import Config
@@ -196,3 +199,12 @@ def test_a_run_remembers_what_it_was_trained_on(spark, folder) -> None:
     PreparedFolder.of(config).corpus.overlap.unlink()
     keep_overlap(PreparedFolder.of(config), run)
     assert overlap_of_run(spark, config, run, digests) == {}
+
+
+def test_a_folder_of_the_user_in_a_store_stays(tmp_path):
+    folder = RemotePath.parse(f"memory://{tmp_path.name}/prepared")
+    notes = folder / "overlap" / "notes.txt"
+    storage.write_text(notes, "mine")
+    # Without sets nothing is asked of Spark, and what lay aside is removed.
+    assert measure_overlap(None, parse({}), [], folder) == {}
+    assert notes.is_file() and notes.read_text(encoding="utf-8") == "mine"
