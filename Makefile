@@ -47,7 +47,7 @@ MAKEFLAGS += --jobs=2
 endif
 endif
 # Test files are shared among so many processes, each of which has a cluster of its own; see
-# CONTRIBUTING.md. In the order of their names, those that start no cluster come last.
+# CONTRIBUTING.md. Their order is that of tests/conftest.py.
 TESTERS ?= 2
 SHARED := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
@@ -64,7 +64,8 @@ run: $(STAMP) $(ARCHIVE_STAMP)
 	$(VENV)/bin/sentence-pipelines run --config jobs/default.yaml --set run.overwrite=true $(ARGS)
 
 test: environment $(if $(filter 0,$(AIRFLOW)),,airflow)
-	$(IN_VENV) -m pytest $(SHARED) $(ARGS)
+# Where Python may keep no compiled modules, each of a thousand processes compiles them again.
+	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest $(SHARED) $(ARGS)
 
 # A fresh environment for each of some installs by pip, as users make them, and the README's
 # example in it. INSTALLS=torch tries one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from corpus_factory import small_config, write_docstrings
+from failure_logs import FailureLogs
 from hypothesis import settings
 from local_cluster import have_executors
 from object_stores import (
@@ -20,6 +22,7 @@ from object_stores import (
     s3_bucket,
     s3_server,
 )
+from suite_progress import SuiteProgress, file_of, known_seconds
 
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
@@ -69,6 +72,7 @@ OF_ONE_EXECUTOR = {
 }
 WANTED = pytest.StashKey[int]()
 CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
+LOGS = pytest.StashKey[FailureLogs]()
 
 # What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
 STARTING = {
@@ -86,18 +90,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick", action="store_true", help="what ends within two minutes, without any cluster"
     )
+    parser.addoption(
+        "--record-seconds",
+        action="store_true",
+        help="note what each file took, for the order of the files and for the time that is left",
+    )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Has failures show logs, and whoever watches see how far the tests are."""
+    config.stash[LOGS] = FailureLogs()
+    config.pluginmanager.register(config.stash[LOGS])
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SuiteProgress(config))
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the slow matrix, unless it is asked for, and what is not quick, if that is."""
+    """Leaves out the slow matrix, unless it is asked for, and what is not quick, if that is.
+
+    The rest is ordered: testers who share the files out end together if the long ones come first,
+    and a cluster that has lost executors need not start them again.
+    """
     matrix, quick = config.getoption("--matrix"), config.getoption("--quick")
-    left_out = [
-        item
-        for item in items
-        if (not matrix and item.get_closest_marker("matrix")) or (quick and not is_quick(item))
-    ]
+    left_out, wanted = [], []
+    for item in items:
+        no_matrix = not matrix and item.get_closest_marker("matrix")
+        (left_out if no_matrix or (quick and not is_quick(item)) else wanted).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    executors: dict[str, int] = defaultdict(int)
+    for item in wanted:
+        executors[file_of(item.nodeid)] = max(executors[file_of(item.nodeid)], executors_for(item))
+    seconds = known_seconds()
+
+    def place(item: pytest.Item) -> tuple[int, float, str]:
+        file = file_of(item.nodeid)
+        return -executors[file], -seconds.get(file, 0.0), file
+
+    # Within a file, the order stays.
+    items[:] = sorted(wanted, key=place)
 
 
 def is_quick(item: pytest.Item) -> bool:
@@ -108,15 +139,22 @@ def is_quick(item: pytest.Item) -> bool:
     return STARTING.isdisjoint(used)
 
 
+def executors_for(item: pytest.Item) -> int:
+    """How many executors a test needs; 0 if it uses no cluster."""
+    if "spark" not in getattr(item, "fixturenames", ()):
+        return 0
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
+        return MOST_EXECUTORS
+    return EXECUTORS if OF_ONE_EXECUTOR.isdisjoint(item.path.parts) else 1
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Has the cluster, where there is one already, the executors that the next test needs."""
-    if "spark" not in getattr(item, "fixturenames", ()):
+    wanted = executors_for(item)
+    if not wanted:
         return
-    wanted = EXECUTORS if OF_ONE_EXECUTOR.isdisjoint(item.path.parts) else 1
-    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
-        wanted = MOST_EXECUTORS
     item.config.stash[WANTED] = wanted
     if (session := item.config.stash.get(CLUSTER, None)) is not None:
         have_executors(session, wanted)
@@ -139,6 +177,7 @@ def spark(pytestconfig) -> Iterator:
     have_executors(session, most)
     have_executors(session, pytestconfig.stash[WANTED])
     pytestconfig.stash[CLUSTER] = session
+    pytestconfig.stash[LOGS].watch_cluster(session)
     yield session
     del pytestconfig.stash[CLUSTER]
     session.stop()

@@ -1,3 +1,5 @@
+"""Embedding by every backend: the vectors of sentence-transformers, whatever the batches."""
+
 import numpy as np
 import pytest
 from hypothesis import given

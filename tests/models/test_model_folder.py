@@ -1,3 +1,5 @@
+"""Model folders: written as sentence-transformers has them, and read or refused by name."""
+
 import dataclasses
 import json
 import shutil

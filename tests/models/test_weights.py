@@ -1,3 +1,5 @@
+"""Weights: drawn from the seed, kept in files, and refused where a name or a shape is wrong."""
+
 import dataclasses
 import multiprocessing
 import os

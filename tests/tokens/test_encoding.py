@@ -1,3 +1,5 @@
+"""Texts become the ids that the library gives them, chunk by chunk."""
+
 import gzip
 import json
 from itertools import islice

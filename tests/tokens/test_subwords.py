@@ -1,3 +1,5 @@
+"""BPE and unigram vocabularies are learnt from counted words."""
+
 import json
 import os
 import subprocess

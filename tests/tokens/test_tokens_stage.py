@@ -1,3 +1,5 @@
+"""The stage of tokens: pairs and triplets become ids on Spark."""
+
 import json
 import shutil
 from collections import Counter

@@ -1,3 +1,5 @@
+"""WordPiece vocabularies are learnt from counted words."""
+
 import json
 import os
 import subprocess

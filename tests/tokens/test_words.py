@@ -1,3 +1,5 @@
+"""Words are counted as the library splits them, over all parts."""
+
 from functools import partial
 
 import pyarrow as pa
