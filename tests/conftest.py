@@ -66,7 +66,7 @@ EXECUTORS = 3
 MOST_EXECUTORS = 4
 """Of those tests in the matrix whose workers hold the encoder together in two replicas."""
 OF_ONE_EXECUTOR = {
-    *("corpus", "embedding", "evaluation", "lanes", "mining", "search", "tokens"),
+    *("corpus", "embedding", "evaluation", "lanes", "mining", "search", "spark", "tokens"),
     "test_preparation.py",
     *("test_duplicates_benchmark.py", "test_tokenise.py"),
 }

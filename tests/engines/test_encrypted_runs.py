@@ -40,7 +40,7 @@ CASES = {
     "elephas": {"engine": "elephas", "framework": "tensorflow", "mode": "async", "workers": 1},
     "torch": {"engine": "torch"},
 }
-QUICK = {"tensorflowonspark"}
+QUICK = {"elephas"}
 
 
 def run_on_a_cluster(folder, training, conf):

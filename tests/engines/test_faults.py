@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
+from corpus_factory import small_config
 from faults.cell import run_cell
 from faults.disk import why_no_disk
 from faults.injection import FAULTS
-from faults.job import make_prepared
 from faults.matrix import CASES, Cell, all_cells, chosen_cells, covering_cells
 from faults.moments import MOMENTS
 from faults.stages.cell import STAGE_FAULTS, StageCell, stage_cells
 from faults.stages.kinds import STAGES
+from host_cluster import HostCluster
+from host_sockets import SocketWatch
 from hosts import why_not
+from test_on_hosts import check_sockets
 
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
@@ -64,16 +70,13 @@ def test_stages_meet_the_faults_that_they_can():
 ATTEMPTS = 3
 
 
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory):
-    return make_prepared(tmp_path_factory.mktemp("faults") / "prepared")
-
-
 @pytest.mark.skipif(bool(reason := why_not() or why_no_disk()), reason=str(reason))
 @pytest.mark.parametrize("cell", TRIED, ids=str)
-def test_a_training_ends_as_promised(cell, pristine, tmp_path):
+def test_a_training_ends_as_promised_and_listens_where_the_page_says(cell, prepared, tmp_path):
+    """The hosts take their own names for 127.0.1.1, as in :mod:`test_on_hosts`."""
     for _ in range(ATTEMPTS):
-        outcome = run_cell(cell, pristine, tmp_path / "cell")
+        most = Counter()
+        outcome = run_cell(cell, prepared, tmp_path / "cell", "debian", looking(most))
         # A checkpoint is written in a moment that a busy machine may not look at: then nothing
         # was done to the training.
         if outcome.end != "not reached":
@@ -81,3 +84,11 @@ def test_a_training_ends_as_promised(cell, pristine, tmp_path):
     assert outcome.failings == []
     assert outcome.end == "error"
     assert outcome.resumed > 0
+    case = CASES[cell.case]
+    training = case.training | {"engine": case.make().name}
+    check_sockets(most, small_config(prepared, **training).training)
+
+
+def looking(most: Counter) -> Callable[[HostCluster], object]:
+    """What has the most that listens on the hosts of a cluster at once counted."""
+    return lambda cluster: SocketWatch(cluster.hosts, most).look()

@@ -21,7 +21,11 @@ from socket_page import socket_rows
 from pipelines.engines.loading import load_engine
 from pipelines.settings.load import parse
 
-pytestmark = pytest.mark.skipif(bool(reason := why_not()), reason=str(reason))
+pytestmark = [
+    # What torch listens at is compared where it loses an executor, in `test_faults.py`.
+    pytest.mark.matrix,
+    pytest.mark.skipif(bool(reason := why_not()), reason=str(reason)),
+]
 
 SECONDS = 600
 PAUSE_SECONDS = 0.1
@@ -38,13 +42,8 @@ KNOWN = {
     "start_seconds": 300,
     "stall_seconds": 300,
 }
-QUICK = {"torch-ddp"}
 CASES = [
-    pytest.param(
-        one,
-        marks=one.marks if one.name in QUICK else (*one.marks, pytest.mark.matrix),
-        id=one.name,
-    )
+    pytest.param(one, marks=one.marks, id=one.name)
     for one in ENGINE_CASES
     if one.launch not in {"local", "test"}
 ]

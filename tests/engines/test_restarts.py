@@ -56,75 +56,83 @@ def monitors(monkeypatch):
     return made
 
 
-def lost_case(name: str, lose: Callable, workers: int, *, always: bool = False):
-    """An engine, how it loses a worker, and how many go on."""
+def lost_case(name: str, *losses: tuple[Callable, int], always: bool = False):
+    """An engine, how it loses workers one time after the other, and how many go on each time."""
     case = CASES[name]
     marks = (*case.marks, *(() if always else (pytest.mark.matrix,)))
-    return pytest.param(case, lose, workers, marks=marks, id=f"{name}-{lose.__name__}")
+    ways = "-".join(lose.__name__ for lose, _ in losses)
+    return pytest.param(case, losses, marks=marks, id=f"{name}-{ways}")
 
 
 @pytest.mark.parametrize(
-    ("case", "lose", "workers"),
+    ("case", "losses"),
     [
-        lost_case("torch-ddp", take_executors, 1, always=True),
-        lost_case("torch-ddp", tell_to_end, 2),
-        lost_case("torch-ddp", cut_between_ranks, 2),
-        lost_case("torch-ddp", kill_the_one_that_saves, 2),
-        lost_case("torch-fsdp", take_executors, 1),
-        lost_case("torch-fsdp", tell_to_end, 2),
-        lost_case("deepspeed-zero3", kill, 2),
-        lost_case("bigdl-torch", take_executors, 1),
-        lost_case("bigdl", take_executors, 1),
-        lost_case("local-torch", kill_the_one_that_saves, 1),
-        lost_case("tensorflowonspark-lanes", take_executors, 1),
-        lost_case("tensorflowonspark-spark", kill, 2),
-        lost_case("horovod-torch", cut_between_ranks, 2, always=True),
-        lost_case("horovod-torch", stop, 2),
-        lost_case("horovod-torch", kill_the_executor, 2),
-        lost_case("horovod-tensorflow", kill, 2),
-        lost_case("horovod-tensorflow", cut_between_ranks, 2),
+        # A connection between ranks first, then executors: two runs' worth in the starts of one.
+        lost_case("torch-ddp", (cut_between_ranks, 2), (take_executors, 1), always=True),
+        lost_case("torch-ddp", (take_executors, 1)),
+        lost_case("torch-ddp", (tell_to_end, 2)),
+        lost_case("torch-ddp", (kill_the_one_that_saves, 2)),
+        lost_case("torch-fsdp", (take_executors, 1)),
+        lost_case("torch-fsdp", (tell_to_end, 2)),
+        lost_case("deepspeed-zero3", (kill, 2)),
+        lost_case("bigdl-torch", (take_executors, 1)),
+        lost_case("bigdl", (take_executors, 1)),
+        lost_case("local-torch", (kill_the_one_that_saves, 1)),
+        lost_case("tensorflowonspark-lanes", (take_executors, 1)),
+        lost_case("tensorflowonspark-spark", (kill, 2)),
+        lost_case("horovod-torch", (cut_between_ranks, 2)),
+        lost_case("horovod-torch", (stop, 2)),
+        lost_case("horovod-torch", (kill_the_executor, 2)),
+        lost_case("horovod-tensorflow", (kill, 2)),
+        lost_case("horovod-tensorflow", (cut_between_ranks, 2)),
     ],
 )
-def test_a_run_loses_a_worker_and_not_a_step(
-    spark, make_run, reference, monitors, monkeypatch, case: EngineCase, lose, workers
+def test_a_run_loses_workers_and_not_a_step(
+    spark, make_run, reference, monitors, monkeypatch, case: EngineCase, losses
 ):
     monkeypatch.setattr("pipelines.engines.restarts.RETURN_SECONDS", 10.0)
     settings = {"checkpoint_every": EVERY, "keep_checkpoints": MANY_STEPS, "feed": "memory"}
-    run = make_run(MANY_STEPS, restarts=1, **(settings | case.training))
+    run = make_run(MANY_STEPS, restarts=len(losses), **(settings | case.training))
     before, ports = started(), listening()
+    ways = [lose for lose, _ in losses]
     with MetricsLog(run) as log:
-        outcome = case.make().train(spark, run, losing_once(log, spark, lose, monitors))
+        outcome = case.make().train(spark, run, losing(log, spark, ways, monitors))
     assert outcome.steps == MANY_STEPS
-    assert [restart.workers for restart in outcome.restarts] == [workers]
+    assert [restart.workers for restart in outcome.restarts] == [left for _, left in losses]
     expected = reference(MANY_STEPS, reference_framework(case))
     # So many steps bring losses of a thousandth, of which rounding is a larger share.
     np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3, atol=1e-4)
     check_log(run, outcome)
-    (restart,) = read_restarts(run.run_folder)
-    assert restart == outcome.restarts[0]
-    assert restart.engine == case.make().name
-    assert restart.rank in (0, 1)
-    assert restart.host
-    assert restart.made >= restart.step
+    assert read_restarts(run.run_folder) == list(outcome.restarts)
     steps = checkpoint_steps(run.run_folder)
     assert set(steps) >= set(range(0, MANY_STEPS + 1, EVERY))
-    if lose is tell_to_end:
-        assert "SIGTERM" in restart.cause
-        # The checkpoint of the moment at which it was told.
-        assert restart.step in steps
-        assert restart.step >= 3
+    for lose, restart in zip(ways, outcome.restarts, strict=True):
+        assert restart.engine == case.make().name
+        assert restart.rank in (0, 1)
+        assert restart.host
+        assert restart.made >= restart.step
+        if lose is tell_to_end:
+            assert "SIGTERM" in restart.cause
+            # The checkpoint of the moment at which it was told.
+            assert restart.step in steps
+            assert restart.step >= 3
     wait_until_gone(before, ports)
 
 
-def losing_once(log, spark, lose, monitors):
-    """A listener that has a run lose a worker at its third step."""
-    is_lost = []
+def losing(log, spark, ways, monitors):
+    """A listener that has each attempt at a run lose a worker, in one of the ways in turn.
+
+    It does so at the third step that it hears of. Runs of dllib have no monitor, and one loss.
+    """
+    seen, steps = 1, 0
 
     def listen(line):
+        nonlocal seen, steps
         log.add(line)
-        if line["step"] == 3 and not is_lost:
-            is_lost.append(True)
-            lose(spark, monitors[-1] if monitors else None)
+        attempt = max(len(monitors), 1)
+        seen, steps = attempt, (steps if attempt == seen else 0) + 1
+        if steps == 3 and attempt <= len(ways):
+            ways[attempt - 1](spark, monitors[-1] if monitors else None)
 
     return listen
 
@@ -145,7 +153,7 @@ def test_what_depends_on_the_workers_goes_on_too(
     case = CASES[name]
     run = make_run(MANY_STEPS, restarts=1, **({"checkpoint_every": EVERY} | case.training))
     with MetricsLog(run) as log:
-        outcome = case.make().train(spark, run, losing_once(log, spark, lose, monitors))
+        outcome = case.make().train(spark, run, losing(log, spark, [lose], monitors))
     assert outcome.steps == MANY_STEPS == len(outcome.losses)
     assert [restart.workers for restart in outcome.restarts] == [workers]
     assert np.mean(outcome.losses[-30:]) < 0.8 * np.mean(outcome.losses[:3])

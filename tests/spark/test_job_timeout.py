@@ -1,5 +1,6 @@
 """Spark jobs that move, that stand still and that fail."""
 
+import itertools
 import time
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_job_that_stands_still_is_called_off(spark) -> None:
 
 
 def test_a_job_that_moves_goes_on(spark) -> None:
-    beats = iter(range(100))
+    beats = itertools.count()
     act = spark.sparkContext.parallelize([4], 1).map(time.sleep).count
     found = run_with_timeout(spark, "slow", act, lambda: next(beats), stall_seconds=1.5)
     assert found == 1

@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from namespaces import can_mount, read_only
 
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
 from pipelines.settings.redaction import SPARK_PATTERN, without_secrets
+from pipelines.spark.class_archive import spark_home
 from pipelines.spark.network import check_master, private_conf
 from pipelines.spark.session import session_conf
 
@@ -132,8 +134,10 @@ def test_what_a_run_has_hidden_is_asked_for_again():
         session_conf(hidden, submitted=True)
 
 
+CLUSTER = "local-cluster[1,1,1024]"
+GONE_SECONDS = 60
 ONE_SESSION = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import psutil
 from pipelines.settings.load import parse
@@ -157,6 +161,7 @@ conf |= {"local.dir": sys.argv[2]}
 config = parse({"spark": {"master": sys.argv[1], **conf}})
 session = spark_session(config)
 assert session.range(100, numPartitions=2).repartition(2).rdd.map(str).count() == 100
+folders = session.sparkContext.parallelize([1], 1).map(lambda _: os.getcwd()).collect()
 secret = session.sparkContext.getConf().get("spark.authenticate.secret")
 
 def alive(process):
@@ -181,6 +186,8 @@ found = {
     "too many": refusal(3),
     "modes": [oct(place.stat().st_mode & 0o777) for place in Path(sys.argv[2]).iterdir()],
     "blocks": len([*Path(sys.argv[2]).rglob("shuffle_*")]),
+    "works in": folders[0],
+    "home": os.environ.get("SPARK_HOME"),
 }
 session.sparkContext._jsc.sc().stop()
 found["ended"] = refusal(1)
@@ -189,13 +196,23 @@ session.stop()
 """
 
 
-@pytest.fixture(scope="module", params=["local[2]", "local-cluster[1,1,1024]"])
+@pytest.fixture(
+    scope="module", params=[CLUSTER, pytest.param("local[2]", marks=pytest.mark.matrix)]
+)
 def local_session(request, tmp_path_factory):
-    """What is found in a local session that another process starts."""
+    """What is found in a local session that another process starts.
+
+    Its environment is read-only, where this user may mount.
+    """
     blocks, log = tmp_path_factory.mktemp("blocks"), tmp_path_factory.mktemp("log")
     command = [sys.executable, "-c", ONE_SESSION, request.param, str(blocks), str(log)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr
+    if can_mount():
+        command = [*read_only(spark_home()), *command]
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    done = subprocess.run(
+        command, env=environment, check=False, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
     (events,) = (file for file in log.rglob("*") if file.is_file() and "status" not in file.name)
     left = [str(place) for place in blocks.iterdir()]
@@ -215,10 +232,22 @@ def test_a_local_session_is_for_its_own_processes(local_session):
 def test_no_other_user_reads_the_blocks_of_a_local_session(local_session):
     assert local_session["blocks"] > 0
     assert set(local_session["modes"]) == {"0o700"}
-    deadline = time.monotonic() + 60
-    while any(Path(place).exists() for place in local_session["left"]):
+    wait_until_gone(local_session["left"])
+
+
+def wait_until_gone(places):
+    deadline = time.monotonic() + GONE_SECONDS
+    while any(Path(place).exists() for place in places):
         assert time.monotonic() < deadline, "the folder is deleted when the JVM has ended"
         time.sleep(0.2)
+
+
+@pytest.mark.parametrize("local_session", [CLUSTER], indirect=True)
+def test_a_local_cluster_starts_where_the_environment_is_read_only(local_session):
+    if not can_mount():
+        pytest.skip("this user may not mount in a namespace of its own")
+    assert local_session["home"] is None, "the user's environment is as it was"
+    wait_until_gone([Path(local_session["works in"]).parents[2]])
 
 
 def test_the_event_log_of_a_session_holds_no_secret(local_session):
@@ -273,7 +302,7 @@ def test_a_master_that_does_not_answer_is_named_before_spark_starts(tmp_path):
         [sys.executable, "-c", code, *asked],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=300,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         check=False,
     )

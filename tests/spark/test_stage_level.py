@@ -34,35 +34,37 @@ def where(rdd):
         yield os.getcwd(), TaskContext.get().cpus()
     return rdd.mapPartitions(place).collect()
 
-def look(name, spark, train):
-    master = "local-cluster[2,2,1024]"
+def look(spark, train):
+    master = "local-cluster[1,2,1024]"
     conf = {"master": master, "executor.cores": "2", "task.cpus": "1", **spark}
     config = parse({"spark": conf, "stages": {"train": train}})
     session = spark_session(config)
     context, resources = session.sparkContext, resources_in(session, config, "train")
     profile = resource_profile(resources)
     again = resource_profile(resources)
-    slots = await_slots(session, 2, 120, resources)
-    tasks = where(ranks_of(context, 2, profile))
-    found[name] = {
+    slots = await_slots(session, 1, 120, resources)
+    tasks = where(ranks_of(context, slots, profile))
+    told = {
         "slots": slots,
         "own": task_slots(context),
-        "places": len({place for place, _ in tasks}),
         "cpus": [cpus for _, cpus in tasks],
         "once": profile._java_resource_profile.id() == again._java_resource_profile.id(),
-        "before": len(set(where(context.parallelize(range(4), 4)))),
     }
+    if not resources.dynamic:  # Else executors of the session would be started once more.
+        others = where(context.parallelize(range(2), 2))
+        told["others"] = [cpus for _, cpus in others]
+        told["places"] = len({place for place, _ in tasks + others})
     session.stop()
+    return told
 
-found = {}
-look("tasks", {}, {"spark.task.cpus": 2})
+found = {"tasks": look({}, {"spark.task.cpus": 2})}
 dynamic = {
     "dynamicAllocation.enabled": "true",
     "dynamicAllocation.shuffleTracking.enabled": "true",
     "dynamicAllocation.executorIdleTimeout": "1s",
     "executor.memory": "512m",
 }
-look("executors", dynamic, {"spark.executor.memory": "600m", "spark.task.cpus": 2})
+found["executors"] = look(dynamic, {"spark.executor.memory": "600m", "spark.task.cpus": 2})
 print("found", json.dumps(found))
 """
 
@@ -71,7 +73,7 @@ print("found", json.dumps(found))
 def found():
     """What is found in two sessions that another process starts."""
     command = [sys.executable, "-c", SESSIONS]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
     return json.loads(line.removeprefix("found "))
@@ -79,17 +81,16 @@ def found():
 
 def test_tasks_of_a_training_are_larger_than_others_on_the_same_executors(found):
     tasks = found["tasks"]
-    assert (tasks["slots"], tasks["own"]) == (2, 4)
-    assert tasks["cpus"] == [2, 2]
-    assert (tasks["places"], tasks["before"]) == (2, 2)
+    assert (tasks["slots"], tasks["own"]) == (1, 2)
+    assert (tasks["cpus"], tasks["others"]) == ([2], [1, 1])
+    assert tasks["places"] == 1
     assert tasks["once"]
 
 
 def test_a_training_gets_executors_of_its_own_with_dynamic_allocation(found):
     executors = found["executors"]
-    assert executors["slots"] == 2
-    assert executors["cpus"] == [2, 2]
-    assert executors["places"] == 2
+    assert executors["slots"] == 1
+    assert executors["cpus"] == [2]
     assert executors["once"], "a second profile would start executors again"
 
 

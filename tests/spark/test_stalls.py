@@ -54,9 +54,9 @@ def test_a_job_whose_tasks_hang_is_called_off_with_the_hosts_and_the_way_out(spa
     assert spark.range(3).count() == 3, "the session lives on"
 
 
-@pytest.mark.parametrize(("before", "called_off"), [(1, True), (0, False)])
+@pytest.mark.parametrize(("before", "called_off", "stall"), [(1, True, 60), (0, False, 3)])
 def test_a_job_that_has_lost_all_executors_is_called_off_and_one_that_waits_for_them_is_not(
-    spark, monkeypatch, before, called_off
+    spark, monkeypatch, before, called_off, stall
 ):
     """The cells of the faults, in which a driver's host is cut off, lose them in earnest."""
     seen = iter([before] * 5)
@@ -65,12 +65,12 @@ def test_a_job_that_has_lost_all_executors_is_called_off_and_one_that_waits_for_
         r"^evaluating was called off: 0 of 1 tasks .*, and no executor has been left for 1 s\."
         r" .* raise spark\.wait_seconds$"
         if called_off
-        else r"^evaluating was called off: .*, and nothing has moved there for 6 s\."
+        else r"^evaluating was called off: .*, and nothing has moved there for 3 s\."
     )
     with (
         pytest.raises(PipelineError, match=said),
         executor_failures("evaluating"),
-        stall_failures("evaluating", deadlines(6, wait=1)),
+        stall_failures("evaluating", deadlines(stall, wait=1)),
     ):
         spark.range(4, numPartitions=1).mapInArrow(hanging(), "id long").collect()
 

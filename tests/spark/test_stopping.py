@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -22,12 +23,14 @@ with session.stopped_at_the_end():
 """
 
 
-def test_a_session_that_does_not_stop_is_killed():
+def test_a_session_that_does_not_stop_is_killed(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", WITH_A_JVM_THAT_HANGS],
+        # Nobody deletes what it has there.
+        env=os.environ | {"TMPDIR": str(tmp_path), "SPARK_LOCAL_DIRS": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

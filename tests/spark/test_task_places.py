@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+from local_cluster import have_executors
+
 from pipelines.spark.jobs import SparkJob
 from pipelines.spark.room import ranks_of
 from pipelines.spark.task_places import failed_partition, host_of_task, name_of
@@ -32,6 +34,7 @@ def failed_job(context, by_rank):
 
 
 def test_the_task_that_died_is_named(spark):
+    have_executors(spark, 2)
     job = failed_job(spark.sparkContext, by_rank=True)
     failure = job.failure()
     assert "ModuleNotFound" not in str(failure)

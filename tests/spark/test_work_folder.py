@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from namespaces import can_mount, read_only
 
 from pipelines.spark import work_folder
 from pipelines.spark.class_archive import spark_home
 from pipelines.spark.network import has_workers
-
-SESSION = """
-import json, os
-from pipelines.settings import Config
-from pipelines.spark.session import spark_session
-
-context = spark_session(Config(), "work", executors=1).sparkContext
-folders = context.parallelize([1], 1).map(lambda _: os.getcwd()).collect()
-print(json.dumps({"folder": folders[0], "home": os.environ.get("SPARK_HOME")}))
-context.stop()
-"""
-GONE_SECONDS = 60
 
 
 def test_only_a_local_cluster_has_workers_here():
@@ -58,24 +43,3 @@ def test_what_the_system_removes_from_temporary_files_is_not_the_work_folder(tmp
     assert (home / "jars" / "..").resolve() == spark_home().resolve()
     assert (home / "work").is_dir()
     os.close(work_folder._locked.pop())
-
-
-def test_a_local_cluster_starts_where_the_environment_is_read_only():
-    if not can_mount():
-        pytest.skip("this user may not mount in a namespace of its own")
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
-    ended = subprocess.run(
-        [*read_only(spark_home()), sys.executable, "-c", SESSION],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    told = json.loads(ended.stdout.splitlines()[-1])
-    assert told["home"] is None, "the user's environment is as it was"
-    deadline = time.monotonic() + GONE_SECONDS
-    while Path(told["folder"]).parents[2].exists():
-        assert time.monotonic() < deadline, "the folder is deleted when the JVM has ended"
-        time.sleep(0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,12 @@ from types import MappingProxyType
 import pyspark
 from hosts import COUNT, Host, Style, some_hosts
 
+from pipelines.spark.class_archive import archive_options
 from pipelines.spark.releases import installed_version, release_of
 
 PORT, PAGE_PORT = 7077, 8080
 START_SECONDS = 300.0
-JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
+JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *archive_options())
 NO_VARIABLES: Mapping[int, Mapping[str, str]] = MappingProxyType({})
 _DRIVER = Path(__file__).with_name("host_driver.py")
 
@@ -52,7 +54,7 @@ class HostCluster:
             "executor.cores": "1",
             "executor.memory": memory,
             "driver.memory": "2g",
-            "executor.extraJavaOptions": " ".join(JVM[:2]),
+            "executor.extraJavaOptions": " ".join(JVM),
             "speculation": "false",
             "dynamicAllocation.enabled": "false",
         }
@@ -82,7 +84,7 @@ class HostCluster:
         deadline = time.monotonic() + START_SECONDS
         while (there := self._workers_if_it_answers()) != wanted:
             assert time.monotonic() < deadline, f"workers on {there}, see {self.folder}"
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def _workers_if_it_answers(self) -> list[str]:
         try:
@@ -129,7 +131,8 @@ def _start_daemon(
     host: Host, folder: Path, name: str, arguments: Sequence[str], variables: Mapping[str, str]
 ) -> None:
     jars = Path(pyspark.__file__).parent / "jars" / "*"
-    command = [_java(), *JVM, "-cp", jars, f"org.apache.spark.deploy.{name}", *arguments]
+    options = [*shlex.split(" ".join(JVM)), "-Xmx256m", "-cp", jars]
+    command = [_java(), *options, f"org.apache.spark.deploy.{name}", *arguments]
     host.start(command, folder / f"{host.name}-{name}.log", {**_variables(host), **variables})
 
 

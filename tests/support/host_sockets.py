@@ -27,6 +27,7 @@ ROLES = {
     "SparkSubmit": "driver's JVM",
     "spark.daemon": "executor's Python",
     "host_driver": "driver's Python",
+    "pipelines.cli": "driver's Python",
 }
 
 

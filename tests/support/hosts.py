@@ -10,6 +10,7 @@ cleaned up, and nothing can be left behind.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -55,6 +56,7 @@ def name_of(number: int) -> str:
     return f"node{number}"
 
 
+@functools.cache
 def why_not() -> str | None:
     """Why this user can make no hosts on this machine; None if they can be made."""
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
@@ -142,10 +144,14 @@ class Host:
         on the host.
         """
         own, found = _namespace(self.init, "pid"), []
-        for process in psutil.process_iter():
+        for number in psutil.pids():
             with suppress(psutil.Error, OSError):
-                inside = {_namespace(one, "pid") for one in (process.pid, process.ppid())}
-                if inside == {own} and part in " ".join(process.cmdline()):
+                # Few of the machine's are: of all others nothing more is read.
+                if _namespace(number, "pid") != own:
+                    continue
+                process = psutil.Process(number)
+                inside = _namespace(process.ppid(), "pid") == own
+                if inside and part in " ".join(process.cmdline()):
                     found.append(process)
         return found
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import psutil
 from engine_cases import EngineCase
 from host_cluster import HostCluster, host_cluster
-from hosts import end
+from hosts import Style, end
 
 from faults import job
 from faults.disk import made_disk
@@ -39,6 +40,7 @@ from pipelines.runs.checkpoint import load_checkpoint, newest_whole_checkpoint
 PR_SET_PDEATHSIG = 1
 MOMENT_SECONDS, FINISH_SECONDS, HANG_SECONDS = 240.0, 600.0, 240.0
 MORE, STEPS_MADE = 30, 20
+STEPS_LOOKED_AT, PAUSE_SECONDS = 10, 0.1
 SPARKS_SECONDS, WAIT_SECONDS = 120.0, 60.0
 """In which Spark gives up executors that are silent (`spark.network.timeout`), and in which an
 evaluation that has none left gets others (`spark.wait_seconds`)."""
@@ -69,17 +71,27 @@ class Setting:
         return self.scene.watched.log.read_text(errors="replace")
 
 
-def run_cell(cell: Cell, pristine: Path, folder: Path) -> Outcome:
+def run_cell(
+    cell: Cell,
+    pristine: Path,
+    folder: Path,
+    style: Style = "good",
+    look: Callable[[HostCluster], object] | None = None,
+) -> Outcome:
     """Runs a cell in a folder, which is removed when nothing was wrong.
 
     Args:
         pristine: A prepared corpus, of which the job gets a copy.
+        style: Of the hosts; see :func:`hosts.some_hosts`.
+        look: Is given the cluster again and again until the job has made some steps.
     """
     outcome = Outcome(cell.case, cell.fault, cell.moment)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with ExitStack() as stack:
-        setting = _begun(cell, pristine, folder, stack)
+        setting = _begun(cell, pristine, folder, style, stack)
+        if look is not None:
+            _look_until_it_steps(setting, look)
         _bring_about(setting, outcome)
         _look_for_leftovers(setting, outcome)
         setting.scene.undoing.close()
@@ -114,7 +126,7 @@ def run_in_time(cell: Cell, pristine: Path, folder: Path, deadline: float) -> Ou
         return Outcome(cell.case, cell.fault, cell.moment, end="broken", failings=[failing])
 
 
-def _begun(cell: Cell, pristine: Path, folder: Path, stack: ExitStack) -> Setting:
+def _begun(cell: Cell, pristine: Path, folder: Path, style: Style, stack: ExitStack) -> Setting:
     """Starts the job of a cell; what it runs on ends with the stack."""
     case, fault = CASES[cell.case], FAULTS[cell.fault]
     prepared = folder / "prepared"
@@ -124,7 +136,7 @@ def _begun(cell: Cell, pristine: Path, folder: Path, stack: ExitStack) -> Settin
     clock.write_bytes(bytes(8))
     variables = _with_clock(folder, clock) if cell.fault == "clock set back" else {}
     cluster = stack.enter_context(
-        host_cluster(folder, cores=2, seen=[pristine], variables=variables)
+        host_cluster(folder, style, cores=2, seen=[pristine], variables=variables)
     )
     slow_network = cell.fault in ("200 ms delay", "1 Mbit/s", "5 % loss", "slow executor")
     steps = job.steps_of(case, cell.moment, finishes=fault.finishes, slow_network=slow_network)
@@ -149,6 +161,15 @@ def _with_clock(folder: Path, clock: Path) -> dict[int, dict[str, str]]:
     command = ["gcc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"]
     subprocess.run(command, check=True, timeout=PROMISED_SECONDS)
     return {2: {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(clock)}}
+
+
+def _look_until_it_steps(setting: Setting, look: Callable[[HostCluster], object]) -> None:
+    scene, deadline = setting.scene, time.monotonic() + MOMENT_SECONDS
+    while scene.watched.logged() < STEPS_LOOKED_AT and scene.driver.poll() is None:
+        if time.monotonic() > deadline:
+            return  # The moment will not come either.
+        look(setting.cluster)
+        time.sleep(PAUSE_SECONDS)
 
 
 def _bring_about(setting: Setting, outcome: Outcome) -> None:
@@ -278,7 +299,7 @@ def _check_losses(setting: Setting, outcome: Outcome, steps: int) -> None:
         outcome.failings.append("a loss is not finite")
     if setting.case.equivalent and setting.case.repeats:
         framework = job.framework_of(setting.config)
-        expected = job.reference_losses(setting.pristine, framework)
+        expected = job.reference_losses(setting.pristine, framework, steps)
         compared = [place for place, step in enumerate(made) if step <= len(expected)]
         wanted = expected[[made[place] - 1 for place in compared]]
         apart = np.abs(losses[compared] - wanted)

@@ -28,8 +28,9 @@ FEW, SOME, ENDLESS = 60, 150, 10**6
 DLLIB = ("dllib",)
 """Loops whose steps are slow, and whose ranks are known with the first one."""
 EVERY = 20
-COMPARED = 400
-"""Steps after which rounding has grown too much for a comparison with a run from the start."""
+COMPARED, TOGETHER = 400, 100
+"""Steps after which rounding has grown too much for a comparison with a run from the start,
+and how many are computed together."""
 LEARNING = {"learning_rate": 2e-4, "schedule": "constant", "warmup": 0.0, "epochs": ENDLESS}
 """So that a step does not depend on how many there are to be."""
 
@@ -131,21 +132,25 @@ def losses_of(run: Path) -> tuple[list[int], np.ndarray]:
     return [line["step"] for line in lines], np.array([line["loss"] for line in lines])
 
 
-def reference_losses(prepared: Path, framework: str) -> np.ndarray:
+def reference_losses(prepared: Path, framework: str, steps: int) -> np.ndarray:
     """The losses of the first steps as one process makes them that nothing happens to.
 
     They are computed once and kept beside what they were trained on, for all cells.
+
+    Args:
+        steps: How many a run has; fewer are compared where it has more than :data:`COMPARED`.
     """
-    kept = prepared.with_name(f"losses-{framework}.npy")
+    count = min(-(-steps // TOGETHER) * TOGETHER, COMPARED)
+    kept = prepared.with_name(f"losses-{framework}-{count}.npy")
     if not kept.exists():
         with TemporaryDirectory(dir=prepared.parent) as scratch:
-            losses = _trained_losses(prepared, framework, Path(scratch))
+            losses = _trained_losses(prepared, framework, Path(scratch), count)
             np.save(Path(scratch, kept.name), losses)
             Path(scratch, kept.name).replace(kept)
     return np.load(kept)
 
 
-def _trained_losses(prepared: Path, framework: str, scratch: Path) -> np.ndarray:
+def _trained_losses(prepared: Path, framework: str, scratch: Path, steps: int) -> np.ndarray:
     settings = LEARNING | {"framework": framework, "workers": 1, "engine": "local"}
     config = small_config(prepared, **settings)
     manifest = LaneManifest.load(prepared / "lanes")
@@ -158,6 +163,6 @@ def _trained_losses(prepared: Path, framework: str, scratch: Path) -> np.ndarray
         lanes_folder=prepared / "lanes",
         run_folder=scratch,
         first_step=0,
-        last_step=COMPARED,
+        last_step=steps,
     )
     return trained_here(run)[0]
