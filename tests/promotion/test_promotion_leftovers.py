@@ -35,7 +35,7 @@ def folders():
 
 
 def die_at(step: str, count: int, what, *args) -> None:
-    """Does something and dies right before that call of the operating system; in a child."""
+    """Does something and dies right before that call of the operating system; in a fork."""
     real, calls = getattr(os, step), 0
 
     def call(*args, **options):
@@ -49,20 +49,35 @@ def die_at(step: str, count: int, what, *args) -> None:
     what(*args)
 
 
+def serve(orders) -> None:
+    """Does what comes in by a connection, each in a fork, and answers with its exit code."""
+    while (order := orders.recv()) is not None:
+        child = os.fork()
+        if not child:
+            die_at(*order)
+            os._exit(0)
+        orders.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
 @pytest.fixture(scope="module")
 def killed():
     """Whether a child that does something was killed at a step; it may have none so many times."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "pipelines.promotion.stage"])
+    # One process has imported all for the children, and has no threads that a fork would lose.
+    context = multiprocessing.get_context("spawn")
+    orders, other_end = context.Pipe()
+    server = context.Process(target=serve, args=(other_end,), daemon=True)
+    server.start()
 
     def was_killed(step: str, count: int, what, *args) -> bool:
-        child = context.Process(target=die_at, args=(step, count, what, *args))
-        child.start()
-        child.join(60)
-        assert child.exitcode in (0, KILLED)
-        return child.exitcode == KILLED
+        orders.send((step, count, what, *args))
+        assert orders.poll(60), f"nothing was done within a minute: {step} {count}"
+        code = orders.recv()
+        assert code in (0, KILLED)
+        return code == KILLED
 
-    return was_killed
+    yield was_killed
+    orders.send(None)
+    server.join(60)
 
 
 def each_kill(killed, step: str, folders: Path, prepare, what):
