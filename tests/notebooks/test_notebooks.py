@@ -41,7 +41,7 @@ values = {values!r}
 dbutils = SimpleNamespace(
     widgets=SimpleNamespace(text=values.setdefault, get=values.__getitem__)
 )
-brief = {{"master": "local[2]", "sql.shuffle.partitions": "2"}}
+brief = {{"master": "local[1]", "sql.shuffle.partitions": "2", "ui.enabled": "false"}}
 spark = spark_session(Config(spark=brief), "own")
 """
 
@@ -138,20 +138,21 @@ def test_notebooks_run_one_after_the_other(tmp_path):
     spark = {
         "executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "sql.shuffle.partitions": "2",
+        "ui.enabled": "false",
     }
     brief = only_retrieval(config).model_copy(update={"spark": spark})
     (tmp_path / "config.yaml").write_text(dump(brief))
-    engines = {"engines": "local:torch, torch:torch", "max_steps": "8"}
+    engines = {"engines": "local:torch, torch:torch", "workers": "1", "max_steps": "8"}
     trained = execute(with_parameters(TRAIN, own | engines), tmp_path)
     check_pictures(trained, "losses")
-    assert "local-cluster[2," in text_of(trained, "session")
+    assert "local-cluster[1," in text_of(trained, "session")
     assert "nDCG@10" in text_of(trained, "evaluation")
     for engine in ("local", "torch"):
         assert (tmp_path / "runs" / engine / "model" / "model.safetensors").is_file()
 
     found = execute(with_widgets(SEARCH, own | {"questions": "copy a tree"}), tmp_path)
     check_pictures(found, "map")
-    assert "local[2]" in text_of(found, "session")
+    assert "local[1]" in text_of(found, "session")
     assert "copy a tree" in text_of(found, "column")
     assert "cosine" in text_of(found, "search")
     assert "rows repeat another" in text_of(found, "groups")

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 from itertools import groupby
@@ -10,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from forks import forks
 from run_factory import IN_ORDER, content_of, names, settings, write_run
 
 from pipelines import workflow
@@ -49,35 +49,17 @@ def die_at(step: str, count: int, what, *args) -> None:
     what(*args)
 
 
-def serve(orders) -> None:
-    """Does what comes in by a connection, each in a fork, and answers with its exit code."""
-    while (order := orders.recv()) is not None:
-        child = os.fork()
-        if not child:
-            die_at(*order)
-            os._exit(0)
-        orders.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
 @pytest.fixture(scope="module")
 def killed():
     """Whether a child that does something was killed at a step; it may have none so many times."""
-    # One process has imported all for the children, and has no threads that a fork would lose.
-    context = multiprocessing.get_context("spawn")
-    orders, other_end = context.Pipe()
-    server = context.Process(target=serve, args=(other_end,), daemon=True)
-    server.start()
+    with forks() as exit_code:
 
-    def was_killed(step: str, count: int, what, *args) -> bool:
-        orders.send((step, count, what, *args))
-        assert orders.poll(60), f"nothing was done within a minute: {step} {count}"
-        code = orders.recv()
-        assert code in (0, KILLED)
-        return code == KILLED
+        def was_killed(step: str, count: int, what, *args) -> bool:
+            code = exit_code(die_at, step, count, what, *args)
+            assert code in (0, KILLED)
+            return code == KILLED
 
-    yield was_killed
-    orders.send(None)
-    server.join(60)
+        yield was_killed
 
 
 def each_kill(killed, step: str, folders: Path, prepare, what):
