@@ -49,7 +49,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 """What each adds to the example, which trains with `torch`."""
 INSTALL_SECONDS = 3600.0
 RUN_SECONDS = 900.0
-PAIRS = 400
+PAIRS = 200
 _EXAMPLE = re.compile(r"```yaml\n(?P<yaml># questions\.yaml\n.*?)```", re.DOTALL)
 
 

@@ -136,8 +136,11 @@ def test_only_what_another_try_may_mend_is_tried_again(described):
 
 
 @pytest.fixture(scope="module")
-def chain(prepared, tmp_path_factory, ask_airflow) -> Callable[..., list[dict[str, Any]]]:
-    """Runs the Spark DAG on the small corpus, once for each request, and tells all about it."""
+def chain(prepared, tmp_path_factory, described, ask_airflow) -> Callable[..., list[dict]]:
+    """Runs the Spark DAG on the small corpus, once for each request, and tells all about it.
+
+    After the files were described: by then the same process has imported what runs need.
+    """
     folder = tmp_path_factory.mktemp("chain")
     config = only_retrieval(small_config(prepared, engine="local", workers=1, framework="torch"))
     promotion = config.promotion.model_copy(update={"target": str(folder / "served")})
@@ -154,6 +157,9 @@ def chain(prepared, tmp_path_factory, ask_airflow) -> Callable[..., list[dict[st
             "spark.pyspark.python": sys.executable,
             "spark.sql.shuffle.partitions": "2",
             "spark.ui.enabled": "false",
+            # Compiling queries that are run once costs more than it gives.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
         "alert": "chat",
     }

@@ -39,8 +39,9 @@ DISTRIBUTIONS = {
 SHORT = (
     *("training.max_steps=4", "training.workers=1", "tokens.max_length=32"),
     *("evaluation.geometry=false", "evaluation.samples=0"),
-    "spark.sql.shuffle.partitions=2",
-    # As those of the drivers, see conftest.py: compilation costs executors more than it gives.
+    *("spark.sql.shuffle.partitions=2", "spark.ui.enabled=false"),
+    # As in conftest.py: compilation costs more than it gives.
+    *("spark.sql.codegen.wholeStage=false", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
     f"spark.executor.extraJavaOptions={os.environ.get('SPARK_SUBMIT_OPTS', '')}",
 )
 # Used where they are there, and nothing is missing where they are not.
