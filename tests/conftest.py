@@ -63,10 +63,13 @@ EXECUTORS = 3
 MOST_EXECUTORS = 4
 """Of those tests in the matrix whose workers hold the encoder together in two replicas."""
 OF_ONE_EXECUTOR = {
-    *("corpus", "embedding", "evaluation", "lanes", "mining", "search", "tokens"),
-    "test_preparation.py",
+    *("corpus", "dags", "embedding", "evaluation", "lanes", "mining", "promotion", "search"),
+    *("tokens", "tracking", "test_deletion.py", "test_ml.py", "test_preparation.py"),
+    *("test_recipe_for_documents.py", "test_training_job.py", "test_workflow.py"),
     *("test_duplicates_benchmark.py", "test_tokenise.py"),
 }
+# Of two workers, and no server beside them.
+OF_TWO_EXECUTORS = {"test_training_on_sources.py"}
 WANTED = pytest.StashKey[int]()
 CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 
@@ -113,7 +116,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Has the cluster, where there is one already, the executors that the next test needs."""
     if "spark" not in getattr(item, "fixturenames", ()):
         return
-    wanted = EXECUTORS if OF_ONE_EXECUTOR.isdisjoint(item.path.parts) else 1
+    wanted = EXECUTORS
+    for count, places in ((1, OF_ONE_EXECUTOR), (2, OF_TWO_EXECUTORS)):
+        wanted = wanted if places.isdisjoint(item.path.parts) else count
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
         wanted = MOST_EXECUTORS

@@ -41,9 +41,15 @@ values = {values!r}
 dbutils = SimpleNamespace(
     widgets=SimpleNamespace(text=values.setdefault, get=values.__getitem__)
 )
-brief = {{"master": "local[1]", "sql.shuffle.partitions": "2", "ui.enabled": "false"}}
-spark = spark_session(Config(spark=brief), "own")
+spark = spark_session(Config(spark={brief!r} | {{"master": "local[1]"}}), "own")
 """
+# As in conftest.py: compilation costs more than it gives.
+BRIEF = {
+    "sql.shuffle.partitions": "2",
+    "sql.codegen.wholeStage": "false",
+    "sql.codegen.factoryMode": "NO_CODEGEN",
+    "ui.enabled": "false",
+}
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -68,7 +74,7 @@ def with_parameters(path: Path, parameters: dict[str, str]) -> nbformat.Notebook
 def with_widgets(path: Path, parameters: dict[str, str]) -> nbformat.NotebookNode:
     """The notebook as a job on Databricks would run it: a session is there, and widgets are set."""
     notebook = read(path)
-    already_there = AS_ON_DATABRICKS.format(values=parameters) + REMEMBER_SESSION
+    already_there = AS_ON_DATABRICKS.format(values=parameters, brief=BRIEF) + REMEMBER_SESSION
     notebook.cells.insert(0, new_code_cell(already_there))
     return notebook
 
@@ -134,12 +140,7 @@ def test_notebooks_run_one_after_the_other(tmp_path):
     config = load(tmp_path / "config.yaml")
     assert config.corpus.format == "jsonl"
 
-    # As those of the drivers, see conftest.py: compilation costs executors more than it gives.
-    spark = {
-        "executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
-        "sql.shuffle.partitions": "2",
-        "ui.enabled": "false",
-    }
+    spark = BRIEF | {"executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}
     brief = only_retrieval(config).model_copy(update={"spark": spark})
     (tmp_path / "config.yaml").write_text(dump(brief))
     engines = {"engines": "local:torch, torch:torch", "workers": "1", "max_steps": "8"}
