@@ -49,7 +49,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 """What each adds to the example, which trains with `torch`."""
 INSTALL_SECONDS = 3600.0
 RUN_SECONDS = 900.0
-PAIRS = 400
+PAIRS = 200
 _EXAMPLE = re.compile(r"```yaml\n(?P<yaml># questions\.yaml\n.*?)```", re.DOTALL)
 
 
@@ -126,7 +126,7 @@ def link_packages(folder: Path, extras: Sequence[str]) -> None:
         for file in distribution.files or ():
             name, source = file.as_posix(), Path(str(distribution.locate_file(file)))
             # Outside are scripts; what `.pth` files name is no part of a package.
-            if name.startswith("../") or name.endswith((".pyc", ".pth")) or not source.is_file():
+            if name.startswith("../") or name.endswith(".pth") or not source.is_file():
                 continue
             target = site / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,12 +135,20 @@ def link_packages(folder: Path, extras: Sequence[str]) -> None:
     (site / "pipelines").symlink_to(ROOT / "pipelines")
 
 
-def tried(name: str, python: Path, folder: Path) -> str | None:
-    """Runs the README's example in an environment; gives what was not as promised."""
+def tried(name: str, python: Path, folder: Path, *further: str) -> str | None:
+    """Runs the README's example in an environment; gives what was not as promised.
+
+    Args:
+        name: Of the environment.
+        python: Its Python.
+        folder: To work in; it is not there yet.
+        further: More settings, as `training.max_steps=2`.
+    """
     folder.mkdir()
     write_pairs(folder / "questions.csv")
     (folder / "questions.yaml").write_text(example((ROOT / "README.md").read_text()))
-    done = command(python, folder, "run", "--config", "questions.yaml", *ENGINES[name])
+    more = [part for setting in further for part in ("--set", setting)]
+    done = command(python, folder, "run", "--config", "questions.yaml", *ENGINES[name], *more)
     said = f"{done.stdout}\n{done.stderr}"
     if "Traceback" in said:
         return f"a traceback: {last_line(done.stderr)}"

@@ -66,10 +66,13 @@ EXECUTORS = 3
 MOST_EXECUTORS = 4
 """Of those tests in the matrix whose workers hold the encoder together in two replicas."""
 OF_ONE_EXECUTOR = {
-    *("corpus", "embedding", "evaluation", "lanes", "mining", "search", "spark", "tokens"),
-    "test_preparation.py",
+    *("corpus", "dags", "embedding", "evaluation", "lanes", "mining", "promotion", "search"),
+    *("spark", "tokens", "tracking", "test_deletion.py", "test_ml.py", "test_preparation.py"),
+    *("test_recipe_for_documents.py", "test_training_job.py", "test_workflow.py"),
     *("test_duplicates_benchmark.py", "test_tokenise.py"),
 }
+# Of two workers, and no server beside them.
+OF_TWO_EXECUTORS = {"test_training_on_sources.py"}
 WANTED = pytest.StashKey[int]()
 CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 LOGS = pytest.StashKey[FailureLogs]()
@@ -146,7 +149,11 @@ def executors_for(item: pytest.Item) -> int:
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     if any(getattr(value, "training", {}).get("workers", 0) > EXECUTORS for value in values):
         return MOST_EXECUTORS
-    return EXECUTORS if OF_ONE_EXECUTOR.isdisjoint(item.path.parts) else 1
+    fewer = {1: OF_ONE_EXECUTOR, 2: OF_TWO_EXECUTORS}
+    return next(
+        (count for count, places in fewer.items() if not places.isdisjoint(item.path.parts)),
+        EXECUTORS,
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

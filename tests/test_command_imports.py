@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,64 +22,107 @@ SECONDS = 300
 """Until a command that hangs is ended."""
 
 
-def command(*arguments: str) -> tuple[int, str, set[str]]:
-    """Exit code, what a console command prints, and the libraries that it imports."""
-    code = "import sys; from pipelines.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", code, *arguments],
+COMMANDS = """
+import contextlib, io, json, sys
+from pipelines.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        code = main(arguments)
+    imported = sorted({name.partition(".")[0] for name in sys.modules})
+    print(json.dumps([code, shown.getvalue(), imported]))
+"""
+HELP = {("--help",): "Usage", ("run", "--help"): "Usage", ("--version",): "sentence-pipelines"}
+WRONG_KEYS = [
+    (job, "--set", "training.lr=1") for job in ("prepare", "train", "run", "evaluate", "embed")
+]
+WRONG_ENGINE = ("train", "--set", "training.engine=spark")
+ENGINES = [
+    ("engines",),
+    ("engines", "bigdl"),
+    ("engines", "torch", "--set", "training.framework=torch"),
+]
+
+
+class Done(NamedTuple):
+    """What has come of a command.
+
+    Attributes:
+        code: Its exit code.
+        shown: What it has printed.
+        imported: The libraries that the process has imported by then.
+    """
+
+    code: int
+    shown: str
+    imported: set[str]
+
+
+@pytest.fixture(scope="module")
+def wrong_file(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("settings") / "job.yaml"
+    file.write_text("training:\n  engin: local\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def done(wrong_file) -> dict[tuple[str, ...], Done]:
+    """What has come of console commands, one after the other in one process."""
+    with_file = ("run", "--config", str(wrong_file))
+    # Those that may import more come later.
+    asked = [*HELP, *WRONG_KEYS, with_file, WRONG_ENGINE, *ENGINES]
+    process = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(asked)],
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
-    imported = re.findall(r"^import time:[\s\d|]+\|\s*(\w+)", done.stderr, re.MULTILINE)
-    printed = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    return done.returncode, done.stdout + "\n".join(printed), set(imported)
+    assert process.returncode == 0, process.stderr
+    found = [json.loads(line) for line in process.stdout.splitlines()]
+    return {
+        command: Done(code, shown, set(imported))
+        for command, (code, shown, imported) in zip(asked, found, strict=True)
+    }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["--help"], "Usage"), (["run", "--help"], "Usage"), (["--version"], "sentence-pipelines")],
-)
-def test_help_needs_neither_settings_nor_arrays(arguments, said):
-    code, shown, imported = command(*arguments)
+@pytest.mark.parametrize("command", HELP, ids=" ".join)
+def test_help_needs_neither_settings_nor_arrays(done, command):
+    code, shown, imported = done[command]
     assert code == 0
-    assert said in shown
+    assert HELP[command] in shown
     assert "typer" in imported
     assert imported & (FRAMEWORKS | ARRAYS | SETTINGS) == set()
 
 
-@pytest.mark.parametrize("job", ["prepare", "train", "run", "evaluate", "embed"])
-def test_a_wrong_key_is_refused_before_anything_is_imported_for_the_job(job):
-    code, shown, imported = command(job, "--set", "training.lr=1")
+@pytest.mark.parametrize("command", WRONG_KEYS, ids=" ".join)
+def test_a_wrong_key_is_refused_before_anything_is_imported_for_the_job(done, command):
+    code, shown, imported = done[command]
     assert (code, shown) == (2, code_line("training.lr", "training.learning_rate"))
     assert imported & (FRAMEWORKS | ARRAYS) == set()
 
 
 def code_line(key: str, meant: str) -> str:
-    return f"error: {key}: there is no such setting, did you mean {meant}?"
+    return f"error: {key}: there is no such setting, did you mean {meant}?\n"
 
 
-def test_a_wrong_key_of_a_file_is_refused_as_early(tmp_path):
-    file = tmp_path / "job.yaml"
-    file.write_text("training:\n  engin: local\n", encoding="utf-8")
-    code, shown, imported = command("run", "--config", str(file))
+def test_a_wrong_key_of_a_file_is_refused_as_early(done, wrong_file):
+    code, shown, imported = done["run", "--config", str(wrong_file)]
     assert (code, shown) == (2, code_line("training.engin", "training.engine"))
     assert imported & (FRAMEWORKS | ARRAYS) == set()
 
 
-def test_an_engine_that_there_is_not_is_refused_as_early():
-    code, shown, imported = command("train", "--set", "training.engine=spark")
+def test_an_engine_that_there_is_not_is_refused_as_early(done):
+    code, shown, imported = done[WRONG_ENGINE]
     assert code == 2
     assert "there is no engine `spark`" in shown
     assert imported & (FRAMEWORKS | ARRAYS) == set()
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["bigdl"], ["torch", "--set", "training.framework=torch"]]
-)
-def test_what_engines_need_is_shown_without_their_libraries(arguments):
-    code, shown, imported = command("engines", *arguments)
+@pytest.mark.parametrize("command", ENGINES, ids=" ".join)
+def test_what_engines_need_is_shown_without_their_libraries(done, command):
+    code, shown, imported = done[command]
     assert code == 0
     assert "spark.speculation" in shown
     assert imported & FRAMEWORKS == set()

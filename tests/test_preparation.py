@@ -94,7 +94,9 @@ def test_a_job_that_was_killed_is_finished_by_the_next(prepared, tmp_path):
     write_docstrings(tmp_path / "docstrings.jsonl")
     folder = tmp_path / "prepared"
     config = small_config(folder)
-    (tmp_path / "job.yaml").write_text(dump(config))
+    # What is killed needs no cluster, whose executors would be more to start.
+    alone = config.spark.model_copy(update={"master": "local[1]"})
+    (tmp_path / "job.yaml").write_text(dump(config.model_copy(update={"spark": alone})))
     command = [sys.executable, str(JOBS / "prepare.py"), "--config", str(tmp_path / "job.yaml")]
     # What is killed leaves its temporary files.
     temporary = tmp_path / "temporary"

@@ -346,11 +346,13 @@ def spark_submit(*arguments: str | Path) -> subprocess.Popen:
 
 
 def test_spark_submit_runs_the_jobs(prepared, tmp_path):
-    config = small_config(prepared, max_steps=4)
+    config = small_config(prepared, engine="torch", framework="torch", workers=1, max_steps=4)
     run = config.run.model_copy(update={"folder": str(tmp_path / "run")})
     (tmp_path / "small.yaml").write_text(dump(config.model_copy(update={"run": run})))
     done = spark_submit(
-        *("--master", "local-cluster[2,1,1024]", ROOT / "jobs" / "train.py"),
+        *("--master", "local-cluster[1,1,1024]", "--conf", "spark.ui.enabled=false"),
+        *("--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"),
+        ROOT / "jobs" / "train.py",
         *("--config", tmp_path / "small.yaml"),
     )
     said, _ = done.communicate(timeout=300)
@@ -369,7 +371,8 @@ def command_line(process: psutil.Process) -> str:
 def test_a_job_ends_with_the_spark_submit_that_is_killed(config_file, tmp_path):
     endless = overrides("training.epochs=99999", "training.max_steps=99999")
     submitted = spark_submit(
-        *("--master", "local[1]", ROOT / "jobs" / "train.py", "--config", config_file, *endless)
+        *("--master", "local[1]", "--conf", "spark.ui.enabled=false"),
+        *(ROOT / "jobs" / "train.py", "--config", config_file, *endless),
     )
     metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
     while not metrics.exists():

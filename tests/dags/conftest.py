@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ ENVIRONMENTS = {"airflow": ".venv-airflow", "airflow-2": ".venv-airflow-2"}
 FOUND = [name for name, folder in ENVIRONMENTS.items() if (ROOT / folder).exists()]
 POOL = "encoders"
 SECONDS = 600
+
+Ask = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="session", params=FOUND or ["airflow"])
@@ -41,7 +45,7 @@ def airflow_variables(airflow_python, tmp_path_factory) -> dict[str, str]:
         "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": str(SECONDS),
         "AIRFLOW__CORE__UNIT_TEST_MODE": "false",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "false",
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
         "SENTENCE_ENCODER_POOL_TRAIN": POOL,
         # The operator looks for spark-submit in the path: that of this environment.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -57,21 +61,37 @@ def airflow_variables(airflow_python, tmp_path_factory) -> dict[str, str]:
     return variables
 
 
-@pytest.fixture(scope="session")
-def ask_airflow(airflow_python, airflow_variables) -> Callable[..., dict[str, Any]]:
-    """Calls `in_airflow.py` with more variables, and gives its answer."""
-
-    def ask(*arguments: str, **variables: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [airflow_python, Path(__file__).with_name("in_airflow.py"), *arguments],
-            env=airflow_variables | variables,
-            capture_output=True,
+@pytest.fixture(scope="module")
+def ask_airflow(airflow_python, airflow_variables, tmp_path_factory) -> Iterator[Ask]:
+    """Asks a process of `in_airflow.py`, with more variables, and gives its answer."""
+    folder, numbers = tmp_path_factory.mktemp("answers"), count()
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [airflow_python, Path(__file__).with_name("in_airflow.py")],
+            env=airflow_variables,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
-            timeout=SECONDS,
-            check=False,
         )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer | {"output": done.stdout + done.stderr}
+    assert process.stdin is not None
+    questions = process.stdin
 
-    return ask
+    def ask(command: str, *arguments: str, **variables: str) -> dict[str, Any]:
+        answer, said_before = folder / f"{next(numbers)}.json", log.stat().st_size
+        question = {"command": command, "arguments": arguments, "variables": variables}
+        questions.write(json.dumps({**question, "answer": str(answer)}) + "\n")
+        questions.flush()
+        deadline = time.monotonic() + SECONDS
+        while not answer.exists():
+            is_at_work = process.poll() is None and time.monotonic() < deadline
+            assert is_at_work, log.read_text(errors="replace")[-6000:]
+            time.sleep(0.05)
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found | {"output": log.read_bytes()[said_before:].decode(errors="replace")}
+
+    yield ask
+    process.kill()
+    process.wait(SECONDS)
+    questions.close()

@@ -1,4 +1,4 @@
-"""Runs in Airflow's own environment, for the tests: a command, and one JSON line as its answer."""
+"""Runs in Airflow's own environment, for the tests: answers what it is asked by lines of JSON."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def describe(messages: str) -> dict[str, Any]:
     for name in TRACKING:
         os.environ[TRACK] = name
         tracked[name] = [getattr(operator_tracked_by(tracking()), f"_{key}") for key in TRACKED]
+    del os.environ[TRACK]
     verdicts = [verdict(RuntimeError(message), None) for message in json.loads(messages)]
     kinds = [type(found).__name__ for found in verdicts]
     return described | {"verdicts": kinds, "tracked": tracked}
@@ -179,8 +180,19 @@ COMMANDS = {"describe": describe, "run": run}
 
 
 def main() -> None:
-    command, *arguments = sys.argv[1:]
-    print(f"\n{json.dumps(COMMANDS[command](*arguments))}")
+    """Answers questions until there are no more; each names the file for its answer."""
+    # Jobs that are started here must find none of them on standard input.
+    questions = os.fdopen(os.dup(sys.stdin.fileno()))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+    for line in questions:
+        question = json.loads(line)
+        os.environ.update(question["variables"])
+        answer = COMMANDS[question["command"]](*question["arguments"])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        file = Path(question["answer"])
+        file.with_suffix(".part").write_text(json.dumps(answer))
+        file.with_suffix(".part").rename(file)
 
 
 if __name__ == "__main__":

@@ -89,16 +89,18 @@ def test_a_job_runs_from_the_archive_where_there_is_no_python(machine, tmp_path)
         "spark.executor.cores": "1",
         "spark.executor.memory": "512m",
         "spark.cores.max": "2",
+        # Otherwise the first executor may do all before the second one is there.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     }
     arguments += [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
-    with standalone_cluster(machine, cores=1, memory="512m") as master:
+    with standalone_cluster(machine, workers=1, cores=2, memory="1g") as master:
         code = submit(machine, ["--master", master, *arguments, "/job/job.py"], log, seconds=300)
     assert code == 0, log.read_text()
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["driver"] == "/environment/bin/python"
     for executable, prefix, version in seen["executors"]:
-        # Each executor has unpacked an environment of its own, in its folder on its worker.
-        assert executable.startswith("/tmp/worker-")
+        # Each executor has unpacked an environment of its own, in its folder on the worker.
+        assert executable.startswith("/tmp/worker-1/")
         assert executable == f"{prefix}/bin/python"
         assert version == sys.version
     assert len({prefix for _, prefix, _ in seen["executors"]}) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -34,6 +35,15 @@ DISTRIBUTIONS = {
     "werkzeug": "elephas",
     "yaml": "pyyaml",
 }
+# What makes the example short, and needs no other library.
+SHORT = (
+    *("training.max_steps=4", "training.workers=1", "tokens.max_length=32"),
+    *("evaluation.geometry=false", "evaluation.samples=0"),
+    *("spark.sql.shuffle.partitions=2", "spark.ui.enabled=false"),
+    # As in conftest.py: compilation costs more than it gives.
+    *("spark.sql.codegen.wholeStage=false", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+    f"spark.executor.extraJavaOptions={os.environ.get('SPARK_SUBMIT_OPTS', '')}",
+)
 # Used where they are there, and nothing is missing where they are not.
 BY_CHANCE = {"boto3", "grpc", "grpc_status"}
 
@@ -78,7 +88,7 @@ def test_the_extra_that_is_named_installs_the_library(module, extra):
 def test_the_example_for_own_pairs_runs_in_an_install_of_one_extra(tmp_path):
     python = try_install.make("torch", tmp_path / "environment", linked=True)
     assert not list(tmp_path.glob("environment/lib/*/site-packages/matplotlib"))
-    assert try_install.tried("torch", python, tmp_path / "work") is None
+    assert try_install.tried("torch", python, tmp_path / "work", *SHORT) is None
     assert not (tmp_path / "work" / "run" / "report.html").exists()
 
 

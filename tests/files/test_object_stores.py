@@ -214,9 +214,8 @@ class TestFolders:
             folders.check_place("run.folder", missing)
 
     def test_a_wrong_endpoint_is_told_of_before_the_store_has_been_waited_for(self, s3_server):
-        options = s3_server.model_copy(
-            update={"s3_endpoint": "http://127.0.0.1:9", "retry_seconds": 300.0}
-        )
+        wrong = {"s3_endpoint": "http://127.0.0.1:9", "timeout_seconds": 2.0}
+        options = s3_server.model_copy(update={**wrong, "retry_seconds": 300.0})
         missing = RemotePath.parse("s3://bucket-elsewhere/run", options)
         began = time.monotonic()
         with (

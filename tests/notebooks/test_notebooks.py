@@ -41,9 +41,15 @@ values = {values!r}
 dbutils = SimpleNamespace(
     widgets=SimpleNamespace(text=values.setdefault, get=values.__getitem__)
 )
-brief = {{"master": "local[2]", "sql.shuffle.partitions": "2"}}
-spark = spark_session(Config(spark=brief), "own")
+spark = spark_session(Config(spark={brief!r} | {{"master": "local[1]"}}), "own")
 """
+# As in conftest.py: compilation costs more than it gives.
+BRIEF = {
+    "sql.shuffle.partitions": "2",
+    "sql.codegen.wholeStage": "false",
+    "sql.codegen.factoryMode": "NO_CODEGEN",
+    "ui.enabled": "false",
+}
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -68,7 +74,7 @@ def with_parameters(path: Path, parameters: dict[str, str]) -> nbformat.Notebook
 def with_widgets(path: Path, parameters: dict[str, str]) -> nbformat.NotebookNode:
     """The notebook as a job on Databricks would run it: a session is there, and widgets are set."""
     notebook = read(path)
-    already_there = AS_ON_DATABRICKS.format(values=parameters) + REMEMBER_SESSION
+    already_there = AS_ON_DATABRICKS.format(values=parameters, brief=BRIEF) + REMEMBER_SESSION
     notebook.cells.insert(0, new_code_cell(already_there))
     return notebook
 
@@ -134,24 +140,20 @@ def test_notebooks_run_one_after_the_other(tmp_path):
     config = load(tmp_path / "config.yaml")
     assert config.corpus.format == "jsonl"
 
-    # As those of the drivers, see conftest.py: compilation costs executors more than it gives.
-    spark = {
-        "executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
-        "sql.shuffle.partitions": "2",
-    }
+    spark = BRIEF | {"executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}
     brief = only_retrieval(config).model_copy(update={"spark": spark})
     (tmp_path / "config.yaml").write_text(dump(brief))
-    engines = {"engines": "local:torch, torch:torch", "max_steps": "8"}
+    engines = {"engines": "local:torch, torch:torch", "workers": "1", "max_steps": "8"}
     trained = execute(with_parameters(TRAIN, own | engines), tmp_path)
     check_pictures(trained, "losses")
-    assert "local-cluster[2," in text_of(trained, "session")
+    assert "local-cluster[1," in text_of(trained, "session")
     assert "nDCG@10" in text_of(trained, "evaluation")
     for engine in ("local", "torch"):
         assert (tmp_path / "runs" / engine / "model" / "model.safetensors").is_file()
 
     found = execute(with_widgets(SEARCH, own | {"questions": "copy a tree"}), tmp_path)
     check_pictures(found, "map")
-    assert "local[2]" in text_of(found, "session")
+    assert "local[1]" in text_of(found, "session")
     assert "copy a tree" in text_of(found, "column")
     assert "cosine" in text_of(found, "search")
     assert "rows repeat another" in text_of(found, "groups")

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 from itertools import groupby
@@ -10,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from forks import forks
 from run_factory import IN_ORDER, content_of, names, settings, write_run
 
 from pipelines import workflow
@@ -35,7 +35,7 @@ def folders():
 
 
 def die_at(step: str, count: int, what, *args) -> None:
-    """Does something and dies right before that call of the operating system; in a child."""
+    """Does something and dies right before that call of the operating system; in a fork."""
     real, calls = getattr(os, step), 0
 
     def call(*args, **options):
@@ -52,17 +52,14 @@ def die_at(step: str, count: int, what, *args) -> None:
 @pytest.fixture(scope="module")
 def killed():
     """Whether a child that does something was killed at a step; it may have none so many times."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "pipelines.promotion.stage"])
+    with forks() as exit_code:
 
-    def was_killed(step: str, count: int, what, *args) -> bool:
-        child = context.Process(target=die_at, args=(step, count, what, *args))
-        child.start()
-        child.join(60)
-        assert child.exitcode in (0, KILLED)
-        return child.exitcode == KILLED
+        def was_killed(step: str, count: int, what, *args) -> bool:
+            code = exit_code(die_at, step, count, what, *args)
+            assert code in (0, KILLED)
+            return code == KILLED
 
-    return was_killed
+        yield was_killed
 
 
 def each_kill(killed, step: str, folders: Path, prepare, what):

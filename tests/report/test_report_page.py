@@ -2,9 +2,10 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
-from logged_runs import made_samples
+from logged_runs import made_samples, write_run
 from page_reader import read
 
 from pipelines.errors import DamagedFileError
@@ -33,10 +34,31 @@ HOSTILE = (
 )
 
 
-def test_shows_everything_there_is(run) -> None:
-    path = write_report(run, run.parent / "prepared")
-    assert path == run / "report.html"
-    page = read(path)
+@pytest.fixture(scope="module")
+def whole_page(tmp_path_factory) -> Path:
+    """The page of a run as it was written."""
+    run = write_run(tmp_path_factory.mktemp("whole"))
+    page = write_report(run, run.parent / "prepared")
+    assert page == run / "report.html"
+    return page
+
+
+@pytest.fixture
+def measured(run) -> Path:
+    """A run without lines of its training, whose charts take their time."""
+    (run / "metrics.jsonl").unlink()
+    return run
+
+
+@pytest.fixture
+def logged(run) -> Path:
+    """A run without samples, whose charts take their time."""
+    (run / "samples.json").unlink()
+    return run
+
+
+def test_shows_everything_there_is(whole_page) -> None:
+    page = read(whole_page)
     assert page.headings == HEADINGS
     for words in (
         "first-run",
@@ -56,60 +78,59 @@ def test_shows_everything_there_is(run) -> None:
         assert words in page.words
 
 
-def test_what_was_cut_is_told_on_both_pages(run) -> None:
-    prepared = run.parent / "prepared"
+def test_what_was_cut_is_told_on_both_pages(measured) -> None:
+    prepared = measured.parent / "prepared"
     manifest = {"max_length": 64, "texts": 200, "cut": 3, "tokens": 900, "dropped": 100}
     manifest["prompts"] = {"anchor": "query: "}
     storage.write_json(prepared / "tokens" / "manifest.json", manifest)
-    storage.write_json(run / "tokens.json", manifest)
+    storage.write_json(measured / "tokens.json", manifest)
     told = "texts of up to 64 tokens, 3 of 200 (1.5 %) cut, 10.0 % of the tokens left out"
-    words = read(write_report(run, prepared)).words
+    words = read(write_report(measured, prepared)).words
     assert told in words
     assert "`query: ` (anchor)" in words
     assert told in read(write_corpus_report(prepared)).words
     # The folder has been prepared for another run since.
     other = manifest | {"max_length": 128, "cut": 0, "dropped": 0, "prompts": {}}
     storage.write_json(prepared / "tokens" / "manifest.json", other)
-    assert read(write_report(run, prepared)).words == words
+    assert read(write_report(measured, prepared)).words == words
 
 
-def test_staleness_is_shown_where_there_was_any(run) -> None:
+def test_staleness_is_shown_where_there_was_any(logged, whole_page) -> None:
     title = "Staleness, updates (mean)"
-    assert title not in read(write_report(run, run.parent / "prepared")).words
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert title not in read(whole_page).words
+    lines = [json.loads(line) for line in (logged / "metrics.jsonl").read_text().splitlines()]
     aged = [line | {"staleness_mean": 0.75, "staleness_max": 2} for line in lines]
     text = "".join(json.dumps(line) + "\n" for line in aged)
-    storage.write_text(run / "metrics.jsonl", text)
-    figures = storage.read_json(run / "metrics.json")
+    storage.write_text(logged / "metrics.jsonl", text)
+    figures = storage.read_json(logged / "metrics.json")
     figures["training"] |= {"staleness_mean": 0.75, "staleness_max": 2}
-    storage.write_json(run / "metrics.json", figures)
-    words = read(write_report(run, run.parent / "prepared")).words
+    storage.write_json(logged / "metrics.json", figures)
+    words = read(write_report(logged, logged.parent / "prepared")).words
     assert title in words
     assert "mean staleness" in words
 
 
-def test_needs_nothing_from_elsewhere(run) -> None:
-    page = read(write_report(run, run.parent / "prepared"))
+def test_needs_nothing_from_elsewhere(whole_page) -> None:
+    page = read(whole_page)
     # Besides itself, it leads to what lies beside it.
     beside = {"./model/", "../prepared/report.html"}
     assert {one for one in page.addresses if not one.startswith("#")} == beside
-    text = (run / "report.html").read_text(encoding="utf-8")
+    text = whole_page.read_text(encoding="utf-8")
     assert "fetch(" not in text
     assert "url(http" not in text
     assert "@import" not in text
 
 
-def test_charts_of_one_page_do_not_share_ids(run) -> None:
-    page = read(write_report(run, run.parent / "prepared"))
+def test_charts_of_one_page_do_not_share_ids(whole_page) -> None:
+    page = read(whole_page)
     referred = {address[1:] for address in page.addresses if address.startswith("#")}
     assert referred
     assert referred <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_the_same_run_gives_the_same_page(run) -> None:
-    first = write_report(run, run.parent / "prepared").read_bytes()
-    assert write_report(run, run.parent / "prepared").read_bytes() == first
+def test_the_same_run_gives_the_same_page(run, whole_page) -> None:
+    assert write_report(run, run.parent / "prepared").read_bytes() == whole_page.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -139,11 +160,11 @@ def test_a_run_that_has_just_begun(tmp_path) -> None:
     assert tmp_path.name in page.words
 
 
-def test_few_steps_are_shown_as_they_are(run) -> None:
+def test_few_steps_are_shown_as_they_are(logged) -> None:
     def words_of(count: int) -> list[str]:
-        text = "".join((run / "metrics.jsonl").read_text().splitlines(keepends=True)[:count])
-        storage.write_text(run / "metrics.jsonl", text)
-        return read(write_report(run, run.parent / "prepared")).words
+        text = "".join((logged / "metrics.jsonl").read_text().splitlines(keepends=True)[:count])
+        storage.write_text(logged / "metrics.jsonl", text)
+        return read(write_report(logged, logged.parent / "prepared")).words
 
     assert "smoothed" in words_of(12)
     assert "smoothed" not in words_of(2)
@@ -152,12 +173,12 @@ def test_few_steps_are_shown_as_they_are(run) -> None:
 @pytest.mark.parametrize(
     ("ends", "verdict"), [(None, ""), ((-2.6, 0.1), "cannot be told"), ((-2.4, -0.1), "worse")]
 )
-def test_a_difference_that_may_be_chance_is_not_judged(run, ends, verdict) -> None:
-    figures = storage.read_json(run / "metrics.json")
+def test_a_difference_that_may_be_chance_is_not_judged(measured, ends, verdict) -> None:
+    figures = storage.read_json(measured / "metrics.json")
     known = None if ends is None else {"low": ends[0], "high": ends[1], "detectable": 1.8}
     figures["interval"] = {} if ends is None else {"retrieval": {"mrr@10": known}}
-    storage.write_json(run / "metrics.json", figures)
-    page = write_report(run, run.parent / "prepared")
+    storage.write_json(measured / "metrics.json", figures)
+    page = write_report(measured, measured.parent / "prepared")
     words = read(page).words
     # At the head and in the table.
     assert words.count("-1.25") == 2
@@ -168,13 +189,13 @@ def test_a_difference_that_may_be_chance_is_not_judged(run, ends, verdict) -> No
     assert len(found) == (3 if verdict == "worse" else 0)
 
 
-def test_alarms_and_what_was_tested_stand_with_the_verdict(run) -> None:
-    figures = storage.read_json(run / "metrics.json")
+def test_alarms_and_what_was_tested_stand_with_the_verdict(measured) -> None:
+    figures = storage.read_json(measured / "metrics.json")
     ends = {"low": -2.6, "high": 0.1, "detectable": 1.8}
     figures["interval"] = {"retrieval": {"mrr@10": ends}}
     figures["sets"] = {"retrieval": {"evaluation": "retrieval", "role": "held_out"}}
-    storage.write_json(run / "metrics.json", figures | {"weight_change": 0.0})
-    page = write_report(run, run.parent / "prepared").read_text(encoding="utf-8")
+    storage.write_json(measured / "metrics.json", figures | {"weight_change": 0.0})
+    page = write_report(measured, measured.parent / "prepared").read_text(encoding="utf-8")
     assert "ALARM: The weights did not move" in page
     assert re.search(r'class="verdict cannot-be-told".*Tested: MRR@10 on retrieval', page)
 
@@ -197,9 +218,9 @@ def test_a_run_that_was_killed_says_so_and_shows_what_there_is(run) -> None:
     assert {"Training", "Where the time went"} <= set(page.headings)
 
 
-def test_a_run_without_an_evaluation_says_so(run) -> None:
-    storage.write_json(run / "metrics.json", {"training": {"steps": 3}})
-    page = read(write_report(run, run.parent / "prepared"))
+def test_a_run_without_an_evaluation_says_so(logged) -> None:
+    storage.write_json(logged / "metrics.json", {"training": {"steps": 3}})
+    page = read(write_report(logged, logged.parent / "prepared"))
     assert any("Nothing has been measured" in words for words in page.words)
     assert not any("has not finished" in words for words in page.words)
 
@@ -268,34 +289,34 @@ def test_evaluations_over_the_steps_are_drawn_whatever_they_measure(run) -> None
     assert {"F1", "Uniformity"} <= set(page.words)
 
 
-def test_workers_that_did_not_measure_their_time_are_told_of(run) -> None:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def test_workers_that_did_not_measure_their_time_are_told_of(logged) -> None:
+    lines = [json.loads(line) for line in (logged / "metrics.jsonl").read_text().splitlines()]
     text = "".join(json.dumps(line | {"workers": []}) + "\n" for line in lines)
-    storage.write_text(run / "metrics.jsonl", text)
-    page = read(write_report(run, run.parent / "prepared"))
+    storage.write_text(logged / "metrics.jsonl", text)
+    page = read(write_report(logged, logged.parent / "prepared"))
     assert "Where the time went" in page.headings
     assert any("does not tell" in words for words in page.words)
     assert "communication" not in page.words
 
 
-def test_time_that_is_not_told_apart_is_shown_as_one(run) -> None:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def test_time_that_is_not_told_apart_is_shown_as_one(logged) -> None:
+    lines = [json.loads(line) for line in (logged / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         for worker in line["workers"]:
             worker["arithmetic_and_communication"] = worker.pop("arithmetic") + worker.pop(
                 "communication"
             )
-    storage.write_text(run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    page = read(write_report(run, run.parent / "prepared"))
+    storage.write_text(logged / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    page = read(write_report(logged, logged.parent / "prepared"))
     assert "arithmetic and communication" in page.words
     assert "87.5 %" in page.words
 
 
-def test_lost_workers_are_told_of(run) -> None:
+def test_lost_workers_are_told_of(measured) -> None:
     lost = {"made": 1234, "time": "2026-11-20T03:04:05+00:00", "engine": "torch", "lane": 7}
     lost |= {"rank": 1, "host": "<node-3>", "cause": "the worker's process died\nTraceback"}
-    add_restart(run, Restart(step=1200, workers=3, **lost))
-    page = read(write_report(run, run.parent / "prepared"))
+    add_restart(measured, Restart(step=1200, workers=3, **lost))
+    page = read(write_report(measured, measured.parent / "prepared"))
     assert "Lost workers" in page.headings
     for words in (
         "2026-11-20T03:04:05+00:00",
@@ -351,6 +372,10 @@ def altered(value: object) -> list[object]:
 def test_a_record_that_was_altered_is_drawn_or_named(run, name) -> None:
     record = json.loads((run / name).read_text()) if (run / name).is_file() else {"a": 1}
     before = (run / "report.html").exists()
+    # Charts of other records take most of the time, and have no part in it.
+    others = () if name == "metrics.json" else {"metrics.jsonl", "samples.json"} - {name}
+    for other in others:
+        (run / other).unlink()
     for value in altered(record):
         (run / name).write_text(json.dumps(value))
         try:
@@ -370,6 +395,7 @@ def test_of_several_records_that_were_altered_one_is_named(run) -> None:
 
 
 def test_lines_and_a_funnel_that_were_altered_are_drawn_or_named(run) -> None:
+    (run / "samples.json").unlink()
     for path, text in [
         (run / "metrics.jsonl", '{"step": "x"}\n{"step": [1]}\n'),
         (run / "evaluations.jsonl", '{"step": 1, "metrics": 3}\n[1]\n'),

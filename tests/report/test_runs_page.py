@@ -41,6 +41,14 @@ def runs(tmp_path, monkeypatch) -> tuple[Path, Path]:
     return first, second
 
 
+@pytest.fixture
+def measured(runs) -> tuple[Path, Path]:
+    """The same without lines of their training, whose charts take their time."""
+    for run in runs:
+        (run / "metrics.jsonl").unlink()
+    return runs
+
+
 def readings(page: Path, title: str) -> dict:
     found = re.search(rf'aria-label="{title}" data-values="([^"]*)"', page.read_text("utf-8"))
     return json.loads(html.unescape(found[1]))
@@ -86,10 +94,10 @@ def test_needs_nothing_from_elsewhere_and_leads_to_the_reports(runs, tmp_path):
     assert "img" not in page.seen
 
 
-def test_a_page_of_one_run_is_its_report(runs, tmp_path, capsys):
+def test_a_page_of_one_run_is_its_report(measured, tmp_path, capsys):
     assert main(["report", "one/first-run"]) == 0
-    assert capsys.readouterr().out.split()[1] == str(runs[0] / "report.html")
-    page = read(runs[0] / "report.html")
+    assert capsys.readouterr().out.split()[1] == str(measured[0] / "report.html")
+    page = read(measured[0] / "report.html")
     # Its own preparation is found by the run, and not by the settings.
     assert "Corpus" in page.headings
     assert main(["report", "one/first-run", "--output", "pages/one.html"]) == 0
@@ -105,7 +113,8 @@ def test_a_page_of_the_user_in_a_folder_that_is_no_runs_stays(tmp_path):
     assert page.read_text() == "<html>mine</html>"
 
 
-def test_a_page_takes_the_place_of_a_page_alone(runs, tmp_path, capsys):
+@pytest.mark.usefixtures("measured")
+def test_a_page_takes_the_place_of_a_page_alone(tmp_path, capsys):
     mine = tmp_path / "comparison.html"
     mine.write_text("<html>mine</html>")
     both = ["report", "one/first-run", "two/first-run"]
@@ -157,23 +166,23 @@ def test_runs_that_share_nothing_are_drawn(runs, tmp_path):
     assert read(write_comparison(runs, tmp_path / "page.html")).headings == HEADINGS
 
 
-def test_figures_of_other_data_are_said_to_be_so(runs, tmp_path):
-    for run, digest in zip(runs, ("a1", "b2"), strict=True):
+def test_figures_of_other_data_are_said_to_be_so(measured, tmp_path):
+    for run, digest in zip(measured, ("a1", "b2"), strict=True):
         edit(run / "metrics.json", measured={"model": "m", "sets": {"retrieval": digest}})
-    figures = storage.read_json(runs[1] / "metrics.json")
+    figures = storage.read_json(measured[1] / "metrics.json")
     figures["after"]["retrieval"]["queries"] = figures["before"]["retrieval"]["queries"] = 6
-    storage.write_json(runs[1] / "metrics.json", figures)
-    (group,) = figure_groups(read_runs(runs))
+    storage.write_json(measured[1] / "metrics.json", figures)
+    (group,) = figure_groups(read_runs(measured))
     assert group.is_of_other_data
     assert group.basis == ""
     assert [line.basis for line in group.lines] == [
         "5 queries, 9 documents",
         "6 queries, 9 documents",
     ]
-    words = read(write_comparison(runs, tmp_path / "page.html")).words
+    words = read(write_comparison(measured, tmp_path / "page.html")).words
     assert any("measured on different data" in said for said in words)
-    edit(runs[1] / "metrics.json", measured={"sets": {"retrieval": "a1"}})
-    assert not figure_groups(read_runs(runs))[0].is_of_other_data
+    edit(measured[1] / "metrics.json", measured={"sets": {"retrieval": "a1"}})
+    assert not figure_groups(read_runs(measured))[0].is_of_other_data
 
 
 def test_runs_that_have_just_begun_have_a_page(tmp_path):

@@ -1,7 +1,6 @@
 """The metrics lines of a run, and its folder, whenever its driver is killed."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forks import forks
 from planned_runs import make_run
 
 from pipelines.errors import InputError
@@ -113,7 +113,7 @@ def overwrite_until(change: int, folder: Path) -> None:
 
     sys.addaudithook(count)
     open_run_folder(config_of(folder, overwrite=True), replace(PLAN, seed=2), MANIFEST)
-    # Before the interpreter goes, which changes files too.
+    # Before what the process goes on to do, which may change files too.
     os._exit(0)
 
 
@@ -144,17 +144,13 @@ def check_killed(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_overwriting_that_is_killed_at_any_step_locks_nobody_out(tmp_path):
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["pytest", "pipelines.runs.opening"])
     codes = []
-    while not codes or codes[-1] == KILLED:
-        folder = tmp_path / f"run-{len(codes)}"
-        write_run(folder)
-        process = processes.Process(target=overwrite_until, args=(len(codes), folder))
-        process.start()
-        process.join(60)
-        codes.append(process.exitcode)
-        check_killed(folder, tmp_path)
+    with forks() as exit_code:
+        while not codes or codes[-1] == KILLED:
+            folder = tmp_path / f"run-{len(codes)}"
+            write_run(folder)
+            codes.append(exit_code(overwrite_until, len(codes), folder))
+            check_killed(folder, tmp_path)
     assert codes[-1] == 0
     # Each file and folder of the run was about to be deleted once.
     assert len(codes) > len(FILES) + len(BEGUN)

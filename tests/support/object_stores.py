@@ -41,6 +41,8 @@ CREDENTIALS = {
 
 READY_SECONDS = 60.0
 PATIENCE = {"timeout_seconds": 20.0, "retry_seconds": 10.0}
+# Google's emulator says that it lacks conditions by an error that is tried again for so long.
+GOOGLE_PATIENCE = {"timeout_seconds": 5.0, "retry_seconds": 10.0}
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def google_server(tmp_path_factory) -> Iterator[StorageSettings]:
     command = [sys.executable, emulator, "start", *options]
     endpoint = f"http://127.0.0.1:{port}"
     with _serving(command, endpoint, tmp_path_factory.mktemp("google") / "log"):
-        yield StorageSettings(gs_endpoint=endpoint, anonymous=True, **PATIENCE)
+        yield StorageSettings(gs_endpoint=endpoint, anonymous=True, **GOOGLE_PATIENCE)
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from relays import free_port, relay
 from pipelines.settings import Config, StorageSettings
 from pipelines.settings.load import parse
 from pipelines.tracking import proxy as link
-from pipelines.tracking.base import RunStart
+from pipelines.tracking.base import RunEnd, RunStart
 from pipelines.tracking.databricks import databricks_environment
-from pipelines.tracking.mlflow import release, requirements
+from pipelines.tracking.mlflow import MlflowTracker, release, requirements
 from pipelines.tracking.pyfunc import texts_of
 from pipelines.tracking.run_tracking import RunTracking
 
@@ -59,6 +59,19 @@ def client(mlflow_server) -> mlflow.MlflowClient:
 
 def run_id(folder: Path) -> str:
     return json.loads((folder / "tracking" / "mlflow.json").read_text())["run_id"]
+
+
+def start_of(config: Config, folder: Path) -> RunStart:
+    """What a driver tells of a run that begins."""
+    return RunStart(
+        storage=StorageSettings(),
+        run_folder=str(folder),
+        settings=config.tracking,
+        parameters={},
+        config="",
+        program="job.py",
+        first_step=0,
+    )
 
 
 def history(client: mlflow.MlflowClient, folder: Path, name: str) -> list[tuple[int, float]]:
@@ -117,17 +130,6 @@ def test_a_run_its_resumption_and_its_evaluation_are_one_run(mlflow_server, clie
     assert history(client, folder, "after/dev/spearman") == [(60, 80.0)]
 
 
-def test_a_run_that_was_deleted_in_mlflow_is_begun_anew(mlflow_server, client, tmp_path):
-    config = tracked(mlflow_server)
-    with RunTracking(config, tmp_path, 0):
-        pass
-    first = run_id(tmp_path)
-    client.delete_run(first)
-    with RunTracking(config, tmp_path, 5):
-        pass
-    assert run_id(tmp_path) != first
-
-
 def test_the_model_loads_where_this_package_is_not_there(
     spark, mlflow_server, client, tmp_path, model_folder
 ):
@@ -163,11 +165,14 @@ def test_the_model_loads_where_this_package_is_not_there(
     embed = mlflow.pyfunc.spark_udf(
         spark, "models:/encoder/1", result_type="array<float>", env_manager="local"
     )
+    # In one task, since each executor would import all that the model needs.
     frame = spark.createDataFrame([("k", text) for text in TEXTS], "id string, text string")
-    for column in (embed("text"), embed(), embed(F.struct("id", "text"))):
-        rows = frame.select("text", column.alias("vector")).collect()
-        found = {row["text"]: row["vector"] for row in rows}
-        np.testing.assert_allclose([found[text] for text in TEXTS], expected, atol=1e-4)
+    columns = {"name": embed("text"), "signature": embed(), "row": embed(F.struct("id", "text"))}
+    vectors = [column.alias(name) for name, column in columns.items()]
+    rows = frame.coalesce(1).select("text", *vectors).collect()
+    assert [row["text"] for row in rows] == TEXTS
+    for name in columns:
+        np.testing.assert_allclose([row[name] for row in rows], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +219,10 @@ def test_a_model_is_registered_again_only_if_it_has_changed(
     shutil.copytree(model_folder, model)
 
     def versions(registered: str | None) -> int:
-        config = tracked(mlflow_server, mlflow_registered_model=registered, wait_seconds=200)
-        with RunTracking(config, run, 0) as tracking:
-            tracking.keep(model=model)
+        # What the tracker's process does, in this one: each would import all anew.
+        tracker = MlflowTracker()
+        tracker.start(start_of(tracked(mlflow_server, mlflow_registered_model=registered), run))
+        tracker.finish(RunEnd(status="finished", step=7, model=str(model)))
         return len(client.search_model_versions("name='kept'"))
 
     assert versions(None) == 0
@@ -229,8 +235,10 @@ def test_a_model_is_registered_again_only_if_it_has_changed(
     (model / "notes.txt").write_text("Another one.")
     assert versions("kept") == 2
     # A run that somebody has deleted in MLflow is begun anew, with its model.
-    client.delete_run(run_id(run))
+    deleted = run_id(run)
+    client.delete_run(deleted)
     assert versions("kept") == 3
+    assert run_id(run) != deleted
 
 
 def test_what_a_model_needs_can_be_installed():
@@ -265,15 +273,7 @@ def test_a_driver_that_is_killed_leaves_a_run_that_says_so(mlflow_server, client
             stdout=subprocess.PIPE,
             stderr=log,
         )
-    start = RunStart(
-        storage=StorageSettings(),
-        run_folder=str(tmp_path),
-        settings=tracked(mlflow_server).tracking,
-        parameters={},
-        config="",
-        program="job.py",
-        first_step=0,
-    )
+    start = start_of(tracked(mlflow_server), tmp_path)
     sections = {"settings": start.settings.model_dump(), "storage": start.storage.model_dump()}
     given = asdict(start) | sections
     tracker.stdin.write(json.dumps({"call": "start", "with": given}).encode() + b"\n")
