@@ -3,6 +3,7 @@
 import math
 import random
 import unicodedata
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -61,11 +62,12 @@ def plain_normalised(text):
     return " ".join(word for word in "".join(characters).split(" ") if word)
 
 
+@cache
 def plain_shingles(text):
     normalised = plain_normalised(text)
     if len(normalised) <= SHINGLE:
-        return {normalised} - {""}
-    return {normalised[i : i + SHINGLE] for i in range(len(normalised) - SHINGLE + 1)}
+        return frozenset({normalised} - {""})
+    return frozenset(normalised[i : i + SHINGLE] for i in range(len(normalised) - SHINGLE + 1))
 
 
 def plain_similarity(one, other):

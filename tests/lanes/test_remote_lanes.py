@@ -156,7 +156,7 @@ def test_processes_of_a_machine_fetch_each_block_once(in_s3, local, manifest, tr
 @pytest.mark.parametrize("fault", [BUSY, CUT])
 def test_a_store_that_fails_for_a_while_costs_time_alone(in_s3, local, manifest, traffic, fault):
     expected = messages(LaneReader(local, manifest), manifest)
-    traffic.faults.extend([PASS, PASS, *[fault] * 8, PASS, fault, PASS, fault])
+    traffic.faults.extend([PASS, PASS, *[fault] * 4, PASS, fault, PASS, fault])
     reader = LaneReader(in_s3, manifest, cache_bytes=MUCH, fetching=SMALL_BLOCKS)
     assert messages(reader, manifest) == expected
     assert not traffic.faults

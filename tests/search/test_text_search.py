@@ -44,8 +44,9 @@ def table(model, lines, tmp_path):
 def retrain(model) -> None:
     """Other weights of the same shape in the same folder."""
     spec, _ = read_encoder(model)
-    shutil.rmtree(model)
-    write_encoder(model, spec, random_weights(spec, 6), default_start(), "# Another\n")
+    before = model.rename(model.with_name("before"))
+    write_encoder(model, spec, random_weights(spec, 6), before, "# Another\n")
+    shutil.rmtree(before)
 
 
 def test_a_model_that_was_replaced_is_refused(table, model, lines) -> None:

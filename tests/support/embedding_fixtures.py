@@ -15,18 +15,32 @@ from pipelines.models.folder import default_start, write_encoder
 from pipelines.models.weights import random_weights
 from pipelines.settings import Config
 from pipelines.settings.load import parse
-from pipelines.tokens.vocabulary import vocabulary_size
+from pipelines.tokens.vocabulary import load_tokenizer, save_wordpieces
+from pipelines.tokens.vocabulary_learning import SPECIAL_TOKENS
+
+CONTINUES = "##"
+"""Before a piece that does not begin a word."""
 
 
 @pytest.fixture(scope="session")
-def small_model(tmp_path_factory) -> Path:
-    """A random encoder of one layer with the words of the default one."""
-    spec = BertSpec(
-        vocabulary=vocabulary_size(default_start()), layers=1, hidden=32, heads=2, intermediate=64
-    )
-    folder = tmp_path_factory.mktemp("small-model") / "model"
-    write_encoder(folder, spec, random_weights(spec, 5), default_start(), "# A small encoder\n")
-    return folder
+def small_model(lines, tmp_path_factory) -> Path:
+    """A random encoder of one layer that cuts the lines into the words of the default one.
+
+    Of its other words it has the single characters alone: each job loads a tokenizer several times.
+    """
+    tokenizer = load_tokenizer(default_start())
+    used = {piece for line in lines for piece in tokenizer.encode(line).tokens}
+    characters = {
+        piece for piece in tokenizer.get_vocab() if len(piece.removeprefix(CONTINUES)) == 1
+    }
+    pieces = [*SPECIAL_TOKENS, *sorted((used | characters) - {*SPECIAL_TOKENS})]
+    home = tmp_path_factory.mktemp("small-model")
+    (home / "tokenizer").mkdir()
+    save_wordpieces(home / "tokenizer", pieces, 256, lowercase=True)
+    spec = BertSpec(vocabulary=len(pieces), layers=1, hidden=32, heads=2, intermediate=64)
+    weights = random_weights(spec, 5)
+    write_encoder(home / "model", spec, weights, home / "tokenizer", "# A small encoder\n")
+    return home / "model"
 
 
 @pytest.fixture(scope="session")

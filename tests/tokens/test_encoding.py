@@ -171,10 +171,10 @@ def real_sentences(folder):
 
 
 @pytest.mark.slow
-def test_ids_of_a_hundred_thousand_real_sentences_are_those_of_the_library(shared_data):
-    texts = list(real_sentences(shared_data))
-    assert len(texts) >= 100_000
-    for tokenizer, some in ((bert(), texts), (bert(lowercase=False), texts[::20])):
+def test_ids_of_twenty_thousand_real_sentences_are_those_of_the_library(shared_data):
+    texts = list(real_sentences(shared_data))[::5]
+    assert len(texts) >= 20_000
+    for tokenizer, some in ((bert(), texts), (bert(lowercase=False), texts[::4])):
         expected = LibraryEncoder(tokenizer, 128).encode(pa.array(some))
         found = open_encoder(tokenizer, 128).encode(pa.array(some))
         assert found.ids.equals(expected.ids)
