@@ -102,9 +102,7 @@ def _train(
     factory = STEPPERS.load(stepper)
     factory.prepare_process(run.config.training)
     collectives = ProcessGroupCollectives(run.config.training)
-    held = memory()
-    found: dict[str, Any] = {"libraries": held["VmRSS"], "losses": [], "seconds": []}
-    found["start"] = {"anonymous": held["RssAnon"]}
+    found: dict[str, Any] = {"libraries": memory()["VmRSS"], "losses": [], "seconds": []}
     watch, began = Watch(), time.monotonic()
     checkpoint = load_checkpoint(run.run_folder, run.first_step, lazily=True)
     made = factory(task, checkpoint, collectives)
