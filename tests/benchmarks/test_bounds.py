@@ -210,6 +210,8 @@ runs:
   - name: tokens
     benchmark: tokenise
     options: {data: TEXTS}
+    # Its tasks run in the driver: executors would be started for nothing.
+    settings: ["spark.master=local[1]"]
     bounds:
       - {name: wrong, figure: differing_sentences, kind: count, exactly: 1, seen: "0"}
       - {name: right, figure: sentences, kind: ratio, at_least: 1, seen: "100"}

@@ -32,7 +32,7 @@ from pipelines.files import storage
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings.load import load
 
-COPIES = (1, 2, 7, 15)
+COPIES = (1, 2, 15)
 WIKI = """<doc id="5" url="https://ko.wikipedia.org/wiki?curid=5" title="지미 카터">
 지미 카터
 
@@ -140,6 +140,7 @@ def test_forms_are_kept(copies) -> None:
 WORDS = st.text(st.sampled_from("abcdEFG019é가나中の"), min_size=1, max_size=4)
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(WORDS, st.integers(1, 99), max_size=300), st.integers(1, 15))
 def test_a_copy_permutes_the_words(words: dict[str, int], copy: int) -> None:
     windows = exchange_windows(words)
@@ -169,7 +170,7 @@ def test_any_line_is_copied_as_it_is_without_words(line: str) -> None:
         )
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(st.dictionaries(st.text(), st.recursive(st.text() | st.integers(), st.lists)))
 def test_json_stays_json(value: dict) -> None:
     line = json.dumps(value) + "\r\n"
@@ -219,11 +220,11 @@ def test_memory_is_of_the_command_and_its_children_alone() -> None:
 
 
 def test_cpu_time_of_a_child_that_has_ended_counts() -> None:
-    work = "import time\nwhile time.process_time() < 2: pass"
+    work = "import time\nwhile time.process_time() < 1: pass"
     child = f"subprocess.run([sys.executable, '-c', {work!r}])"
     code = f"import subprocess, sys, time; {child}; time.sleep(3)"
     # What is spent between the last look and the end is not seen.
-    assert 1.2 < run(code).cpu_seconds < 3
+    assert 0.4 < run(code).cpu_seconds < 3
 
 
 def test_a_command_that_fails_or_lasts_is_an_error_and_leaves_nothing(tmp_path) -> None:

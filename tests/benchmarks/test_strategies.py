@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from corpus_factory import small_config
 from hypothesis import given
 from hypothesis import strategies as st
 from strategy_readings import reading
@@ -11,9 +12,9 @@ from strategy_readings import reading
 from pipelines.benchmarks.data import prepared
 from pipelines.benchmarks.processes import Usage
 from pipelines.benchmarks.strategies import advice as rule
+from pipelines.benchmarks.strategies import arithmetic
 from pipelines.benchmarks.strategies.advice import Summary, advice, efficiency, summaries
 from pipelines.benchmarks.strategies.arithmetic import (
-    matrix_rate,
     operations_per_token,
     products,
 )
@@ -40,7 +41,7 @@ from pipelines.losses import LOSSES
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder
 from pipelines.models.static.spec import StaticSpec
-from pipelines.settings.load import parse
+from pipelines.settings.load import dump, parse
 
 
 def test_every_engine_and_mode_has_a_strategy_and_none_has_two():
@@ -277,7 +278,12 @@ def test_an_encoder_without_matrices_has_no_rate():
 
 def test_more_of_what_is_slow_is_slower():
     thin, thick = (1, 2048, 1), (256, 256, 256)
-    rates = [matrix_rate({thin: times, thick: 1}, "fp32") for times in (1, 100_000)]
+    rates = [
+        arithmetic._measured(
+            {"shapes": [(thin, times), (thick, 1)], "precision": "fp32", "seconds": 0.1}
+        )
+        for times in (1, 100_000)
+    ]
     assert rates[0] > rates[1]
 
 
@@ -335,23 +341,24 @@ def test_what_cannot_train_a_workload_is_told():
 
 
 @pytest.mark.slow
-def test_strategies_are_compared_by_the_command(tmp_path, monkeypatch, capsys):
-    config = tmp_path / "c.yaml"
-    config.write_text(
-        f"prepared: {{folder: {tmp_path}/prepared}}\n"
-        f"corpus: {{inputs: [{json.__path__[0]}], evaluation_documents: 0}}\n"
-        "tokens: {max_length: 16, vocabulary: train, vocabulary_size: 200}\n"
-        "lanes: {count: 2, granule: 4}\n"
-        "encoder: {start: random, layers: 1, hidden: 16, heads: 2}\n"
-    )
-    folder = tmp_path / "compared"
+@pytest.mark.parametrize("held_out", [0.0, pytest.param(0.1, marks=pytest.mark.matrix)])
+def test_strategies_are_compared_by_the_command(prepared, tmp_path, monkeypatch, capsys, held_out):
+    monkeypatch.setattr(arithmetic, "SECONDS", 0.01)
+    config, folder = tmp_path / "c.yaml", tmp_path / "compared"
+    small = small_config(prepared)
+    corpus = small.corpus.model_copy(update={"evaluation_share": held_out})
+    config.write_text(dump(small.model_copy(update={"corpus": corpus})))
     options = ["--cases", "local-torch", "--steps", "5", "--runs", "1", "--output", str(folder)]
-    command = ["benchmark", "strategies", "--config", str(config), *options]
+    command = ["benchmark", "strategies", "--config", str(config), "--data", str(prepared)]
+    command += options
     assert main(command) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     (row,) = figures["strategies"]
     assert (row["strategy"], row["workers"], row["efficiency"]) == ("local-torch", 1, 1.0)
     assert row["examples_per_second"] > 0
+    # The model is evaluated where texts were held out.
+    assert (row["gain"] is not None) == (held_out > 0)
+    assert figures["matrix_operations_per_second"]["fp32"] > 0
     assert figures["advice"][0].startswith("Take local-torch with one worker: ")
     assert "<svg" in (folder / "strategies.html").read_text()
     assert (folder / "strategies.csv").read_text().startswith("strategy,workers,examples_per_")

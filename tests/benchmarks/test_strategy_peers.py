@@ -134,13 +134,13 @@ def test_peers_have_the_loss_of_this_package(prepared):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
+    ("name", "workers"),
     [
-        pytest.param(name, marks=() if name == "sentence-transformers" else pytest.mark.matrix)
-        for name in PEERS
+        ("sentence-transformers", 1),
+        *(pytest.param(name, 2, marks=pytest.mark.matrix) for name in PEERS),
     ],
 )
-def test_a_peer_trains_with_two_workers(prepared, start, tmp_path, monkeypatch, name):
+def test_a_peer_trains(prepared, start, tmp_path, monkeypatch, name, workers):
     strategy = all_strategies()[name]
     tree = small_config(prepared, max_steps=STEPS, epochs=99).model_dump(mode="json")
     # Executors work in folders of their own, and have to find these all the same.
@@ -149,7 +149,7 @@ def test_a_peer_trains_with_two_workers(prepared, start, tmp_path, monkeypatch, 
     tree["encoder"], tree["tokens"]["vocabulary"] = {"start": os.path.relpath(start)}, "start"
     # So few steps have to teach something.
     tree["training"] |= {"learning_rate": 3e-3, "schedule": "constant", "warmup": 0}
-    config = strategy.configured(parse(tree), 2)
+    config = strategy.configured(parse(tree), workers)
     if why := strategy.missing(config):
         pytest.skip(why)
     read = run_trial(

@@ -127,7 +127,6 @@ def test_engines_that_train_all_weights_say_so(training, told, encoder):
 
 
 PARTLY = {
-    "lora": LORA,
     "frozen": {"freeze": {"embeddings": True}},
     "both": {**LORA, "freeze": {"layers": 1}},
 }

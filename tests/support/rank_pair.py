@@ -1,6 +1,6 @@
-"""A worker of some: ``python rank_pair.py RANK WORKERS PORT SETTINGS``, by :func:`train_ranks`.
+"""Several workers: ``python rank_pair.py WORKERS PORT SETTINGS``, started by :func:`train_ranks`.
 
-Trains its part of every step, in one way after the other, and writes what comes of it.
+Each trains its part of every step, in one way after the other, and writes what comes of it.
 """
 
 from __future__ import annotations
@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
-STEPS, MIDDLE, GRANULES = 8, 5, 4
+STEPS, MIDDLE, GRANULES = 3, 1, 4
+"""The second step behind the middle tells whether the moments were kept too."""
 LORA = {"lora": {"rank": 2, "alpha": 8.0}, "freeze": {"embeddings": True}}
 TRAINING = {"weight_decay": 0.1, "clip_norm": 0.5, "workers": 2, "granules_per_step": GRANULES}
 
@@ -35,16 +39,13 @@ def train_ranks(folder: Path, ways: list, count: int = 2) -> list[dict]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     settings = json.dumps([ways, str(folder)])
-    command = [sys.executable, __file__]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(count), port, settings]) for rank in range(count)
-    ]
-    try:
-        assert [worker.wait(600) for worker in workers] == [0] * count
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    command = [sys.executable, __file__, str(count), port, settings]
+    with subprocess.Popen(command, start_new_session=True) as workers:
+        try:
+            assert workers.wait(600) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(workers.pid, signal.SIGKILL)
     return pickle.loads((folder / "result").read_bytes())
 
 
@@ -69,11 +70,32 @@ def frozen_of(encoder, spec):
 
 
 def main() -> None:
+    """Imports the libraries once, and has each worker in a process that is forked from this one."""
+    workers, port, (ways, folder) = *sys.argv[1:3], json.loads(sys.argv[3])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": workers}
+    from steppers import KINDS, SPEC
+
+    from pipelines.models.architecture import form_of
+    from pipelines.training.steppers import STEPPERS
+
+    for key, _, _, *kind in ways:
+        STEPPERS.load(key)
+        form_of(KINDS.get(kind[0], SPEC) if kind else SPEC, "torch")
+    ranks = {}
+    for rank in range(int(workers)):
+        if not (process := os.fork()):
+            run_rank(rank, ways, folder)
+        ranks[process] = rank
+    while ranks:
+        process, status = os.wait()
+        if status:
+            raise SystemExit(f"worker {ranks[process]} has ended with {status}")
+        del ranks[process]
+
+
+def run_rank(rank: int, ways: list, folder: str) -> NoReturn:
     """One worker."""
-    rank, workers, port, (ways, folder) = *sys.argv[1:4], json.loads(sys.argv[4])
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {"WORLD_SIZE": workers, "RANK": rank}
-    os.environ["LOCAL_RANK"] = rank
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     from pipelines.models.frameworks.torch import configure_threads
     from pipelines.settings.load import parse
     from pipelines.training.collectives.process_group import (
@@ -86,10 +108,10 @@ def main() -> None:
     with process_group_cleanup():
         collectives = ProcessGroupCollectives(parse({}).training)
         results = [
-            train(int(rank), collectives, Path(folder, str(number)), *way)
+            train(rank, collectives, Path(folder, str(number)), *way)
             for number, way in enumerate(ways)
         ]
-    if rank == "0":
+    if rank == 0:
         (Path(folder) / "result").write_bytes(pickle.dumps(results))
     exit_without_finalization()
 

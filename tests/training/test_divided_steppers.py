@@ -21,57 +21,59 @@ STEP = {"negatives": "step"}
 
 DEEP = "deep"
 WAYS = {
-    2: [
-        (TENSOR, {}, {}),
+    "two": [
         (TENSOR, STEP, NOISY | {"precision": "bf16"}),
-        (TENSOR, {}, NOISY | {"tokens_per_micro_batch": 16, "ema": 0.9}),
+        (TENSOR, {}, NOISY | {"tokens_per_micro_batch": 24, "ema": 0.9}),
+        (TENSOR, STEP, CHECKPOINTED, "qwen3"),
         (TENSOR_FSDP, {}, NOISY),
         (REPLICAS_FSDP, STEP, NOISY),
-        (TENSOR, STEP, CHECKPOINTED, "qwen3"),
-        (TENSOR_FSDP, {}, CHECKPOINTED, "qwen3"),
-        (PIPELINE, {}, {}),
         (PIPELINE, STEP, NOISY | {"precision": "bf16"}),
         (PIPELINE, STEP, {"ema": 0.9, "dropout": 0.1}),
         (DEEPSPEED, {}, NOISY),
     ],
-    4: [
+    "two, combined": [
+        (TENSOR, {}, {}),
+        (TENSOR_FSDP, {}, CHECKPOINTED, "qwen3"),
+        (PIPELINE, {}, {}),
+    ],
+    "four": [
         (TENSOR, STEP, NOISY),
         (TENSOR_FSDP, {}, NOISY, "mpnet"),
         (TENSOR_FSDP, STEP, CHECKPOINTED, "qwen3"),
         (TENSOR_FSDP, STEP, NOISY | {"precision": "bf16"}, "projected"),
-        (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_micro_batch": 16}),
+        (TENSOR_FSDP, STEP, {"offload": "disk", "tokens_per_micro_batch": 24}),
         (("torch-pipeline", {"pipeline_parallel": 4}), {}, NOISY),
         (BOTH, STEP, NOISY),
         (DEEPSPEED, {}, {}),
     ],
 }
-FOUR = pytest.mark.matrix
+MATRIX = pytest.mark.matrix
 CASES = [
-    pytest.param(workers, number, marks=FOUR if workers == 4 else ())
-    for workers, ways in WAYS.items()
+    pytest.param(group, number, marks=() if group == "two" else MATRIX)
+    for group, ways in WAYS.items()
     for number in range(len(ways))
 ]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What so many workers make, in each way: they are started once."""
+    """What workers make, in each way of a group, for which they are started once."""
 
     @cache
-    def by(workers):
+    def by(group):
         ways = [
             (key, loss, layout | more, *(kind or [DEEP]))
-            for (key, layout), loss, more, *kind in WAYS[workers]
+            for (key, layout), loss, more, *kind in WAYS[group]
         ]
-        return train_ranks(tmp_path_factory.mktemp("ranks"), ways, workers)
+        return train_ranks(tmp_path_factory.mktemp("ranks"), ways, 4 if group == "four" else 2)
 
     return by
 
 
-@pytest.mark.parametrize(("workers", "number"), CASES, ids=str)
-def test_parts_make_the_updates_of_the_whole(found, workers, number):
-    _, objective, training, *kind = WAYS[workers][number]
-    result, spec = found(workers)[number], KINDS[kind[0] if kind else DEEP]
+@pytest.mark.parametrize(("group", "number"), CASES, ids=str)
+def test_parts_make_the_updates_of_the_whole(found, group, number):
+    _, objective, training, *kind = WAYS[group][number]
+    result, spec = found(group)[number], KINDS[kind[0] if kind else DEEP]
     alone = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=spec)
     expected = curve(alone, range(STEPS), 0, GRANULES)
     exact = "precision" not in training
@@ -88,11 +90,12 @@ def test_parts_make_the_updates_of_the_whole(found, workers, number):
 
 
 @pytest.mark.parametrize(
-    ("workers", "number"), [(2, 9), *(pytest.param(4, way, marks=FOUR) for way in (4, 6))]
+    ("group", "number"),
+    [("two", 6), *(pytest.param("four", way, marks=MATRIX) for way in (4, 6))],
 )
-def test_one_process_goes_on_from_their_checkpoint(found, workers, number):
-    _, objective, training = WAYS[workers][number]
-    last = found(workers)[number]["last"]
+def test_one_process_goes_on_from_their_checkpoint(found, group, number):
+    _, objective, training = WAYS[group][number]
+    last = found(group)[number]["last"]
     whole = stepper("torch", objective, TRAINING | {"workers": 1} | training, spec=KINDS[DEEP])
     curve(whole, range(STEPS), 0, GRANULES)
     resumed = stepper(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ STEPPERS = {"fsdp": ("torch", "torch-fsdp"), "deepspeed": ("deepspeed", "deepspe
 DEADLINE_SECONDS = 3600.0
 _STALL_SECONDS = 1800
 _START_SECONDS = 600
-_POLL_SECONDS = 0.5
 
 
 def measure(
@@ -111,42 +112,30 @@ def _workers(
     # A worker that a library aborts tells where.
     environment["PYTHONFAULTHANDLER"] = "1"
     outs = [Path(str(run.run_folder), f"rank-{rank}.json") for rank in range(workers)]
-    processes: list[subprocess.Popen[bytes]] = []
+    tasks = [
+        WorkerTask(run=run, rank=rank, workers=workers, monitor=("", 0), token="")
+        for rank in range(workers)
+    ]
+    arguments = [stepper, str(pairs), str(tokens), str(writes), *map(str, outs)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", MODULE, *arguments],
+        stdin=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
     try:
-        for rank, out in enumerate(outs):
-            task = WorkerTask(run=run, rank=rank, workers=workers, monitor=("", 0), token="")
-            arguments = [stepper, str(pairs), str(tokens), str(writes), str(out)]
-            process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, *arguments], stdin=subprocess.PIPE, env=environment
-            )
-            processes.append(process)
-            assert process.stdin is not None
-            with process.stdin as pipe:
-                pickle.dump(task, pipe)
-        _await(processes)
+        process.communicate(pickle.dumps(tasks), DEADLINE_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        told = f"the workers have not ended after {DEADLINE_SECONDS:.0f} s"
+        raise PipelineError(told) from error
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        # A worker may outlive the one that has failed, and the process that has started both.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        raise PipelineError(f"a worker has failed (exit code {process.returncode})")
     return [json.loads(out.read_text(encoding="utf-8")) for out in outs]
-
-
-def _await(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Returns when all have ended well.
-
-    Raises:
-        PipelineError: One has not, or they take too long.
-    """
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while True:
-        codes = [process.poll() for process in processes]
-        if any(codes):
-            raise PipelineError(f"a worker has failed (exit codes {codes})")
-        if None not in codes:
-            return
-        if time.monotonic() > deadline:
-            raise PipelineError(f"the workers have not ended after {DEADLINE_SECONDS:.0f} s")
-        time.sleep(_POLL_SECONDS)
 
 
 def _print(found: Sequence[dict[str, Any]], formula: Training) -> None:

@@ -1,4 +1,4 @@
-"""A worker: ``python -m``, with a task on its input; writes what it held to a file.
+"""The workers: ``python -m``, with their tasks on its input; each writes what it held to a file.
 
 Started by :mod:`pipelines.benchmarks.sharded.command`.
 """
@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pipelines.lanes.files import Granule, Side
+from pipelines.models import ARCHITECTURES
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.process_group import (
@@ -62,13 +63,36 @@ class Watch:
 
 
 def main() -> None:
+    """Imports the libraries, which takes seconds, and has each worker in a process forked from it.
+
+    Raises:
+        SystemExit: A worker has failed.
+    """
+    stepper, pairs, tokens, writes, *outs = sys.argv[1:]
+    tasks: list[WorkerTask] = pickle.load(sys.stdin.buffer)
+    STEPPERS.load(stepper)
+    ARCHITECTURES.load("hf").form("torch")
+    workers = []
+    for task, out in zip(tasks, outs, strict=True):
+        if not (process := os.fork()):
+            _work(task, stepper, int(pairs), int(tokens), Path(out), writes=writes == "True")
+        workers.append(process)
+    while workers:
+        process, status = os.wait()
+        workers.remove(process)
+        if status:
+            raise SystemExit(f"a worker has ended with {os.waitstatus_to_exitcode(status)}")
+
+
+def _work(
+    task: WorkerTask, stepper: str, pairs: int, tokens: int, out: Path, *, writes: bool
+) -> NoReturn:
     """Trains, and writes a checkpoint if asked to."""
-    stepper, pairs, tokens, writes, out = sys.argv[1:]
-    task: WorkerTask = pickle.load(sys.stdin.buffer)
     os.environ |= {"RANK": str(task.rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(task.workers)}
     with process_group_cleanup():
-        found = _train(task, stepper, int(pairs), int(tokens), writes=writes == "True")
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+        found = _train(task, stepper, pairs, tokens, writes=writes)
+    out.write_text(json.dumps(found), encoding="utf-8")
+    exit_without_finalization()
 
 
 def _train(
@@ -114,4 +138,3 @@ def _granule(number: int, run: Any, pairs: int, tokens: int) -> Granule:
 
 if __name__ == "__main__":
     main()
-    exit_without_finalization()

@@ -93,7 +93,7 @@ def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
     """
     import subprocess
 
-    order = json.dumps({"shapes": [*shapes.items()], "precision": precision})
+    order = json.dumps({"shapes": [*shapes.items()], "precision": precision, "seconds": SECONDS})
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, order],
@@ -110,7 +110,7 @@ def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
 def _measured(order: Mapping[str, Any]) -> float:
     """All operations over all seconds, as many of each product as a training makes.
 
-    Each is repeated for :data:`SECONDS`.
+    Each is repeated for so many seconds as are ordered.
     """
     import torch
 
@@ -124,7 +124,7 @@ def _measured(order: Mapping[str, Any]) -> float:
         right = torch.randn(columns, inner, dtype=kind)
         multiplied(left, right)
         made, began = 0, time.process_time()
-        while (spent := time.process_time() - began) < SECONDS:
+        while (spent := time.process_time() - began) < order["seconds"]:
             multiplied(left, right)
             made += 1
         operations += times * 2 * rows * inner * columns
