@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +78,15 @@ STARTING = {
     *("subprocess", "NotebookClient", "measure_command", "_embedder", "_trainer", "build_package"),
 }
 
+# A file of tests that imports one of them, or whose mark is of all its tests, has no quick test.
+NO_QUICK_TEST = re.compile(
+    r"^(?:import subprocess$|"
+    r"pytestmark = (?:\[\n(?:    .*\n)*?    )?pytest\.mark\.slow|"
+    rf"from [\w.]+ import (?:\((?:\n    .*)*?)?.*\b(?:{'|'.join(sorted(STARTING))})\b)",
+    re.MULTILINE,
+)
+SIGNATURE = re.compile(r"^def test_\w+\(([^)]*)\)", re.MULTILINE)
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -86,6 +97,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick", action="store_true", help="what ends within two minutes, without any cluster"
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that are seen to have no quick test: importing them takes seconds."""
+    if not config.getoption("--quick") or not fnmatch(collection_path.name, "test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    # As `is_quick`: a method of a class is no function to be seen here.
+    wants = [set(re.findall(r"\w+", found)) for found in SIGNATURE.findall(text)]
+    starts = wants and "\nclass Test" not in text and not any(map(STARTING.isdisjoint, wants))
+    return True if starts or NO_QUICK_TEST.search(text) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

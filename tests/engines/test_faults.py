@@ -69,6 +69,7 @@ def pristine(tmp_path_factory):
     return make_prepared(tmp_path_factory.mktemp("faults") / "prepared")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(reason := why_not() or why_no_disk()), reason=str(reason))
 @pytest.mark.parametrize("cell", TRIED, ids=str)
 def test_a_training_ends_as_promised(cell, pristine, tmp_path):

@@ -21,7 +21,10 @@ from socket_page import socket_rows
 from pipelines.engines.loading import load_engine
 from pipelines.settings.load import parse
 
-pytestmark = pytest.mark.skipif(bool(reason := why_not()), reason=str(reason))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(reason := why_not()), reason=str(reason)),
+]
 
 SECONDS = 600
 PAUSE_SECONDS = 0.1

@@ -130,7 +130,8 @@ def test_the_test_of_many_queries_is_that_of_the_t_test():
     assert found.p == pytest.approx(signs.pvalue, abs=0.01)
 
 
-def test_pairs_are_exchanged_in_the_test():
+def test_pairs_are_exchanged_in_the_test(monkeypatch):
+    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 999)
     scores = RANDOM.normal(size=60)
     noisy = scores + RANDOM.normal(0, 1.0, 60)
     few = noisy.copy()
@@ -147,6 +148,7 @@ def test_pairs_are_exchanged_in_the_test():
     assert (same.differing, same.p) == (0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_queries_are_compared_in_seconds():
     count = 100_000
     values = {str(place): RANDOM.normal(0.1, 20, count) for place in range(4)}
@@ -182,7 +184,8 @@ def test_other_items_are_not_compared():
         mean_intervals(of_means(figure=np.zeros(50)), other)
 
 
-def test_correlations_are_drawn_pair_by_pair():
+def test_correlations_are_drawn_pair_by_pair(monkeypatch):
+    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 999)
     scores = RANDOM.normal(size=300)
     noisy, close = (scores + RANDOM.normal(0, spread, 300) for spread in (2.0, 0.5))
     before, after = (of_means(cosine=cosines, score=scores) for cosines in (noisy, close))

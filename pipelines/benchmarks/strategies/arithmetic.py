@@ -25,7 +25,6 @@ FORWARD_AND_BACK = 6
 _TABLES = ("embed", "wpe.")
 """In the names of what is looked up; `wpe` are the places of GPT-2."""
 SECONDS = 2.0
-"""For which each product is repeated."""
 DEADLINE_SECONDS = 300
 
 Product = tuple[int, int, int]
@@ -81,19 +80,22 @@ def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
     )
 
 
-def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
+def matrix_rate(
+    shapes: Mapping[Product, int], precision: str, seconds: float = SECONDS
+) -> float:
     """Operations per second that one core makes on products alone, in a process of its own.
 
     Args:
         shapes: How often each product is made; one at least.
         precision: `fp32` or `bf16`.
+        seconds: For which each product is repeated.
 
     Raises:
         PipelineError: The process failed.
     """
     import subprocess
 
-    order = json.dumps({"shapes": [*shapes.items()], "precision": precision})
+    order = json.dumps({"shapes": [*shapes.items()], "precision": precision, "seconds": seconds})
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__, order],
@@ -108,10 +110,7 @@ def matrix_rate(shapes: Mapping[Product, int], precision: str) -> float:
 
 
 def _measured(order: Mapping[str, Any]) -> float:
-    """All operations over all seconds, as many of each product as a training makes.
-
-    Each is repeated for :data:`SECONDS`.
-    """
+    """All operations over all seconds, as many of each product as a training makes."""
     import torch
 
     from pipelines.models.frameworks.torch_linear import multiplied
@@ -124,7 +123,7 @@ def _measured(order: Mapping[str, Any]) -> float:
         right = torch.randn(columns, inner, dtype=kind)
         multiplied(left, right)
         made, began = 0, time.process_time()
-        while (spent := time.process_time() - began) < SECONDS:
+        while (spent := time.process_time() - began) < order["seconds"]:
             multiplied(left, right)
             made += 1
         operations += times * 2 * rows * inner * columns
