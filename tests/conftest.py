@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -72,20 +73,25 @@ OF_ONE_EXECUTOR = {
 WANTED = pytest.StashKey[int]()
 CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 
-# What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
+# What tests use that starts a cluster, a server or other processes, as fixtures and as imports; and
+# TensorFlow, which takes seconds to import and to begin.
 STARTING = {
     *("spark", "ask_airflow", "mlflow_server", "s3_server", "any_bucket", "lockable"),
     *("subprocess", "NotebookClient", "measure_command", "_embedder", "_trainer", "build_package"),
+    "tf",
 }
 
 # A file of tests that imports one of them, or whose mark is of all its tests, has no quick test.
 NO_QUICK_TEST = re.compile(
-    r"^(?:import subprocess$|"
+    r"^(?:import (?:subprocess|tensorflow as tf)$|tf = pytest|"
     r"pytestmark = (?:\[\n(?:    .*\n)*?    )?pytest\.mark\.slow|"
     rf"from [\w.]+ import (?:\((?:\n    .*)*?)?.*\b(?:{'|'.join(sorted(STARTING))})\b)",
     re.MULTILINE,
 )
 SIGNATURE = re.compile(r"^def test_\w+\(([^)]*)\)", re.MULTILINE)
+
+# What is imported stays: to look for garbage in it again and again takes longer than most tests.
+gc.disable()
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -128,6 +134,12 @@ def is_quick(item: pytest.Item) -> bool:
         return False
     used = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or item)}
     return STARTING.isdisjoint(used)
+
+
+def pytest_collection_finish() -> None:
+    """Looks for garbage again, in what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

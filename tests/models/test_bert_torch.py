@@ -68,6 +68,7 @@ def assert_close(found, expected, share=1e-4):
         np.testing.assert_allclose(found[name], gradient, rtol=0, atol=share * size, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [LENGTHS, FULL], ids=["padded", "full"])
 @pytest.mark.parametrize(("pooling", "normalise"), [("mean", True), ("cls", False)])
 def test_it_is_tensorflows_encoder(lengths, pooling, normalise):
@@ -78,6 +79,7 @@ def test_it_is_tensorflows_encoder(lengths, pooling, normalise):
     assert_close(slopes(ids, lengths, spec), expected)
 
 
+@pytest.mark.slow
 def test_the_packaged_checkpoint_gives_tensorflows_embeddings():
     from pipelines.models.inference.backends import token_embedder
 

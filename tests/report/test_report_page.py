@@ -73,6 +73,7 @@ def test_what_was_cut_is_told_on_both_pages(run) -> None:
     assert read(write_report(run, prepared)).words == words
 
 
+@pytest.mark.slow
 def test_staleness_is_shown_where_there_was_any(run) -> None:
     title = "Staleness, updates (mean)"
     assert title not in read(write_report(run, run.parent / "prepared")).words
@@ -107,6 +108,7 @@ def test_charts_of_one_page_do_not_share_ids(run) -> None:
     assert len(page.ids) == len(set(page.ids))
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page(run) -> None:
     first = write_report(run, run.parent / "prepared").read_bytes()
     assert write_report(run, run.parent / "prepared").read_bytes() == first
@@ -139,6 +141,7 @@ def test_a_run_that_has_just_begun(tmp_path) -> None:
     assert tmp_path.name in page.words
 
 
+@pytest.mark.slow
 def test_few_steps_are_shown_as_they_are(run) -> None:
     def words_of(count: int) -> list[str]:
         text = "".join((run / "metrics.jsonl").read_text().splitlines(keepends=True)[:count])
@@ -153,6 +156,8 @@ def test_few_steps_are_shown_as_they_are(run) -> None:
     ("ends", "verdict"), [(None, ""), ((-2.6, 0.1), "cannot be told"), ((-2.4, -0.1), "worse")]
 )
 def test_a_difference_that_may_be_chance_is_not_judged(run, ends, verdict) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "samples.json").unlink()
     figures = storage.read_json(run / "metrics.json")
     known = None if ends is None else {"low": ends[0], "high": ends[1], "detectable": 1.8}
     figures["interval"] = {} if ends is None else {"retrieval": {"mrr@10": known}}
@@ -351,6 +356,9 @@ def altered(value: object) -> list[object]:
 def test_a_record_that_was_altered_is_drawn_or_named(run, name) -> None:
     record = json.loads((run / name).read_text()) if (run / name).is_file() else {"a": 1}
     before = (run / "report.html").exists()
+    # Charts take their time.
+    for other in {"metrics.jsonl", "samples.json"} - {name}:
+        (run / other).unlink()
     for value in altered(record):
         (run / name).write_text(json.dumps(value))
         try:
@@ -383,6 +391,9 @@ def test_lines_and_a_funnel_that_were_altered_are_drawn_or_named(run) -> None:
         except DamagedFileError as error:
             assert str(error).startswith(f"{path} is damaged (")
         path.write_bytes(kept)
+        # Charts take their time.
+        for drawn_of in ("metrics.jsonl", "samples.json"):
+            (run / drawn_of).unlink(missing_ok=True)
 
 
 def test_settings_of_a_run_that_are_none_name_their_file(run) -> None:

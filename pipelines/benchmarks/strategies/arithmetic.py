@@ -80,9 +80,7 @@ def products(spec: EncoderSpec, tokens: int) -> Counter[Product]:
     )
 
 
-def matrix_rate(
-    shapes: Mapping[Product, int], precision: str, seconds: float = SECONDS
-) -> float:
+def matrix_rate(shapes: Mapping[Product, int], precision: str, seconds: float = SECONDS) -> float:
     """Operations per second that one core makes on products alone, in a process of its own.
 
     Args:
