@@ -282,6 +282,7 @@ def test_more_of_what_is_slow_is_slower():
     assert rates[0] > rates[1]
 
 
+@pytest.mark.slow
 def test_a_decoder_is_the_same_every_time_and_trains_as_a_language_model(tmp_path):
     size = Size(1, 16, 2)
     arrays = []
