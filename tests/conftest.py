@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,11 +80,25 @@ WANTED = pytest.StashKey[int]()
 CLUSTER: pytest.StashKey[SparkSession] = pytest.StashKey()
 LOGS = pytest.StashKey[FailureLogs]()
 
-# What tests use that starts a cluster, a server or other processes, as fixtures and as imports.
+# What tests use that starts a cluster, a server or other processes, as fixtures and as imports; and
+# TensorFlow, which takes seconds to import and to begin.
 STARTING = {
     *("spark", "ask_airflow", "mlflow_server", "s3_server", "any_bucket", "lockable"),
     *("subprocess", "NotebookClient", "measure_command", "_embedder", "_trainer", "build_package"),
+    "tf",
 }
+
+# A file of tests that imports one of them, or whose mark is of all its tests, has no quick test.
+NO_QUICK_TEST = re.compile(
+    r"^(?:import (?:subprocess|tensorflow as tf)$|tf = pytest|"
+    r"pytestmark = (?:\[\n(?:    .*\n)*?    )?pytest\.mark\.slow|"
+    rf"from [\w.]+ import (?:\((?:\n    .*)*?)?.*\b(?:{'|'.join(sorted(STARTING))})\b)",
+    re.MULTILINE,
+)
+SIGNATURE = re.compile(r"^def test_\w+\(([^)]*)\)", re.MULTILINE)
+
+# What is imported stays: to look for garbage in it again and again takes longer than most tests.
+gc.disable()
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -106,6 +123,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(config.stash[LOGS])
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(SuiteProgress(config))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that are seen to have no quick test: importing them takes seconds."""
+    if not config.getoption("--quick") or not fnmatch(collection_path.name, "test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    # As `is_quick`: a method of a class is no function to be seen here.
+    wants = [set(re.findall(r"\w+", found)) for found in SIGNATURE.findall(text)]
+    starts = wants and "\nclass Test" not in text and not any(map(STARTING.isdisjoint, wants))
+    return True if starts or NO_QUICK_TEST.search(text) else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -154,6 +182,12 @@ def executors_for(item: pytest.Item) -> int:
         (count for count, places in fewer.items() if not places.isdisjoint(item.path.parts)),
         EXECUTORS,
     )
+
+
+def pytest_collection_finish() -> None:
+    """Looks for garbage again, in what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

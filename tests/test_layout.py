@@ -12,10 +12,9 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from module_graph import ROOT, Module, cycles, reached, read_modules
+from module_graph import ROOT, Module, cycles, reached, read_modules, syntax_of
 
 LONGEST_FILE = 800
-MODULES = read_modules()
 
 # From left to right; nothing imports from its right. Names of one line may import one another.
 ORDER = """
@@ -97,7 +96,7 @@ def place(module: str) -> int:
 
 def is_registry(name: str) -> bool:
     """Whether a module is the list of what a package has, which everybody may read."""
-    module = MODULES[name]
+    module = read_modules()[name]
     return module.path.name == "__init__.py" and "pipelines.registry" in module.imports
 
 
@@ -121,24 +120,24 @@ def test_no_two_files_of_tests_share_a_name():
 
 
 def test_every_part_of_the_package_has_its_place():
-    parts = {name.split(".")[1] for name in MODULES if "." in name}
+    parts = {name.split(".")[1] for name in read_modules() if "." in name}
     assert parts - set(PLACES) == set()
 
 
 def test_imports_go_from_right_to_left():
     wrong = [
         f"{name} imports {other}"
-        for name, module in MODULES.items()
+        for name, module in read_modules().items()
         for other in sorted(module.imports)
-        if other in MODULES and place(other) > place(name) and not is_registry(other)
+        if other in read_modules() and place(other) > place(name) and not is_registry(other)
     ]
     assert wrong == []
 
 
 def test_a_registry_imports_nothing_of_the_package_but_what_it_is_made_of():
     imports = {
-        name: {other for other in module.imports if other in MODULES}
-        for name, module in MODULES.items()
+        name: {other for other in module.imports if other in read_modules()}
+        for name, module in read_modules().items()
         if is_registry(name)
     }
     assert {name: found for name, found in imports.items() if found != {"pipelines.registry"}} == {}
@@ -147,7 +146,7 @@ def test_a_registry_imports_nothing_of_the_package_but_what_it_is_made_of():
 def test_what_registries_name_exists():
     wrong = [
         f"{module}:{attribute}"
-        for name, registry in MODULES.items()
+        for name, registry in read_modules().items()
         if is_registry(name)
         for module, attribute in ENTRY.findall(registry.path.read_text(encoding="utf-8"))
         if not name_exists(f"{module}.{attribute}")
@@ -156,12 +155,13 @@ def test_what_registries_name_exists():
 
 
 def test_no_modules_import_one_another():
-    assert cycles({name: module.imports for name, module in MODULES.items()}) == []
+    assert cycles({name: module.imports for name, module in read_modules().items()}) == []
 
 
 @pytest.mark.parametrize("library", HEAVY)
 def test_only_modules_that_exist_for_a_heavy_library_import_it(library):
-    importing = [name for name, module in MODULES.items() if imports_library(module, library)]
+    modules = read_modules().items()
+    importing = [name for name, module in modules if imports_library(module, library)]
     assert [name for name in importing if not allowed(name, HEAVY[library])] == []
 
 
@@ -175,7 +175,7 @@ def allowed(name: str, patterns: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("name", FIRST)
 def test_what_is_imported_first_loads_no_heavy_library(name):
-    loaded = {found.partition(".")[0] for found in reached(f"pipelines.{name}", MODULES)}
+    loaded = {found.partition(".")[0] for found in reached(f"pipelines.{name}", read_modules())}
     assert loaded.isdisjoint(HEAVY)
 
 
@@ -217,17 +217,17 @@ def test_the_modules_and_functions_that_a_page_names_exist(page):
 
 def name_exists(name: str) -> bool:
     """Whether a dotted name is a module, or what a module defines or imports."""
-    if name in MODULES:
+    if name in read_modules():
         return True
     owner, _, attribute = name.rpartition(".")
-    if owner not in MODULES:
+    if owner not in read_modules():
         return False
-    return attribute in set(names_defined(MODULES[owner].path))
+    return attribute in set(names_defined(read_modules()[owner].path))
 
 
 def names_defined(path: Path) -> Iterator[str]:
     """What a module has at its top level."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in syntax_of(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -239,7 +239,7 @@ def names_defined(path: Path) -> Iterator[str]:
 
 
 def test_only_sanitised_text_reaches_the_terminal() -> None:
-    for name, module in MODULES.items():
+    for name, module in read_modules().items():
         text = module.path.read_text(encoding="utf-8")
         own = name == "pipelines.progress.screen"
         assert own or "rich.console import Console" not in text, f"{name}: take Screen"

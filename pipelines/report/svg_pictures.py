@@ -58,10 +58,11 @@ def picture_of(
     style = _STYLE | {"svg.hashsalt": name} | ({} if readings is None else _CLEAR)
     with mpl.rc_context(style):
         figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
+        canvas = FigureCanvasSVG(figure)
         draw(figure)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        # `savefig` would draw everything twice, the first time for the layout alone.
+        canvas.print_svg(text, metadata={"Date": None, "Creator": None})
     if readings is None:
         return _inline(text.getvalue(), name)
     view = (_POINTS * size[0], _POINTS * size[1])

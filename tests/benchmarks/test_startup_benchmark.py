@@ -34,6 +34,7 @@ def write(path, rows):
     return path
 
 
+@pytest.mark.slow
 @pytest.fixture(autouse=True)
 def once(monkeypatch):
     monkeypatch.setattr(startup, "REPEATS", 1)

@@ -276,6 +276,7 @@ def test_an_encoder_without_matrices_has_no_rate():
     assert not products(spec, 5)
 
 
+@pytest.mark.slow
 def test_more_of_what_is_slow_is_slower():
     thin, thick = (1, 2048, 1), (256, 256, 256)
     rates = [
@@ -287,6 +288,7 @@ def test_more_of_what_is_slow_is_slower():
     assert rates[0] > rates[1]
 
 
+@pytest.mark.slow
 def test_a_decoder_is_the_same_every_time_and_trains_as_a_language_model(tmp_path):
     size = Size(1, 16, 2)
     arrays = []

@@ -1,5 +1,6 @@
 """What the benchmark changes in a lake is what has to be embedded again."""
 
+import pytest
 from embedding_fixtures import small_model
 from embedding_rounds import embed_here
 
@@ -9,6 +10,7 @@ from pipelines.settings.load import parse
 __all__ = ["small_model"]
 
 
+@pytest.mark.slow
 def test_a_hundredth_is_embedded_again(small_model, tmp_path, capsys) -> None:
     config = parse({"embedding": {"model": str(small_model), "precision": "fp32"}})
     files = []

@@ -69,6 +69,7 @@ FILES = {
 KINDS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".md": "markdown", ".txt": "text"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_twice_as_long_takes_twice_as_long(tmp_path, name):
     file, make = FILES[name]
@@ -145,6 +146,7 @@ PACKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_what_a_few_bytes_unpack_to_is_never_held(tmp_path, suffix):
     path = tmp_path / f"a.txt{suffix}"
@@ -239,6 +241,7 @@ def test_quotes_are_read_as_defined(tmp_path, parts, chunk, most, width):
         assert sum(row["bytes"] for row in rows) == len(content)
 
 
+@pytest.mark.slow
 def test_an_open_record_takes_little_more_than_its_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "CHUNK", 1 << 16)
     path = tmp_path / "a.csv"

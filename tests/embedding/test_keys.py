@@ -136,6 +136,7 @@ def lake_of(rows: Mapping[int, tuple[str, str | None]]) -> dict[str, list[tuple[
     return files
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(ROUND, min_size=2, max_size=3), quantise=st.sampled_from(["none", "int8"]))
 def test_a_table_that_grows_is_as_one_made_at_once(

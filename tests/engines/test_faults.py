@@ -70,6 +70,7 @@ def test_stages_meet_the_faults_that_they_can():
 ATTEMPTS = 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(reason := why_not() or why_no_disk()), reason=str(reason))
 @pytest.mark.parametrize("cell", TRIED, ids=str)
 def test_a_training_ends_as_promised_and_listens_where_the_page_says(cell, prepared, tmp_path):

@@ -24,6 +24,7 @@ from pipelines.settings.load import parse
 pytestmark = [
     # What torch listens at is compared where it loses an executor, in `test_faults.py`.
     pytest.mark.matrix,
+    pytest.mark.slow,
     pytest.mark.skipif(bool(reason := why_not()), reason=str(reason)),
 ]
 

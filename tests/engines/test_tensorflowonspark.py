@@ -53,6 +53,7 @@ def test_a_node_that_never_registered_is_found(registered, number):
     assert silent_node([], {0}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ConnectionError, TimeoutError])
 def test_a_ring_that_broke_is_another_workers_end_through_tensorflow_too(kind):
     tf = pytest.importorskip("tensorflow")

@@ -152,6 +152,7 @@ def test_pairs_are_exchanged_in_the_test(few_resamples):
     assert (same.differing, same.p) == (0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_queries_are_compared_in_seconds():
     count = 100_000
     values = {"figure": RANDOM.normal(0.1, 20, count)}

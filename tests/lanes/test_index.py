@@ -32,6 +32,7 @@ def test_a_part_is_an_arrow_file_of_the_same_granules(tmp_path):
             assert batch.equals(reader.batch(GranuleAddress(lane=lane, row=row)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_changed_bit_is_read(tmp_path, data):

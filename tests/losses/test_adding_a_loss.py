@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from steppers import FRAMEWORKS, granule, stepper, work
+from steppers import EACH_FRAMEWORK, FRAMEWORKS, granule, stepper, work
 
 from pipelines.errors import InputError
 from pipelines.losses import LOSSES
@@ -22,7 +22,7 @@ def registered(monkeypatch):
     monkeypatch.setitem(LOSSES.entries, "toy", "toy_loss:LOSS")
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", EACH_FRAMEWORK)
 def test_it_trains(framework, monkeypatch):
     import steppers
 
@@ -35,6 +35,7 @@ def test_it_trains(framework, monkeypatch):
     assert losses[1.0][0] != pytest.approx(losses[2.0][0])
 
 
+@pytest.mark.slow
 def test_both_forms_start_with_the_same_loss(monkeypatch):
     import steppers
 

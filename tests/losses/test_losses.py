@@ -5,13 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from steppers import EACH_FRAMEWORK, FRAMEWORKS
 
 from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.settings.objective import objective
 from pipelines.training.steppers.torch_losses import on_device
 
-FRAMEWORKS = ["tensorflow", "torch"]
 ALL = Picks(np.arange(6), np.empty((0, 2), np.int64))
 """Each of six anchors picks its own of all candidates."""
 
@@ -26,7 +26,7 @@ def unit(side):
     return side / np.linalg.norm(side, axis=1, keepdims=True)
 
 
-@pytest.fixture(params=FRAMEWORKS)
+@pytest.fixture(params=EACH_FRAMEWORK)
 def loss_of(request) -> Callable[..., float]:
     """A loss in every framework in turn, of numpy arrays."""
     return lambda *arguments, **keys: evaluate(request.param, *arguments, **keys)[0]
@@ -67,7 +67,7 @@ def test_in_batch_negatives_is_the_cross_entropy_of_picking_the_right_text(
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", EACH_FRAMEWORK)
 def test_what_no_anchor_sees_is_not_moved(sides, framework):
     seen_by_nobody = np.stack([np.delete(np.arange(6), 3), np.full(5, 3)], axis=1)
     left_alone = np.stack([np.full(5, 3), np.delete(np.arange(6), 3)], axis=1)
@@ -79,7 +79,7 @@ def test_what_no_anchor_sees_is_not_moved(sides, framework):
     assert np.delete(np.abs(positive).max(axis=1), 3).min() > 0
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", EACH_FRAMEWORK)
 def test_some_anchors_at_a_time_make_the_loss_of_all(sides, framework):
     whole, slopes = evaluate(framework, "in_batch_negatives", sides, Picks(ALL.own, EXCLUDED))
     anchor, *candidates = sides
@@ -101,7 +101,7 @@ def test_some_anchors_at_a_time_make_the_loss_of_all(sides, framework):
         np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", EACH_FRAMEWORK)
 @pytest.mark.parametrize("negatives", [0, 1, 4])
 def test_hard_negatives_are_those_of_multiple_negatives_ranking(framework, negatives):
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -128,6 +128,7 @@ def test_cosine_regression_is_the_squared_error(sides, loss_of):
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"), [("in_batch_negatives", 3), ("simcse", 2), ("cosine_regression", 2)]
 )

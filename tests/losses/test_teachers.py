@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from steppers import EACH_FRAMEWORK
 
 from pipelines.errors import InputError
 from pipelines.losses import LOSSES
 from pipelines.settings.objective import objective
 
-FRAMEWORKS = ["tensorflow", "torch"]
 EXAMPLES = 5
 
 
@@ -24,7 +24,7 @@ def value(framework, name, sides, teacher, **keys):
     return float(form(list(sides), list(teacher), objective(name, **keys)))
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", EACH_FRAMEWORK)
 @pytest.mark.parametrize("count", [1, 3])
 def test_similarities_of_all_texts_are_those_of_a_teacher_of_any_width(framework, count):
     sides, teacher = unit(count, EXAMPLES, 8, seed=1), unit(count, EXAMPLES, 3, seed=2)
@@ -36,7 +36,7 @@ def test_similarities_of_all_texts_are_those_of_a_teacher_of_any_width(framework
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", EACH_FRAMEWORK)
 def test_a_wider_teacher_is_cut_and_scaled_again(framework):
     sides, teacher = unit(2, EXAMPLES, 3, seed=1), unit(2, EXAMPLES, 8, seed=2)
     cut = teacher[..., :3] / np.linalg.norm(teacher[..., :3], axis=-1, keepdims=True)

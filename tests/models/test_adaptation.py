@@ -136,6 +136,7 @@ def curve(each, steps):
     return [each.step(work(i, granule(2 * i), granule(2 * i + 1)), 1e-2) for i in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", PARTLY.values(), ids=PARTLY)
 def test_frameworks_train_the_same_part(tmp_path, encoder):
     torch, tensorflow = (

@@ -68,6 +68,7 @@ def assert_close(found, expected, share=1e-4):
         np.testing.assert_allclose(found[name], gradient, rtol=0, atol=share * size, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lengths", "pooling", "normalise"),
     [
@@ -87,6 +88,7 @@ def test_it_is_tensorflows_encoder(lengths, pooling, normalise):
     ]
 
 
+@pytest.mark.slow
 def test_the_packaged_checkpoint_gives_tensorflows_embeddings():
     from pipelines.models.inference.backends import token_embedder
 

@@ -43,6 +43,7 @@ def library(folder):
     return sentence_transformers.SentenceTransformer(str(folder), device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 class TestFamily:
     def test_embeddings_are_the_librarys(self, folders, name):
@@ -118,6 +119,7 @@ class TestFamily:
         torch.testing.assert_close(found, forward(spec, tensors, ids, lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", get_args(Pooling))
 def test_pooling_is_sentence_transformers(tmp_path, pooling):
     folder = write_sentence_folder(tmp_path / pooling, FAMILIES["xlm-roberta"], pooling=pooling)
@@ -218,6 +220,7 @@ def test_others_start_from_nothing(kind, tmp_path):
     assert read_encoder(tmp_path / "out")[0] == spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert", "mpnet"])
 def test_texts_may_spell_the_padding_token_out(folders, name, tmp_path):
     folder, texts = (

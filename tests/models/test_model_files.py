@@ -153,6 +153,7 @@ HONOURED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", HONOURED.values(), ids=HONOURED)
 def test_vectors_are_those_of_the_library_and_stay_so(folder, tmp_path, change):
     change(folder)

@@ -81,6 +81,7 @@ def test_hidden_states_and_attention_have_a_rate_of_their_own(folders, tmp_path,
         assert np.abs(found - embeddings(folder, share)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_tensorflow_has_the_same_rates(folders, tmp_path):
     tf = pytest.importorskip("tensorflow")
     from pipelines.models.frameworks.tensorflow import forward as tensorflow_forward

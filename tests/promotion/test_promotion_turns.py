@@ -86,6 +86,7 @@ def test_a_way_back_while_a_model_is_copied_stays(run, target, while_copying):
     assert served.versions(target) == ["00001", "00004"]
 
 
+@pytest.mark.slow
 def test_promotions_and_ways_back_at_the_same_time_are_in_some_order(tmp_path, target):
     runs = {name: write_run(tmp_path / name, name) for name in map(str, range(24))}
     promote(settings(target, runs["0"]))

@@ -95,6 +95,7 @@ def test_what_was_cut_is_told_on_both_pages(measured) -> None:
     assert read(write_report(measured, prepared)).words == words
 
 
+@pytest.mark.slow
 def test_staleness_is_shown_where_there_was_any(logged, whole_page) -> None:
     title = "Staleness, updates (mean)"
     assert title not in read(whole_page).words
@@ -129,6 +130,7 @@ def test_charts_of_one_page_do_not_share_ids(whole_page) -> None:
     assert len(page.ids) == len(set(page.ids))
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page(run, whole_page) -> None:
     assert write_report(run, run.parent / "prepared").read_bytes() == whole_page.read_bytes()
 
@@ -160,6 +162,7 @@ def test_a_run_that_has_just_begun(tmp_path) -> None:
     assert tmp_path.name in page.words
 
 
+@pytest.mark.slow
 def test_few_steps_are_shown_as_they_are(logged) -> None:
     def words_of(count: int) -> list[str]:
         text = "".join((logged / "metrics.jsonl").read_text().splitlines(keepends=True)[:count])
@@ -409,6 +412,9 @@ def test_lines_and_a_funnel_that_were_altered_are_drawn_or_named(run) -> None:
         except DamagedFileError as error:
             assert str(error).startswith(f"{path} is damaged (")
         path.write_bytes(kept)
+        # Charts take their time.
+        for drawn_of in ("metrics.jsonl", "samples.json"):
+            (run / drawn_of).unlink(missing_ok=True)
 
 
 def test_settings_of_a_run_that_are_none_name_their_file(run) -> None:

@@ -83,6 +83,7 @@ def test_shows_what_runs_share_and_only_what_differs(runs, tmp_path, capsys):
     assert len({one["colour"] for one in loss}) == 2
 
 
+@pytest.mark.slow
 def test_needs_nothing_from_elsewhere_and_leads_to_the_reports(runs, tmp_path):
     workflow.report(load(None, [f"run.folder={runs[0]}"]))
     page = read(write_comparison(runs, tmp_path / "pages" / "both.html"))
@@ -94,6 +95,7 @@ def test_needs_nothing_from_elsewhere_and_leads_to_the_reports(runs, tmp_path):
     assert "img" not in page.seen
 
 
+@pytest.mark.slow
 def test_a_page_of_one_run_is_its_report(measured, tmp_path, capsys):
     assert main(["report", "one/first-run"]) == 0
     assert capsys.readouterr().out.split()[1] == str(measured[0] / "report.html")
@@ -113,6 +115,7 @@ def test_a_page_of_the_user_in_a_folder_that_is_no_runs_stays(tmp_path):
     assert page.read_text() == "<html>mine</html>"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured")
 def test_a_page_takes_the_place_of_a_page_alone(tmp_path, capsys):
     mine = tmp_path / "comparison.html"

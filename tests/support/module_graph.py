@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "pipelines"
+# Where statements hold others.
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Module:
         return self.at_once | self.later
 
 
+@cache
 def read_modules() -> dict[str, Module]:
     """All modules of the package by dotted name; a package goes by its own name."""
     paths = {dotted_name(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py"))}
@@ -48,25 +53,26 @@ def read_module(path: Path, known: Collection[str]) -> Module:
         path: The source.
         known: The modules of the package, among them those that `from package import module` names.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for child in ast.walk(node)
-    }
-    within_functions = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.walk(node)
-    }
     at_once: set[str] = set()
     later: set[str] = set()
-    for node in ast.walk(tree):
-        if node not in typing_only:
-            (later if node in within_functions else at_once).update(imported(node, known))
+    waiting: list[tuple[ast.AST, set[str]]] = [(syntax_of(path), at_once)]
+    while waiting:
+        node, found = waiting.pop()
+        found.update(imported(node, known))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found = later
+        # Expressions, which most nodes are of, import nothing.
+        children = (getattr(node, name, ()) for name in BLOCKS)
+        waiting += [(child, found) for child in chain.from_iterable(children)]
     return Module(path, frozenset(at_once), frozenset(later))
+
+
+@cache
+def syntax_of(path: Path) -> ast.Module:
+    """A source as a tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(node: ast.AST, known: Collection[str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pipelines.benchmarks.sharded.models import encoder_spec, random_arrays
 from pipelines.lanes.files import Granule, Side
@@ -72,6 +73,8 @@ TRIPLET = (*PAIR, "negative_0")
 SEVERAL = (*TRIPLET, "negative_1", "negative_2")
 
 FRAMEWORKS = ("tensorflow", "torch")
+EACH_FRAMEWORK = (pytest.param("tensorflow", marks=pytest.mark.slow), "torch")
+"""As parameters of tests: TensorFlow takes seconds to import."""
 
 # What the settings of an objective need elsewhere, to be accepted.
 CORPUS = {

@@ -114,6 +114,7 @@ def test_a_gpu_is_found_where_there_is_no_spark(seen_gpu, monkeypatch):
     assert worker_device() == seen_gpu.device("cuda", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "own"), [("cuda:1", ["second"]), ("cuda:0", ["first"]), ("cpu", [])]
 )
@@ -129,6 +130,7 @@ def test_tensorflow_takes_the_memory_that_it_needs_of_one_gpu(monkeypatch, devic
     assert asked == [(own, "GPU"), *((gpu, True) for gpu in own)]
 
 
+@pytest.mark.slow
 def test_a_worker_of_tensorflow_is_given_its_gpu(monkeypatch):
     pytest.importorskip("tensorflow")
     from pipelines.training.steppers import tensorflow as stepper
@@ -142,6 +144,7 @@ def test_a_worker_of_tensorflow_is_given_its_gpu(monkeypatch):
     assert given == ["cuda:0"]
 
 
+@pytest.mark.slow
 def test_tensorflow_that_has_begun_says_that_it_keeps_what_it_has(monkeypatch, caplog):
     tf = pytest.importorskip("tensorflow")
     from pipelines.models.frameworks.tensorflow import limit_gpus

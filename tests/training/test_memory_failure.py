@@ -24,6 +24,7 @@ def test_what_torch_raises_is_one_line_with_the_remedy():
     _check(raised.value, "can't allocate memory")
 
 
+@pytest.mark.slow
 def test_what_tensorflow_raises_is_one_line_with_the_remedy():
     tensorflow = pytest.importorskip("tensorflow")
     with pytest.raises(tensorflow.errors.ResourceExhaustedError) as raised:

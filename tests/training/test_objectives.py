@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from steppers import (
-    FRAMEWORKS,
+    EACH_FRAMEWORK,
     PAIR,
     SEVERAL,
     SPEC,
@@ -69,7 +69,11 @@ def stepper_of(run, framework):
 
 # TensorFlow makes a graph for each loss, which takes seconds.
 @pytest.mark.parametrize(
-    ("framework", "numbers"), [("torch", range(len(SOURCES))), ("tensorflow", (1, 5))]
+    ("framework", "numbers"),
+    [
+        ("torch", range(len(SOURCES))),
+        pytest.param("tensorflow", (1, 5), marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_has_the_gradient_of_its_source_alone(framework, numbers):
     run, start = mixture(framework), random_weights(SPEC, 3)
@@ -83,7 +87,7 @@ def test_a_step_has_the_gradient_of_its_source_alone(framework, numbers):
         assert_close(gradients, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", EACH_FRAMEWORK)
 def test_a_granule_that_comes_again_has_other_noise(framework):
     together, start = stepper_of(mixture(framework), framework), random_weights(SPEC, 3)
     once = work(0, granule(1, SEVERAL))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from steppers import (
-    FRAMEWORKS,
+    EACH_FRAMEWORK,
     PAIR,
     SEVERAL,
     SPEC,
@@ -60,7 +60,7 @@ PLAIN_OR_EVERYTHING = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(params=FRAMEWORKS)
+@pytest.fixture(params=EACH_FRAMEWORK)
 def stepper(request):
     """Makes steppers of every framework in turn."""
     return partial(make_stepper, request.param)

@@ -2,9 +2,12 @@
 
 import numpy as np
 import psutil
+import pytest
 from steppers import SPEC, stepper
 
 from pipelines.models.weights import random_weights
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_update_is_pytorchs_adamw():
