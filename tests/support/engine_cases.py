@@ -119,8 +119,9 @@ def engine_case(
         name,
         lambda: load_engine(engine),
         {"workers": 2} | training,
-        # Gradients at parameters of steps before teach less, by how much depends on the machine.
-        falls_to=0.95 if repeats else 0.97,
+        # Gradients at parameters of steps before teach less, by how much depends on the machine;
+        # so do those of a worker alone, of half a step.
+        falls_to=0.95 if repeats and not in_rounds else 0.97,
         repeats=repeats,
         faults=faults,
         trains=trains,
