@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 
 @contextmanager
@@ -32,15 +33,19 @@ def quiet_import() -> Iterator[None]:
 
 
 @contextmanager
-def import_without(module: str) -> Iterator[None]:
+def import_without(module: str, stand_in: ModuleType | None = None) -> Iterator[None]:
     """Has a module be missing for what a block imports, unless it is imported already.
 
     For libraries that import one if it is there, for the sake of what is not asked of them here.
+
+    Args:
+        stand_in: Is imported in its place, by libraries that do not go on without.
     """
     if module in sys.modules:
         yield
         return
-    sys.modules[module] = None  # type: ignore[assignment] # Python's own mark of what must not be imported
+    # None is Python's own mark of what must not be imported.
+    sys.modules[module] = stand_in  # type: ignore[assignment]
     try:
         yield
     finally:

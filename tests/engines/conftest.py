@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpus_factory import small_config
 from engine_cases import (
     ENGINE_CASES,
     FIRST_OF_LAUNCHES,
     FIRST_OF_LOOPS,
+    Course,
     EngineCase,
-    trained_here,
+    course_here,
 )
 
+from pipelines.engines.loading import load_engine
+from pipelines.evaluation.snapshot import measure, read_snapshots, write_snapshots
+from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
-from pipelines.models.folder import start_encoder
-from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
+from pipelines.lanes.stage import prepare_lanes
+from pipelines.models.folder import start_encoder, write_encoder
+from pipelines.models.inference.embedder import load_embedder
+from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun
+from pipelines.tokens.examples import SCHEMA
 from pipelines.training.steppers import STEPPERS
 from pipelines.training_plan import batch_plan
+
+QUALITY_STEPS = 120
+POINTS = 5
+"""Runs that differ by their seed alone are up to two points apart on so small a corpus."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,23 +92,93 @@ def make_run(prepared, tmp_path) -> Callable[..., TrainingRun]:
 
 
 @pytest.fixture(scope="session")
-def known_curves() -> dict:
-    """What :func:`reference` has computed, by the arguments."""
+def known_courses() -> dict:
+    """What :func:`course` has computed, by the arguments."""
     return {}
 
 
 @pytest.fixture
-def reference(make_run, known_curves) -> Callable[..., np.ndarray]:
+def course(make_run, known_courses) -> Callable[..., Course]:
+    """Finds the course of a run without an engine, which all tests compute once."""
+
+    def find(steps: int, make: Callable[..., Course] = course_here, **settings) -> Course:
+        key = (steps, make, *sorted(settings.items()))
+        if key not in known_courses:
+            known_courses[key] = make(make_run(steps, "reference", **settings))
+        return known_courses[key]
+
+    return find
+
+
+@pytest.fixture
+def reference(course) -> Callable[..., np.ndarray]:
     """Finds the losses of one process, which all tests compute once."""
 
     def find(steps: int, framework: str = "tensorflow", **settings) -> np.ndarray:
-        key = (steps, framework, *sorted(settings.items()))
-        if key not in known_curves:
-            run = make_run(steps, "reference", workers=1, framework=framework, **settings)
-            known_curves[key], _ = trained_here(run)
-        return known_curves[key]
+        return course(steps, workers=1, framework=framework, **settings).losses
 
     return find
+
+
+@pytest.fixture(scope="session")
+def triplets(spark, prepared, tmp_path_factory) -> Path:
+    """The small corpus, each pair with the positives of the next two for hard negatives.
+
+    Every third pair has the same positive, so that granules hold false negatives.
+    """
+    folder = tmp_path_factory.mktemp("triplets")
+    shutil.copytree(prepared / "tokens", folder / "tokens")
+    # What is made of these tokens is of no preparation.
+    (folder / "tokens" / "stage.json").unlink()
+    examples = folder / "tokens" / "examples.parquet"
+    pairs = pq.read_table(examples).sort_by("id").to_pandas()
+    shutil.rmtree(examples)
+    examples.mkdir()
+    shortest = pairs["positive"][pairs["positive"].map(len).idxmin()]
+    pairs["positive"] = [shortest if n % 3 == 0 else ids for n, ids in enumerate(pairs["positive"])]
+    others = [np.roll(pairs["positive"], -1), np.roll(pairs["positive"], -2)]
+    pairs["negatives"] = list(zip(*others, strict=True))
+    longest = [max(map(len, texts)) // 4 for texts in pairs["negatives"]]
+    pairs["length"] = np.maximum(pairs["length"], longest).astype(np.int32)
+    table = pa.Table.from_pandas(pairs, SCHEMA, preserve_index=False)
+    pq.write_table(table, examples / "part-0.parquet")
+    manifest = folder / "tokens" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    changed = {"negatives": 2, "columns": [*told["columns"], "negatives"]}
+    manifest.write_text(json.dumps(told | changed))
+    prepare_lanes(spark, small_config(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def held_out(spark, prepared, tmp_path_factory) -> Path:
+    """The held-out pairs, for this process to measure on."""
+    folder = tmp_path_factory.mktemp("held-out") / "snapshots"
+    write_snapshots(read_snapshots(spark, small_config(prepared)), folder)
+    return folder
+
+
+@pytest.fixture
+def check_quality(spark, make_run, course, prepared, held_out, tmp_path) -> Callable[..., None]:
+    """Checks that two workers are as good as one process after the same number of examples."""
+
+    def ndcg(checkpoint: Checkpoint, name: str) -> float:
+        """On the held-out pairs, in points."""
+        tokenizer = PreparedFolder(prepared).tokens.tokenizer
+        write_encoder(tmp_path / name, checkpoint.spec, checkpoint.weights, tokenizer, "")
+        figures = measure(held_out, lambda: load_embedder(tmp_path / name))
+        return figures["retrieval among held-out"]["ndcg@10"]
+
+    def check(engine: str, mode: str) -> None:
+        alone = course(QUALITY_STEPS, workers=1, framework="tensorflow")
+        before, after = ndcg(alone.first, "before"), ndcg(alone.last, "after")
+        run = make_run(QUALITY_STEPS, workers=2, engine=engine, mode=mode)
+        load_engine(engine).train(spark, run, lambda line: None)
+        ours = ndcg(load_checkpoint(run.run_folder, QUALITY_STEPS), "ours")
+        assert after - before > 2 * POINTS, "the reference learns more than what runs may differ by"
+        assert ours > after - POINTS
+
+    return check
 
 
 def in_matrix(unless: Callable[[EngineCase], bool]) -> list:
@@ -114,7 +199,11 @@ def engine_case(request, monkeypatch) -> EngineCase:
 
 
 @pytest.fixture(
-    params=[param for param in in_matrix(unless=lambda one: one.faults) if param.values[0].watched]
+    params=[
+        param
+        for param in in_matrix(unless=lambda one: one.faults and one.killed)
+        if param.values[0].watched
+    ]
 )
 def killable(request, monkeypatch) -> EngineCase:
     """Every engine in turn whose workers are processes of ours; Spark's have tests of their own."""
@@ -136,16 +225,24 @@ def each_loop(request, monkeypatch) -> EngineCase:
     return request.param
 
 
-WITH_TENSORFLOW = {"tensorflowonspark-lanes", "elephas-async", "horovod-tensorflow"}
+WITH_TENSORFLOW = {"elephas-async", "horovod-tensorflow"}
 
 
 @pytest.fixture(
     params=[
         param
-        for param in in_matrix(unless=lambda one: one.name == "tensorflowonspark-lanes")
+        for param in in_matrix(unless=lambda one: False)
         if str(param.values[0]) in WITH_TENSORFLOW
     ]
 )
 def in_executors(request) -> EngineCase:
     """The engines that compute with TensorFlow where an evaluation may have done so before."""
+    return request.param
+
+
+@pytest.fixture(
+    params=[param for param in in_matrix(unless=lambda one: False) if not param.values[0].repeats]
+)
+def out_of_step(request) -> EngineCase:
+    """The engines whose runs are not alike."""
     return request.param

@@ -21,7 +21,7 @@ MATRIX = pytest.mark.matrix
 TORCH = {"framework": "torch"}
 SHARDED = {**TORCH, "sharding": "parameters"}
 RUNS = [
-    ("torch", "xlm-roberta", {}),
+    ("torch", "xlm-roberta", SHARDED),
     *(pytest.param("torch", name, {"dropout": 0.1}, marks=MATRIX) for name in FAMILIES),
     pytest.param("torch", "mpnet", SHARDED, marks=MATRIX),
     pytest.param("torch", "roberta", SHARDED, marks=MATRIX),

@@ -12,16 +12,22 @@ import time
 import numpy as np
 import psutil
 import pytest
-from engine_cases import ENGINE_CASES, resumed, trained_here
+from engine_cases import ENGINE_CASES, LAST_STEPS, course_in_rounds, resumed, trained_here
 from lanes_factory import damage_lane
 
 from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError
-from pipelines.runs.checkpoint import checkpoint_path, checkpoint_steps, load_checkpoint
+from pipelines.runs.checkpoint import (
+    checkpoint_path,
+    checkpoint_steps,
+    load_checkpoint,
+    save_checkpoint,
+)
 from pipelines.training.control.monitor import Monitor
 
 STEPS = 24
+EVERY = 10
 # In runs that are to end long before: who waits for a step gives up after STALL_SECONDS alone.
 ENDLESS = 100_000
 STALL_SECONDS = 1200
@@ -76,24 +82,43 @@ def wait_until_gone(before: set[int], ports: set[int]) -> None:
         time.sleep(0.2)
 
 
-def losses_without_learning(spark, engine_case, make_run, reference):
-    """The losses of the same steps with the weights as they were: steps are not equally hard."""
-    if (framework := reference_framework(engine_case)) is not None:
-        return reference(STEPS, framework, learning_rate=1e-12, **encoder_of(engine_case))
-    run = make_run(STEPS, "still", **(engine_case.training | {"learning_rate": 1e-12}))
-    return engine_case.make().train(spark, run, lambda line: None).losses
+def course_of(engine_case, course):
+    """The course that the engine's runs are held to, or would be if they were alike."""
+    if engine_case.in_rounds:
+        return course(STEPS, course_in_rounds, **settings_of(engine_case))
+    alone = {"workers": 1, "framework": reference_framework(engine_case)}
+    if engine_case.name == "test":
+        alone |= engine_case.training
+    harder = {name: value for name, value in engine_case.harder.items() if name != "feed"}
+    return course(STEPS, **alone, **harder, **encoder_of(engine_case))
+
+
+def settings_of(engine_case):
+    return {"checkpoint_every": EVERY, **engine_case.training, **engine_case.harder}
 
 
 def reference_framework(engine_case):
-    """In which the reference makes the same losses; none if it knows no such framework."""
+    """In which one process makes the same losses."""
     framework = engine_case.training.get("framework", "tensorflow")
-    return {"bigdl": "torch", "numpy": None}.get(framework, framework)
+    return {"bigdl": "torch"}.get(framework, framework)
 
 
 def encoder_of(engine_case):
     """Each stage of a pipeline has a layer."""
     stages = engine_case.placement.stages
     return {"layers": stages} if stages > 1 else {}
+
+
+def compute_with_tensorflow(spark):
+    """As an evaluation does, in Spark's Python workers."""
+
+    def compute(batches):
+        from pipelines.lean_tensorflow import tensorflow as tf
+
+        assert float(tf.reduce_sum(tf.ones([3]))) == 3
+        yield from batches
+
+    assert spark.range(2).repartition(2).mapInArrow(compute, "id long").count() == 2
 
 
 @contextlib.contextmanager
@@ -115,26 +140,30 @@ def test_every_mode_of_every_engine_is_under_contract():
 
 
 def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
-    engine_case, make_run, spark, reference
+    engine_case, make_run, spark, course
 ):
+    """One whose runs are alike goes on from a state in the middle, which no engine has made."""
+    expected = course_of(engine_case, course)
     made, lines = engine_case.make(), []
-    run = make_run(STEPS, checkpoint_every=10, **engine_case.training)
+    run = make_run(STEPS, **settings_of(engine_case))
+    if engine_case.repeats:
+        save_checkpoint(run.run_folder, expected.middle, 9)
+        run = resumed(run, expected.middle.step)
     made.check(spark, run.config)
     before, ports = started(), listening()
+    if engine_case.after_evaluation:
+        compute_with_tensorflow(spark)
     with taken_ports():
         outcome = made.train(spark, run, lines.append)
 
-    assert outcome.steps == STEPS == len(outcome.losses)
-    assert outcome.examples == STEPS * 2 * run.manifest.granule
-    untrained = losses_without_learning(spark, engine_case, make_run, reference)
-    assert np.mean(outcome.losses[-10:]) < engine_case.falls_to * np.mean(untrained[-10:])
-    if engine_case.equivalent:
-        expected = reference(STEPS, reference_framework(engine_case), **encoder_of(engine_case))
-        np.testing.assert_allclose(outcome.losses, expected, rtol=1e-3)
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    steps = STEPS - run.first_step
+    assert outcome.steps == steps == len(outcome.losses)
+    assert outcome.examples == steps * 2 * run.manifest.granule
+    assert np.mean(outcome.losses[-LAST_STEPS:]) < engine_case.falls_to * np.mean(expected.still)
+    assert [line["step"] for line in lines] == list(range(run.first_step + 1, STEPS + 1))
     assert [line["loss"] for line in lines] == list(outcome.losses)
     assert all(0 <= line["padding"] < 1 and line["examples_per_second"] > 0 for line in lines)
-    assert checkpoint_steps(run.run_folder) == [0, 10, 20, STEPS]
+    assert checkpoint_steps(run.run_folder) == sorted({0, *written(run), run.first_step, STEPS})
     check_times(lines, engine_case)
 
     assert (outcome.staleness is None) == (run.config.training.mode == "sync")
@@ -142,21 +171,44 @@ def test_it_trains_checkpoints_reports_resumes_and_leaves_nothing(
         assert 0 <= outcome.staleness.mean <= outcome.staleness.most
         assert max(line["staleness_max"] for line in lines) == outcome.staleness.most
 
-    start = load_checkpoint(run.run_folder, 20).weights
-    losses, whole = outcome.losses[20:], load_checkpoint(run.run_folder, STEPS).weights
-    shutil.rmtree(checkpoint_path(run.run_folder, STEPS))
-    if not engine_case.repeats:
-        # What it makes in step is what one process makes, which goes on from the same state.
-        alone = with_training(run, mode="sync", feed="lanes", workers=1)
-        losses, last = trained_here(resumed(alone, 20))
-        whole, run = last.weights, with_training(run, max_staleness=0)
-    again = made.train(spark, resumed(run, 20), lines.append)
-    np.testing.assert_allclose(again.losses, losses, rtol=1e-4)
-    rest = load_checkpoint(run.run_folder, STEPS).weights
-    # AdamW moves a weight whose gradient is but rounding as far as any: all of them are compared.
-    apart, moved = distance(rest, whole), distance(start, whole)
-    assert apart < 1e-3 * moved
+    if engine_case.repeats:
+        np.testing.assert_allclose(outcome.losses, expected.losses[run.first_step :], rtol=1e-3)
+        check_state(load_checkpoint(run.run_folder, STEPS), expected)
     wait_until_gone(before, ports)
+
+
+def written(run):
+    """The steps before which a run keeps its state on its way."""
+    return [step for step in range(run.first_step + 1, STEPS) if run.is_checkpointed(step)]
+
+
+def check_state(last, expected):
+    """Weights and the optimiser's arrays are those of the course."""
+    # AdamW moves a weight whose gradient is but rounding as far as any: all of them are compared.
+    for found, wanted, begun in (
+        (last.weights, expected.last.weights, expected.first.weights),
+        (last.moments, expected.last.moments, expected.middle.moments),
+    ):
+        assert found.keys() == wanted.keys()
+        if wanted:
+            apart, moved = distance(found, wanted), distance(begun, wanted)
+            assert apart < 1e-3 * moved, (apart, moved)
+
+
+@pytest.mark.matrix
+def test_a_run_out_of_step_goes_on_from_its_checkpoint_in_step(out_of_step, make_run, spark):
+    """What it makes then is what one process makes, which goes on from the same state."""
+    made = out_of_step.make()
+    run = make_run(STEPS, checkpoint_every=EVERY, **out_of_step.training)
+    made.train(spark, run, lambda line: None)
+    shutil.rmtree(checkpoint_path(run.run_folder, STEPS))
+    start = load_checkpoint(run.run_folder, 20).weights
+    alone = with_training(run, mode="sync", feed="lanes", workers=1)
+    losses, last = trained_here(resumed(alone, 20))
+    again = made.train(spark, resumed(with_training(run, max_staleness=0), 20), lambda line: None)
+    np.testing.assert_allclose(again.losses, losses, rtol=1e-4)
+    found = load_checkpoint(run.run_folder, STEPS).weights
+    assert distance(found, last.weights) < 1e-3 * distance(start, last.weights)
 
 
 def distance(weights, others):
@@ -180,14 +232,7 @@ def with_training(run, **settings):
 
 
 def test_it_trains_after_an_evaluation_in_the_same_session(spark, make_run, in_executors):
-    def compute_with_tensorflow(batches):
-        import tensorflow as tf
-
-        assert float(tf.reduce_sum(tf.ones([3]))) == 3
-        yield from batches
-
-    rows = spark.range(2).repartition(2).mapInArrow(compute_with_tensorflow, "id long")
-    assert rows.count() == 2
+    compute_with_tensorflow(spark)
     run = make_run(2, **in_executors.training)
     assert in_executors.make().train(spark, run, lambda line: None).steps == 2
 

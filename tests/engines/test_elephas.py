@@ -1,4 +1,4 @@
-"""The Elephas engine on a cluster: its update rules against references, strangers, failures."""
+"""The Elephas engine on a cluster: strangers, failures, and what asynchrony costs."""
 
 import threading
 from types import SimpleNamespace
@@ -6,22 +6,17 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from engine_cases import resumed
 from pyspark import SparkConf
-from test_contract import distance
+from test_contract import check_state
 from unauthenticated import approach, tells_nothing
 
 from pipelines.engines.elephas.spark_model import GranuleModel
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable
-from pipelines.runs.checkpoint import load_checkpoint
-from pipelines.runs.run import TrainingRun, WorkerTask
-from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.feed import lane_feed
-from pipelines.training.rounds import checkpoint_of, round_ends, state_of
+from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
 
 STEPS = 24
-# After which weights are compared: roundings add up.
-FEW_STEPS = 12
 # The contract's runs go by either; what each answers strangers is in `test_elephas_servers.py`.
 TRANSPORTS = pytest.mark.parametrize(
     "transport", ["http", pytest.param("socket", marks=pytest.mark.matrix)]
@@ -40,7 +35,7 @@ def listening() -> set[int]:
 @pytest.mark.parametrize(
     "mode",
     [
-        "sync",
+        pytest.param("sync", marks=pytest.mark.matrix),
         pytest.param("async", marks=pytest.mark.matrix),
         pytest.param("hogwild", marks=pytest.mark.matrix),
     ],
@@ -52,58 +47,30 @@ def test_one_worker_gives_the_curve_of_the_reference(spark, make_run, reference,
 
 @TRANSPORTS
 def test_in_step_the_curve_is_the_reference_even_among_unauthenticated_clients(
-    spark, make_run, reference, transport
+    spark, make_run, course, transport
 ):
+    """It goes on from a state that one process has made."""
     run = make_run(STEPS, mode="async", max_staleness=0, transport=transport, checkpoint_every=5)
+    expected = course(STEPS, workers=1, framework="tensorflow")
+    begun = expected.middle.step
+    save_checkpoint(run.run_folder, expected.middle, 9)
     before, answers, staying = listening(), [], []
 
     def let_strangers_come(line):
-        if line["step"] in (3, 7):
+        if line["step"] - begun in (3, 7):
             for port in listening() - before:
                 answered, half = approach(("127.0.0.1", port), transport)
                 answers.extend(answered)
                 staying.append(half)
 
-    ours = losses(spark, run, on_metrics=let_strangers_come)
-    np.testing.assert_allclose(ours, reference(STEPS), rtol=1e-4)
+    ours = losses(spark, resumed(run, begun), on_metrics=let_strangers_come)
+    np.testing.assert_allclose(ours, expected.losses[begun:], rtol=1e-4)
+    check_state(load_checkpoint(run.run_folder, STEPS), expected)
     assert answers
     assert all(map(tells_nothing, answers)), answers
     assert listening() == before
     for half in staying:
         half.close()
-
-
-def test_rounds_average_weights_and_optimiser(spark, make_run):
-    settings = {"workers": 2, "round_steps": 4, "checkpoint_every": 6, "dropout": 0.1}
-    expected, mean = averaged_by_hand(make_run(FEW_STEPS, "expected", **settings))
-    run = make_run(FEW_STEPS, **settings)
-    np.testing.assert_allclose(losses(spark, run), expected, rtol=1e-4)
-    result = load_checkpoint(run.run_folder, FEW_STEPS)
-    start = load_checkpoint(run.run_folder, 0)
-    apart, moved = (distance(one.weights, mean.weights) for one in (result, start))
-    assert apart < 1e-3 * moved
-
-
-def averaged_by_hand(run: TrainingRun):
-    """The mean losses of the steps, and the last state, of two workers in this process."""
-    from pipelines.training.steppers.tensorflow import TensorFlowStepper
-
-    first = load_checkpoint(run.run_folder, 0)
-    tasks = [WorkerTask(run=run, rank=r, workers=2, monitor=("", 0), token="") for r in (0, 1)]
-    steppers = [TensorFlowStepper(task, first, SingleProcess()) for task in tasks]
-    feeds = [lane_feed(task) for task in tasks]
-    curve, begin, mean = [], 0, first
-    for end in round_ends(run):
-        for step in range(begin, end):
-            rate = run.learning_rate(step)
-            pairs = zip(steppers, feeds, strict=True)
-            curve.append(np.mean([stepper.step(next(feed), rate) for stepper, feed in pairs]))
-        states = [state_of(stepper.checkpoint(end)) for stepper in steppers]
-        mean = checkpoint_of({k: (v + states[1][k]) / 2 for k, v in states[0].items()}, end, first)
-        for stepper in steppers:
-            stepper.load(mean)
-        begin = end
-    return curve, mean
 
 
 @TRANSPORTS
@@ -129,6 +96,10 @@ def test_the_error_of_the_spark_job_is_told(spark, make_run, monkeypatch):
     with pytest.raises(EngineError, match=r"the Spark job failed \(all executors are lost\)"):
         losses(spark, make_run(2))
     assert listening() == ports
+
+
+def test_hogwild_is_as_good_as_one_process(check_quality):
+    check_quality(engine="elephas", mode="hogwild")
 
 
 def test_after_failures_a_run_works_and_the_master_network_holds_its_result(

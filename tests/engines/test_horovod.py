@@ -1,12 +1,14 @@
 """What is Horovod's own: fp16 on the way, and strangers at its ranks."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
-from engine_cases import WITH_HOROVOD, trained_here
+from engine_cases import OF_WHOLE_STEPS, WITH_HOROVOD, trained_here
 from losing_workers import kill
 from pyspark import SparkConf
 from test_contract import ENDLESS, connections, listening, started, wait_until_gone
@@ -19,9 +21,9 @@ from pipelines.errors import EngineError, EngineUnavailable, WorkerLostError
 from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 
-STEPS = 24
+FEW_STEPS = 12
 # So many that strangers come, and a worker is killed, while there are steps to make.
-MANY_STEPS = 240
+MANY_STEPS = 60
 
 
 @pytest.fixture
@@ -42,20 +44,54 @@ def train(spark, run, on_metrics=lambda line: None):
 
 
 @WITH_HOROVOD
-@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+def test_with_dropout_and_negatives_of_the_whole_step(spark, make_run, reference):
+    settings = {"framework": "torch", **OF_WHOLE_STEPS}
+    losses = train(spark, make_run(FEW_STEPS, feed="memory", **settings)).losses
+    np.testing.assert_allclose(losses, reference(FEW_STEPS, **settings), rtol=1e-3)
+
+
+@WITH_HOROVOD
+@pytest.mark.parametrize(
+    "framework", [pytest.param("tensorflow", marks=pytest.mark.matrix), "torch"]
+)
 def test_gradients_as_fp16_give_nearly_the_same_curve(spark, make_run, reference, framework):
-    run = make_run(STEPS, framework=framework, compression="fp16")
+    run = make_run(FEW_STEPS, framework=framework, compression="fp16")
     losses = train(spark, run).losses
-    expected = reference(STEPS, framework)
+    expected = reference(FEW_STEPS, framework)
     np.testing.assert_allclose(losses, expected, rtol=2e-2)
     # The first is of weights that no gradient has reached, and is itself not rounded.
     assert losses[0] == pytest.approx(expected[0], rel=1e-5)
     assert not np.allclose(losses[1:], expected[1:], rtol=1e-6, atol=0)
 
 
+# A rank without others; its process also holds that Keras is not imported.
+SINGLE_RANK = """
+import sys
+from pipelines.engines.horovod.tensorflow import TensorFlowCollectives, tf
+collectives = TensorFlowCollectives("fp16")
+gradient, loss = collectives.all_reduce_mean([tf.constant([1.0001, 1e-9]), tf.constant(1.0001)])
+print(gradient.numpy().tolist(), float(loss) == float(tf.constant(1.0001)), "keras" in sys.modules)
+collectives.leave()
+"""
+
+
+@WITH_HOROVOD
+def test_tensorflow_sends_gradients_as_fp16_and_the_loss_as_it_is():
+    gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    ended = subprocess.run(
+        [sys.executable, "-c", SINGLE_RANK],
+        env=os.environ | gloo,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.stdout == "[1.0, 0.0] True False\n", ended.stderr
+
+
 @WITH_HOROVOD
 def test_strangers_change_nothing_and_a_run_ends_with_its_last_restart(spark, make_run, monitors):
-    run = make_run(ENDLESS, framework="torch", restarts=1)
+    run = make_run(ENDLESS, framework="torch", restarts=1, checkpoint_every=25)
     before, ports, killed = started(), listening(), []
     losses, visited, told = [], set(), []
 

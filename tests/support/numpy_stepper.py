@@ -43,6 +43,9 @@ class NumpyStepper:
         self.table -= learning_rate * np.sign(gradient)
         return float(np.mean(losses))
 
+    def load(self, checkpoint):
+        self.table = checkpoint.weights[TABLE].copy()
+
     def checkpoint(self, step):
         weights = self.checkpointed.weights | {TABLE: self.table.copy()}
         return Checkpoint(step, self.checkpointed.spec, weights, {})

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 BODY = b"\x01" * 4096
@@ -53,13 +54,22 @@ def approach(address: tuple[str, int], transport: str) -> tuple[list[bytes], soc
 
 
 def visit(addresses: Iterable[tuple[str, int]]) -> list[bytes]:
-    """Sends all messages of every kind to each address; returns what came back."""
+    """Sends all messages of every kind to each address; returns what came back.
+
+    At all addresses at once: some wait for the rest of half a message, and workers make steps.
+    """
+    addresses = list(addresses)
+    with ThreadPoolExecutor(max(len(addresses), 1)) as pool:
+        return [answered for told in pool.map(visit_one, addresses) for answered in told]
+
+
+def visit_one(address: tuple[str, int]) -> list[bytes]:
+    """Sends all messages of every kind, one after the other; returns what came back."""
     told = []
-    for address in addresses:
-        for transport in MESSAGES:
-            answers, staying = approach(address, transport)
-            told += answers
-            staying.close()
+    for transport in MESSAGES:
+        answers, staying = approach(address, transport)
+        told += answers
+        staying.close()
     return told
 
 

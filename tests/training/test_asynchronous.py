@@ -202,3 +202,14 @@ def test_a_wait_has_a_deadline(tmp_path):
     feed = (StepWork(step.index, step.epoch, []) for step, _ in task.steps())
     with pytest.raises(TimeoutError, match=r"training\.stall_seconds"):
         train_asynchronously(task, lambda *_: Slow(shared, 1), shared, feed, Silent())
+
+
+def test_a_loss_that_is_no_number_is_not_pushed(tmp_path, monkeypatch):
+    run = make_run(4, 0, tmp_path, workers=1, mode="async")
+    save_checkpoint(tmp_path, Checkpoint(0, SPEC, {"w": np.zeros(3, np.float32)}, {}), 9)
+    monkeypatch.setattr(Slow, "gradients", lambda *_: (np.nan, {}))
+    shared, task = Shared(run), make_task(run, 0)
+    feed = (StepWork(step.index, step.epoch, []) for step, _ in task.steps())
+    with pytest.raises(FloatingPointError, match=r"step 0 .*lower training\.learning_rate"):
+        train_asynchronously(task, lambda *_: Slow(shared, 0), shared, feed, Silent())
+    assert shared.version == 0

@@ -1,13 +1,17 @@
 """When rounds end, and that a state survives its travels."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planned_runs import make_run
+from planned_runs import make_run, make_task
 
 from pipelines.models.bert.spec import BertSpec
-from pipelines.runs.checkpoint import Checkpoint
-from pipelines.training.rounds import checkpoint_of, round_ends, state_of
+from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
+from pipelines.training.feed import StepWork
+from pipelines.training.rounds import checkpoint_of, round_ends, state_of, train_in_rounds
 
 SPEC = BertSpec(vocabulary=5, layers=1, hidden=8, heads=2, intermediate=8, positions=8)
 
@@ -35,3 +39,18 @@ def test_a_state_is_its_checkpoint():
     assert again.weights.keys() == weights.keys()
     assert again.moments.keys() == {"m/a", "m/b", "v/a", "v/b"}
     assert state_of(again).keys() == state.keys()
+
+
+def test_a_loss_that_is_no_number_is_not_pushed(tmp_path):
+    run = make_run(8, folder=tmp_path, round_steps=4)
+    save_checkpoint(tmp_path, Checkpoint(0, SPEC, {"w": np.zeros(3, np.float32)}, {}), 9)
+    stepper = SimpleNamespace(precision="fp32", gradient_norm=None, step=lambda *_: np.nan)
+    rounds, pushed = (
+        SimpleNamespace(pull=lambda end: {}, push=lambda *sent: pushed.append(sent)),
+        [],
+    )
+    reporter = SimpleNamespace(ready=lambda: None, extra_checkpoint=None)
+    feed = iter([StepWork(0, 0, [])])
+    with pytest.raises(FloatingPointError, match=r"step 0 .*lower training\.learning_rate"):
+        train_in_rounds(make_task(run, 0), lambda *_: stepper, rounds, feed, reporter)
+    assert not pushed

@@ -87,7 +87,7 @@ class ElephasEngine(SparkJobEngine):
 
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
-        return (*super().preloads(config), "pipelines.engines.elephas.worker")
+        return (*super().preloads(config), "pipelines.engines.elephas.lean_worker")
 
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:

@@ -6,12 +6,20 @@ Not by Horovod's optimiser: with Keras 3 it averages nothing, and says nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
-import horovod.tensorflow as hvd
-import tensorflow as tf
-
 from pipelines.engines.horovod.collectives import HorovodCollectives
+from pipelines.lean_tensorflow import tensorflow as tf
+from pipelines.quiet import import_without
+
+# Derives a layer from one of Keras, which no encoder has, and whose import takes as long as
+# TensorFlow's.
+_LAYER = ModuleType("horovod.tensorflow.sync_batch_norm")
+_LAYER.SyncBatchNormalization = None  # type: ignore[attr-defined]
+
+with import_without(_LAYER.__name__, _LAYER):
+    import horovod.tensorflow as hvd
 
 
 class TensorFlowCollectives(HorovodCollectives):
