@@ -175,9 +175,12 @@ def test_the_variable_and_the_cause_are_in_the_error_of_a_start(monkeypatch, tmp
 
 def test_what_a_jvm_prints_that_does_not_start_is_in_the_log(monkeypatch, tmp_path):
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
-    if SparkContext._jvm is not None:
-        pytest.skip("this process has a JVM, and starts no other")
+    # As in a process that has no JVM yet; that of the tests is left alone.
+    for name in ("_jvm", "_gateway", "_active_spark_context"):
+        monkeypatch.setattr(SparkContext, name, None)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
     script(tmp_path / "bin" / "java", "echo 'Error: no such thing: -Xodd' >&2; exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr("pipelines.spark.session.check_java", lambda: None)
