@@ -104,8 +104,6 @@ def read_retrieval_set(
     _check_named(judged, queries, "query", queries_file, qrels, settings.missing_queries)
     _check_named(judged, documents, "document", corpus_file, qrels, settings.missing_documents)
     relevant = judged.where("gain > 0")
-    if relevant.isEmpty():
-        raise InputError(SETS, f"{qrels} has no score above 0", "name another one of qrels")
     asked = relevant.join(queries, queries["id"] == relevant["query"], "left").select(
         F.xxhash64("query").alias("query_id"),
         "text",
@@ -261,15 +259,21 @@ def _read_judgements(session: SparkSession, file: Location) -> DataFrame:
         F.col("`corpus-id`").alias("document"),
         F.expr("try_cast(score as double)").alias("gain"),
     )
-    if judged.isEmpty():
-        raise InputError(SETS, f"{file} is empty", "name a file with judgements")
     # Spark orders NaN above all numbers, so it would count as relevant.
     is_finite = F.coalesce(F.abs("gain") < F.lit(math.inf), F.lit(False))
-    broken = judged.where(F.col("query").isNull() | F.col("document").isNull() | ~is_finite).count()
-    if broken:
-        raise InputError(
-            SETS, f"{file} has {broken} lines without ids and a finite number", "mend the file"
-        )
+    is_broken = F.col("query").isNull() | F.col("document").isNull() | ~is_finite
+    found = judged.agg(
+        F.count("*").alias("rows"),
+        F.count_if(is_broken).alias("broken"),
+        F.count_if(F.col("gain") > 0).alias("relevant"),
+    ).collect()[0]
+    if not found["rows"]:
+        raise InputError(SETS, f"{file} is empty", "name a file with judgements")
+    if found["broken"]:
+        problem = f"{file} has {found['broken']} lines without ids and a finite number"
+        raise InputError(SETS, problem, "mend the file")
+    if not found["relevant"]:
+        raise InputError(SETS, f"{file} has no score above 0", "name another one of qrels")
     return judged.groupBy("query", "document").agg(F.max("gain").alias("gain"))
 
 

@@ -52,12 +52,16 @@ def inputs(tmp_path):
     return tmp_path / "inputs"
 
 
+def test_a_damaged_page_may_be_too_much_of_the_corpus(spark, tmp_path, inputs):
+    damage(inputs / "1.parquet", 1)
+    with pytest.raises(InputError, match=r"100 of 300 rows .*1\.parquet .*\(damaged \(") as raised:
+        prepare(spark, tmp_path)
+    assert raised.value.key == "corpus.max_quarantined"
+
+
 @pytest.mark.parametrize("keep_units", [True, False])
 def test_a_damaged_page_leaves_its_file_out(spark, tmp_path, inputs, keep_units):
     damage(inputs / "1.parquet", 1)
-    with pytest.raises(InputError, match=r"100 of 300 rows .*1\.parquet .*\(damaged \(") as raised:
-        prepare(spark, tmp_path, keep_units=keep_units)
-    assert raised.value.key == "corpus.max_quarantined"
     summary = prepare(spark, tmp_path, keep_units=keep_units, max_quarantined=0.4)
     assert len(pairs_of(summary)) == 200
     (lost,) = quarantine(summary)

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from embedding_rounds import embed_here
 
 from pipelines.embedding.places import next_folder
 from pipelines.embedding.plan import MANIFEST_FILE
@@ -52,7 +53,7 @@ def by_key(folder) -> tuple[pa.Table, np.ndarray]:
 
 def test_new_changed_and_gone_rows(spark, lake, lines, tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO, "pipelines")
-    embed_table(spark, lake.job())
+    embed_here(lake.job())
     build_index(spark, open_table(lake.output))
     kept = {path.name: path.stat().st_ino for path in lake.output.glob("part-00000-00000-*")}
     # The rows of a file in another order, one of them changed, one gone, one that is new.
@@ -66,7 +67,7 @@ def test_new_changed_and_gone_rows(spark, lake, lines, tmp_path, caplog) -> None
     assert {name: (lake.output / name).stat().st_ino for name in kept} == kept
     manifest = storage.read_json(lake.output / MANIFEST_FILE)
     assert manifest["changes"] == {"unchanged": 198, "changed": 1, "new": 3, "gone": 1}
-    embed_table(spark, lake.job(output=str(tmp_path / "at-once")))
+    embed_here(lake.job(output=str(tmp_path / "at-once")))
     (grown, vectors), (at_once, expected) = by_key(lake.output), by_key(tmp_path / "at-once")
     assert grown.equals(at_once)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
@@ -86,7 +87,7 @@ def test_new_changed_and_gone_rows(spark, lake, lines, tmp_path, caplog) -> None
 
 def test_keys_are_of_one_row_each(spark, lake, lines, tmp_path) -> None:
     config = lake.job()
-    embed_table(spark, config)
+    embed_here(config)
     before = by_key(lake.output)
     cases = [
         ({7: "seven again"}, r"`id` is `7` in row 7 of .*a.parquet and in row 0 of .*c.parquet"),
@@ -111,7 +112,7 @@ def test_keys_are_of_one_row_each(spark, lake, lines, tmp_path) -> None:
 
 def test_another_model_makes_all_of_it_again(spark, lake, small_model, tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO, "pipelines")
-    embed_table(spark, lake.job())
+    embed_here(lake.job())
     assert embed_table(spark, lake.job(dimensions=8, part_rows=100)).embedded == 200
     assert "embedding.dimensions has changed since" in caplog.text
     assert "all its rows are embedded again" in caplog.text
@@ -119,7 +120,7 @@ def test_another_model_makes_all_of_it_again(spark, lake, small_model, tmp_path,
 
 
 def test_a_killed_update_leaves_the_table_of_before(spark, lake, monkeypatch) -> None:
-    embed_table(spark, lake.job())
+    embed_here(lake.job())
     before, files = by_key(lake.output), sorted(lake.output.iterdir())
     lake.write("b", {100: "Other texts.", 101: "In place of many."})
 

@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import logging
 import math
+from dataclasses import dataclass
+from io import StringIO
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,6 +17,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.beir import read_retrieval_set, set_name
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.metrics import ndcg_at
+from pipelines.evaluation.retrieval import Retrieved
 from pipelines.evaluation.stage import evaluate
 from pipelines.settings.evaluation import EvaluationSettings
 from pipelines.settings.load import parse
@@ -30,11 +34,47 @@ QUERIES = {"q1": "sleeping cats", "q2": "stocks went down", "q3": "asked by nobo
 QRELS = [("q1", "d1", 2), ("q1", "d2", 1), ("q1", "d4", 0), ("q2", "d5", 1)]
 
 
-def test_grades_and_own_documents_count_as_in_beir(spark, tmp_path, minilm, reference) -> None:
-    # What is found first is not what is most relevant to q1, nor relevant at all to q2.
-    qrels = [("q1", "d1", 1), ("q1", "d2", 2), ("q1", "d4", 0), ("q2", "d3", 1)]
-    folder = write_set(tmp_path / "small", DOCUMENTS, QUERIES, qrels)
-    figures = measured_on(spark, minilm, retrieval_sets=[str(folder)])["small"]
+# What is found first is not what is most relevant to q1, nor relevant at all to q2.
+GRADED = [("q1", "d1", 1), ("q1", "d2", 2), ("q1", "d4", 0), ("q2", "d3", 1)]
+# Two documents and a query that are not there.
+BROKEN = [*QRELS, ("q2", "d8", 1), ("q2", "d9", 1), ("q9", "d1", 1)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures and observations by set, and what was said of them."""
+
+    figures: dict[str, dict[str, float]]
+    observed: dict[str, Retrieved]
+    log: str
+
+
+@pytest.fixture(scope="module")
+def measured(spark, minilm, tmp_path_factory) -> Measured:
+    """Of three sets: with grades and groups, a usual one, and one with parts that are missing."""
+    folder = tmp_path_factory.mktemp("sets")
+    judged = {"graded": GRADED, "whole": QRELS, "parts": BROKEN}
+    sets = [write_set(folder / name, DOCUMENTS, QUERIES, qrels) for name, qrels in judged.items()]
+    lines = [{"_id": key, "text": text, "group": "one"} for key, text in QUERIES.items()]
+    (sets[0] / "queries.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    section = {
+        **{"retrieval": False, "geometry": False, "hybrid": True},
+        **{"missing_queries": "not_found", "missing_documents": "not_found"},
+        **{"retrieval_sets": list(map(str, sets)), "retrieval_metrics": ["map@20"]},
+    }
+    observed: dict[str, Retrieved] = {}
+    said = logging.StreamHandler(StringIO())
+    logging.getLogger("pipelines").addHandler(said)
+    try:
+        config = parse({"evaluation": section})
+        figures = evaluate(spark, config, minilm, observed.__setitem__)
+    finally:
+        logging.getLogger("pipelines").removeHandler(said)
+    return Measured(figures, observed, said.stream.getvalue())
+
+
+def test_grades_and_own_documents_count_as_in_beir(measured, reference) -> None:
+    figures = measured.figures["graded"]
     assert (figures["queries"], figures["documents"]) == (2, 6)
     texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
     asked = unit_length(reference.encode(list(QUERIES.values())))
@@ -70,12 +110,13 @@ def test_equals_sentence_transformers_on_xquad(
 
     corpus = pq.read_table(shared_data / "retrieval" / "xquad-corpus.parquet").to_pylist()
     asked = pq.read_table(shared_data / "retrieval" / "xquad-queries.parquet").to_pylist()
+    # Of a part of the articles, each of which has several paragraphs of one subject.
     documents = {
         f"p{row['paragraph_id']}": (row["title"], row["text"])
-        for row in corpus
-        if row["lang"] == "en"
+        for row in [row for row in corpus if row["lang"] == "en"][:50]
     }
-    asked = [row for row in asked if row["lang"] == "en"][::6]
+    there = [row for row in asked if row["lang"] == "en" and f"p{row['paragraph_id']}" in documents]
+    asked = there[::6]
     queries = {f"q{row['query_id']}": row["question"] for row in asked}
     qrels = [(f"q{row['query_id']}", f"p{row['paragraph_id']}", 1) for row in asked]
     folder = write_set(tmp_path / "xquad", documents, queries, qrels)
@@ -88,6 +129,7 @@ def test_equals_sentence_transformers_on_xquad(
     )
     expected = evaluator(reference)
     assert (figures["queries"], figures["documents"]) == (len(queries), len(documents))
+    assert len(queries) > 30 and figures["recall@1"] < figures["ndcg@10"] < 100
     for name in ("ndcg@10", "mrr@10", "recall@1", "recall@10"):
         assert figures[name] == pytest.approx(100 * expected[f"xquad_cosine_{name}"], abs=1e-3)
 
@@ -105,22 +147,20 @@ def test_the_judgements_are_those_of_a_split(spark, tmp_path) -> None:
     assert (set_name(str(folder)), set_name(train)) == ("set", "set-train")
 
 
-def test_judged_documents_and_queries_that_are_missing_count_as_not_found(
-    spark, tmp_path, minilm, caplog
+def test_judged_documents_and_queries_that_are_missing_are_refused_unless_asked_for(
+    spark, tmp_path
 ) -> None:
-    def measured(folder, **evaluation):
-        given = {"retrieval_sets": [str(folder)], "retrieval_metrics": ["map@20"], "hybrid": True}
-        return measured_on(spark, minilm, **given, **evaluation)
-
-    whole = measured(write_set(tmp_path / "whole", DOCUMENTS, QUERIES, QRELS))["whole"]
-    qrels = [*QRELS, ("q2", "d8", 1), ("q2", "d9", 1), ("q9", "d1", 1)]
-    folder = write_set(tmp_path / "parts", DOCUMENTS, QUERIES, qrels)
+    folder = str(write_set(tmp_path / "parts", DOCUMENTS, QUERIES, BROKEN))
     with pytest.raises(InputError, match=r"1 query ids .* evaluation.missing_queries: not_found$"):
-        measured(folder)
+        read_retrieval_set(spark, folder)
+    without_queries = EvaluationSettings(missing_queries="not_found")
     with pytest.raises(InputError, match=r"2 document ids .*missing_documents: not_found$"):
-        measured(folder, missing_queries="not_found")
-    caplog.clear()
-    found = measured(folder, missing_queries="not_found", missing_documents="not_found")
+        read_retrieval_set(spark, folder, settings=without_queries)
+
+
+def test_judged_documents_and_queries_that_are_missing_count_as_not_found(measured) -> None:
+    found = measured.figures
+    whole = found["whole"]
     assert (whole["queries"], found["parts"]["queries"], found["parts"]["documents"]) == (2, 3, 6)
     # q2 finds one of three documents at rank 1, and q9 nothing.
     assert whole["recall@10"] == 100
@@ -129,7 +169,7 @@ def test_judged_documents_and_queries_that_are_missing_count_as_not_found(
     ideal = 1 + 1 / math.log2(3) + 1 / 2
     assert found["parts"]["ndcg@10"] == pytest.approx(100 * (1 + 1 / ideal + 0) / 3)
     assert found["parts+bm25"]["queries"] == 3
-    assert "names 2 document ids" in caplog.text and "these are not found" in caplog.text
+    assert "names 2 document ids" in measured.log and "these are not found" in measured.log
 
 
 def test_a_set_without_any_judged_query_is_refused(spark, tmp_path) -> None:
@@ -165,14 +205,8 @@ def test_queries_may_say_which_belong_together(spark, tmp_path) -> None:
     assert groups(query_group="nowhere") == [0, 1, 2, 3, 4]
 
 
-def test_groups_reach_the_observations(spark, tmp_path, minilm) -> None:
-    folder = write_set(tmp_path / "set", DOCUMENTS, QUERIES, QRELS)
-    lines = [{"_id": key, "text": text, "group": "one"} for key, text in QUERIES.items()]
-    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    section = {"retrieval": False, "geometry": False, "retrieval_sets": [str(folder)]}
-    observed = {}
-    evaluate(spark, parse({"evaluation": section}), minilm, observed.__setitem__)
-    groups = observed["set"].observations.groups
+def test_groups_reach_the_observations(measured) -> None:
+    groups = measured.observed["graded"].observations.groups
     assert len(groups) == 2 and len(set(groups.tolist())) == 1
 
 
