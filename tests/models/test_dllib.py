@@ -101,7 +101,7 @@ def test_real_sentences_in_a_real_encoder(spark, bigdl, shared_data):
     folder = default_start()
     spec, weights = read_encoder(folder)
     rows = pd.read_parquet(shared_data / "stsb" / "stsb-en-dev.parquet")
-    texts = list(rows["sentence1"][:100]) + list(rows["sentence2"][:100])
+    texts = list(rows["sentence1"][:10]) + list(rows["sentence2"][:10])
     ids = [encoding.ids for encoding in load_tokenizer(folder).encode_batch(texts)]
     graph = bigdl.encoder_graph(spark.sparkContext, spec)
     bigdl.set_weights(graph, bigdl.flattened(graph, weights))
@@ -112,5 +112,5 @@ def test_real_sentences_in_a_real_encoder(spark, bigdl, shared_data):
             lambda token_ids, lengths: in_torch(spec, weights, token_ids, lengths),
         )
     )
-    assert len(ours) == 200
+    assert len(ours) == 20
     np.testing.assert_allclose(ours, theirs, atol=1e-4)

@@ -1,7 +1,13 @@
 """Models of `transformers` that two workers hold together, against the whole model."""
 
 import json
-import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,7 +68,7 @@ def _results(spec, weights, part=None):
 
 
 def _compare(folder, rank, kinds):
-    """One of two members, in a process of its own: writes how far it is from the whole."""
+    """One of two members: writes how far it is from the whole, and ends its process."""
     import torch
     import torch.distributed as processes
 
@@ -96,8 +102,19 @@ def _compare(folder, rank, kinds):
             told[name] = np.abs(own[name] - cut(name, gradient)).max() / np.abs(gradient).max()
         apart[kind] = {name: float(value) for name, value in told.items()}
     (folder / f"{rank}.json").write_text(json.dumps(apart))
-    # A process that is spawned would finalize its interpreter.
     exit_without_finalization()
+
+
+def main() -> None:
+    """Imports the libraries once, and has both members in processes that are forked from this."""
+    folder, *kinds = sys.argv[1:]
+    import_module("pipelines.models.hf.torch")
+    for rank in range(2):
+        if not os.fork():
+            _compare(Path(folder), rank, kinds)
+    for _ in range(2):
+        _, status = os.wait()
+        assert status == 0
 
 
 @pytest.mark.slow
@@ -110,18 +127,13 @@ def test_two_members_compute_what_one_does(tmp_path, kinds):
 
     assert {*TYPES} < {*DIVIDED_TYPES}
     kinds = DIVIDED_TYPES if kinds == "all" else kinds
-    context = multiprocessing.get_context("spawn")
-    members = [context.Process(target=_compare, args=(tmp_path, rank, kinds)) for rank in range(2)]
-    try:
-        for member in members:
-            member.start()
-        for member in members:
-            member.join(SECONDS)
-    finally:
-        for member in members:
-            member.kill()
-            member.join()
-    assert [member.exitcode for member in members] == [0, 0]
+    command = [sys.executable, __file__, str(tmp_path), *kinds]
+    with subprocess.Popen(command, start_new_session=True) as members:
+        try:
+            assert members.wait(SECONDS) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(members.pid, signal.SIGKILL)
     for rank in range(2):
         apart = json.loads((tmp_path / f"{rank}.json").read_text())
         assert {*apart} == {*kinds}
@@ -175,3 +187,7 @@ def test_what_cannot_be_divided_is_refused(spec, training, message):
     with pytest.raises(InputError, match=message):
         check_division(DIVISION, spec, asked(**{"model_parallel": 2} | training))
     check_division(DIVISION, spec, asked())
+
+
+if __name__ == "__main__":
+    main()

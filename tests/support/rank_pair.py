@@ -1,4 +1,4 @@
-"""Several workers: ``python rank_pair.py WORKERS PORT SETTINGS``, started by :func:`train_ranks`.
+"""Several workers: ``python rank_pair.py WORKERS SETTINGS``, started by :func:`train_ranks`.
 
 Each trains its part of every step, in one way after the other, and writes what comes of it.
 """
@@ -36,10 +36,7 @@ def train_ranks(folder: Path, ways: list, count: int = 2) -> list[dict]:
     Returns:
         Losses and the last checkpoint, and the losses after the middle, resumed.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    settings = json.dumps([ways, str(folder)])
-    command = [sys.executable, __file__, str(count), port, settings]
+    command = [sys.executable, __file__, str(count), json.dumps([ways, str(folder)])]
     with subprocess.Popen(command, start_new_session=True) as workers:
         try:
             assert workers.wait(600) == 0
@@ -71,8 +68,7 @@ def frozen_of(encoder, spec):
 
 def main() -> None:
     """Imports the libraries once, and has each worker in a process that is forked from this one."""
-    workers, port, (ways, folder) = *sys.argv[1:3], json.loads(sys.argv[3])
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": workers}
+    workers, (ways, folder) = sys.argv[1], json.loads(sys.argv[2])
     from steppers import KINDS, SPEC
 
     from pipelines.models.architecture import form_of
@@ -81,6 +77,10 @@ def main() -> None:
     for key, _, _, *kind in ways:
         STEPPERS.load(key)
         form_of(KINDS.get(kind[0], SPEC) if kind else SPEC, "torch")
+    # Now, so that nobody else takes it while libraries are imported.
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": workers}
     ranks = {}
     for rank in range(int(workers)):
         if not (process := os.fork()):

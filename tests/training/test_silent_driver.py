@@ -94,21 +94,31 @@ DOINGS = {
 }
 
 
+# How the connection is made has no influence on what a worker does meanwhile.
+ENCRYPTED = {doing: DOINGS[doing] for doing in (run_native_code, wait_for_a_peer)}
+
+
 def work(task: WorkerTask, doing, folder: Path) -> None:
     with Reporter(task) as reporter:
         doing(reporter, folder)
 
 
-@pytest.mark.parametrize("make", [lambda: None, make_identity], ids=["plain", "encrypted"])
-def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_path, make):
+@pytest.mark.parametrize(
+    ("make", "doings"),
+    [
+        pytest.param(lambda: None, DOINGS, id="plain"),
+        pytest.param(make_identity, ENCRYPTED, id="encrypted"),
+    ],
+)
+def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_path, make, doings):
     context = multiprocessing.get_context("fork")
-    with make_monitor(len(DOINGS), make()) as monitor, SilentRelay(monitor.address) as relay:
+    with make_monitor(len(doings), make()) as monitor, SilentRelay(monitor.address) as relay:
         processes = []
-        for rank, doing in enumerate(DOINGS):
+        for rank, doing in enumerate(doings):
             task = WorkerTask(
                 run=make_run(3),
                 rank=rank,
-                workers=len(DOINGS),
+                workers=len(doings),
                 monitor=relay.address,
                 token=monitor.token,
                 fingerprint=monitor.fingerprint,
@@ -124,7 +134,7 @@ def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_pat
             time.sleep(UNHEARD + KILL + 1)
             assert [process.exitcode for process in processes] == [None] * len(processes)
             relay.fall_silent()
-            for process, code in zip(processes, DOINGS.values(), strict=True):
+            for process, code in zip(processes, doings.values(), strict=True):
                 process.join(30)
                 # On a busy machine the watchdog may be first with all of them.
                 assert process.exitcode in (code, -signal.SIGKILL)

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -106,11 +105,8 @@ def _workers(
     run: TrainingRun, stepper: str, workers: int, pairs: int, tokens: int, *, writes: bool
 ) -> list[dict[str, Any]]:
     """What each worker tells of itself."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     # A worker that a library aborts tells where.
-    environment["PYTHONFAULTHANDLER"] = "1"
+    environment = os.environ | {"PYTHONFAULTHANDLER": "1"}
     outs = [Path(str(run.run_folder), f"rank-{rank}.json") for rank in range(workers)]
     tasks = [
         WorkerTask(run=run, rank=rank, workers=workers, monitor=("", 0), token="")

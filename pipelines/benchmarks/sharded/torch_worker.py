@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import re
+import socket
 import sys
 import threading
 import time
@@ -72,6 +73,9 @@ def main() -> None:
     tasks: list[WorkerTask] = pickle.load(sys.stdin.buffer)
     STEPPERS.load(stepper)
     ARCHITECTURES.load("hf").form("torch")
+    # Now, so that nobody else takes it while libraries are imported.
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     workers = []
     for task, out in zip(tasks, outs, strict=True):
         if not (process := os.fork()):
