@@ -131,7 +131,7 @@ def test_the_test_of_many_queries_is_that_of_the_t_test():
 
 
 def test_pairs_are_exchanged_in_the_test(monkeypatch):
-    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 999)
+    monkeypatch.setattr("pipelines.evaluation.intervals._MOST_OF_PAIRS", 199)
     scores = RANDOM.normal(size=60)
     noisy = scores + RANDOM.normal(0, 1.0, 60)
     few = noisy.copy()
@@ -185,7 +185,7 @@ def test_other_items_are_not_compared():
 
 
 def test_correlations_are_drawn_pair_by_pair(monkeypatch):
-    monkeypatch.setattr("pipelines.evaluation.intervals._RESAMPLES", 999)
+    monkeypatch.setattr("pipelines.evaluation.intervals._MOST_OF_PAIRS", 199)
     scores = RANDOM.normal(size=300)
     noisy, close = (scores + RANDOM.normal(0, spread, 300) for spread in (2.0, 0.5))
     before, after = (of_means(cosine=cosines, score=scores) for cosines in (noisy, close))
