@@ -6,7 +6,7 @@ import gc
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,9 +97,6 @@ NO_QUICK_TEST = re.compile(
 )
 SIGNATURE = re.compile(r"^def test_\w+\(([^)]*)\)", re.MULTILINE)
 
-# What is imported stays: to look for garbage in it again and again takes longer than most tests.
-gc.disable()
-
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -163,7 +160,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether a test is not slow, and neither it nor its module uses what starts processes."""
+    """Whether a test is not slow, and neither it nor its module uses any of `STARTING`."""
     if item.get_closest_marker("slow"):
         return False
     used = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or item)}
@@ -184,10 +181,15 @@ def executors_for(item: pytest.Item) -> int:
     )
 
 
-def pytest_collection_finish() -> None:
-    """Looks for garbage again, in what tests make."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Looks for no garbage in what is imported: it stays, and looking at it again takes seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -38,6 +38,7 @@ def train(spark, run, on_metrics=lambda line: None):
     return load_engine("tensorflowonspark").train(spark, run, on_metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("registered", "number"), [({1, 2}, 0), ({0, 2}, 1), ({0}, 1)])
 def test_a_node_that_never_registered_is_found(registered, number):
     from pipelines.engines.tensorflowonspark.cluster import silent_node

@@ -129,6 +129,7 @@ def test_texts_and_keys_of_files_of_other_types_are_found(model, table, lines) -
     assert [(hit.text, hit.key) for hit in found] == [(lines[0], "1"), (lines[0], "3")]
 
 
+@pytest.mark.slow
 def test_queries_have_the_prompt_that_finds_the_texts_of_the_table(model, table, tmp_path) -> None:
     prompts = {"query": "ask: ", "passage": "text: ", "topic": "topic: "}
     storage.write_json(model / "config_sentence_transformers.json", {"prompts": prompts})
