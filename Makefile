@@ -46,10 +46,11 @@ ifeq ($(filter-out test airflow environment,$(MAKECMDGOALS)),)
 MAKEFLAGS += --jobs=2
 endif
 endif
-# Test files are shared among so many processes, each of which has a cluster of its own; see
-# CONTRIBUTING.md. Their order is that of tests/conftest.py.
+# Test files are shared among so many processes, each of which has a cluster of its own, and one more
+# without a cluster; see CONTRIBUTING.md. Their order is that of tests/support/suite_order.py.
 TESTERS ?= 2
-SHARED := --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
+SHARED = --numprocesses $(if $(findstring --quick,$(ARGS)),$(TESTERS),$(shell expr $(TESTERS) + 1)) \
+	--dist loadfile --no-loadscope-reorder
 
 # What `make package` packs: engines, and extras of pyproject.toml beside them (`spark`: Spark itself).
 ENGINE ?= tensorflowonspark

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections import defaultdict
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
 from importlib.util import find_spec
@@ -25,7 +24,8 @@ from object_stores import (
     s3_bucket,
     s3_server,
 )
-from suite_progress import SuiteProgress, file_of, known_seconds
+from suite_order import CostRecorder, SharedOut, ordered
+from suite_progress import SuiteProgress
 
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
@@ -120,6 +120,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(config.stash[LOGS])
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(SuiteProgress(config))
+        if config.getoption("--record-seconds"):
+            config.pluginmanager.register(CostRecorder())
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config) -> SharedOut | None:
+    """Has one tester run what needs no cluster, beside those that have one."""
+    return SharedOut(config) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -135,28 +142,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the slow matrix, unless it is asked for, and what is not quick, if that is.
-
-    The rest is ordered: testers who share the files out end together if the long ones come first,
-    and a cluster that has lost executors need not start them again.
-    """
+    """Leaves out the slow matrix, unless it is asked for, and what is not quick, if that is."""
     matrix, quick = config.getoption("--matrix"), config.getoption("--quick")
     left_out, wanted = [], []
     for item in items:
         no_matrix = not matrix and item.get_closest_marker("matrix")
         (left_out if no_matrix or (quick and not is_quick(item)) else wanted).append(item)
     config.hook.pytest_deselected(items=left_out)
-    executors: dict[str, int] = defaultdict(int)
-    for item in wanted:
-        executors[file_of(item.nodeid)] = max(executors[file_of(item.nodeid)], executors_for(item))
-    seconds = known_seconds()
-
-    def place(item: pytest.Item) -> tuple[int, float, str]:
-        file = file_of(item.nodeid)
-        return -executors[file], -seconds.get(file, 0.0), file
-
-    # Within a file, the order stays.
-    items[:] = sorted(wanted, key=place)
+    items[:] = ordered(wanted, executors_for)
 
 
 def is_quick(item: pytest.Item) -> bool:

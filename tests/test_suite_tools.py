@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from failure_logs import last_lines
-from suite_progress import SECONDS_FILE, TESTS, known_seconds, subject_of
+from suite_order import RECORD, TESTS, known_costs
+from suite_progress import subject_of
 
 PLUGINS = """
 from failure_logs import FailureLogs
@@ -67,8 +68,8 @@ def test_only_what_was_printed_since_is_shown(tmp_path):
 
 
 def test_what_is_known_of_files_is_of_files_that_exist():
-    assert SECONDS_FILE.exists()
-    assert [file for file in known_seconds() if not (TESTS / file).exists()] == []
+    assert RECORD.exists()
+    assert [file for file in known_costs() if not (TESTS / file).exists()] == []
 
 
 def test_each_file_says_what_it_is_about():

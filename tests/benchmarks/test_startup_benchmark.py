@@ -34,12 +34,12 @@ def write(path, rows):
     return path
 
 
-@pytest.mark.slow
 @pytest.fixture(autouse=True)
 def once(monkeypatch):
     monkeypatch.setattr(startup, "REPEATS", 1)
 
 
+@pytest.mark.slow
 def test_commands_alone_have_their_cost_and_start_no_spark(capsys):
     figures = measure(Config(), None, cases="commands")
     assert {*figures["commands"]} == {*COMMANDS}

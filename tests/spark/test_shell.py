@@ -181,6 +181,7 @@ def test_what_a_jvm_prints_that_does_not_start_is_in_the_log(monkeypatch, tmp_pa
     for name in ("_jvm", "_gateway", "_active_spark_context"):
         monkeypatch.setattr(SparkContext, name, None)
     monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    monkeypatch.setattr("pipelines.spark.session._LOGS", [])
     script(tmp_path / "bin" / "java", "echo 'Error: no such thing: -Xodd' >&2; exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr("pipelines.spark.session.check_java", lambda: None)
@@ -189,3 +190,4 @@ def test_what_a_jvm_prints_that_does_not_start_is_in_the_log(monkeypatch, tmp_pa
     assert caught.value.key == "JAVA_HOME"
     log = Path(str(caught.value).rpartition("log: ")[2])
     assert "no such thing: -Xodd" in log.read_text()
+    log.unlink()

@@ -23,13 +23,13 @@ CONTINUES = "##"
 
 
 @pytest.fixture(scope="session")
-def small_model(lines, tmp_path_factory) -> Path:
-    """A random encoder of one layer that cuts the lines into the words of the default one.
+def small_model(tmp_path_factory) -> Path:
+    """A random encoder of one layer that cuts :func:`lines` into the words of the default one.
 
     Of its other words it has the single characters alone: each job loads a tokenizer several times.
     """
     tokenizer = load_tokenizer(default_start())
-    used = {piece for line in lines for piece in tokenizer.encode(line).tokens}
+    used = {piece for line in prose_lines() for piece in tokenizer.encode(line).tokens}
     characters = {
         piece for piece in tokenizer.get_vocab() if len(piece.removeprefix(CONTINUES)) == 1
     }
@@ -43,12 +43,17 @@ def small_model(lines, tmp_path_factory) -> Path:
     return home / "model"
 
 
-@pytest.fixture(scope="session")
-def lines() -> list[str]:
+def prose_lines() -> list[str]:
     """300 lines of real prose of many lengths."""
     source = Path(textwrap.__file__).parent / "argparse.py"
     found = dict.fromkeys(line.strip() for line in source.read_text().splitlines())
     return [line for line in found if " " in line][:300]
+
+
+@pytest.fixture(scope="session")
+def lines() -> list[str]:
+    """As :func:`prose_lines` has them."""
+    return prose_lines()
 
 
 @pytest.fixture(scope="session")

@@ -1,39 +1,23 @@
 """Tells, while the tests run, what they are at, what has failed, and how long the rest may take.
 
-``tests/seconds.json`` has what each file of tests took when somebody last ran all of them with
-``--record-seconds``. The order of the files follows from it, and what is left is reckoned by it, at
-the speed that this run has had so far.
+What is left is reckoned by what the files took when they were last recorded, see
+:mod:`suite_order`, at the speed that this run has had so far.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from suite_order import TESTS, FileCost, file_of, known_costs
 
-TESTS = Path(__file__).parents[1]
-SECONDS_FILE = TESTS / "seconds.json"
 EVERY_SECONDS = 30.0
 LEAST_SECONDS = 0.005
 """Of a test, where its file is not recorded."""
-WORTH_RECORDING = 0.5
-"""Seconds; files that take less are left out."""
 TRUSTED_SECONDS = 60.0
 """How long the speed of the recorded run counts against that of this one."""
-
-
-def known_seconds() -> dict[str, float]:
-    """What files of tests took, by their path below the folder of the tests."""
-    return json.loads(SECONDS_FILE.read_text()) if SECONDS_FILE.exists() else {}
-
-
-def file_of(node: str) -> str:
-    """The path, below the folder of the tests, of the file that a test stands in."""
-    return node.partition("::")[0].removeprefix("tests/")
 
 
 def subject_of(file: str) -> str:
@@ -55,13 +39,12 @@ class SuiteProgress:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         # Of the quick tests of a file, nobody knows how much of its time they take.
-        self._recorded = {} if config.getoption("--quick") else known_seconds()
+        self._known: dict[str, FileCost] = {} if config.getoption("--quick") else known_costs()
         self._testers = 0
         self._left: Counter[str] = Counter()
         self._weights: dict[str, float] = {}
         self._expected = 0.0
         self._total = self._done = self._failed = 0
-        self._taken: Counter[str] = Counter()
         self._running: dict[str, None] = {}
         self._began = self._told = time.monotonic()
 
@@ -78,13 +61,16 @@ class SuiteProgress:
         self._left = Counter(map(file_of, nodes))
         self._total = len(nodes)
         self._weights = {
-            file: max(self._recorded.get(file, 0.0) / count, LEAST_SECONDS)
+            file: max(self._seconds_of(file) / count, LEAST_SECONDS)
             for file, count in self._left.items()
         }
         self._expected = self._seconds_left()
         self._began = self._told = time.monotonic()
         if self._testers == 1 and self._expected > TRUSTED_SECONDS:
             self._say(f"{self._total:,} tests, which took {self._expected / 60:.0f} min last time")
+
+    def _seconds_of(self, file: str) -> float:
+        return self._known[file].seconds if file in self._known else 0.0
 
     def _seconds_left(self) -> float:
         return sum(self._weights[file] * count for file, count in self._left.items())
@@ -95,7 +81,6 @@ class SuiteProgress:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file = file_of(report.nodeid)
-        self._taken[file] += report.duration
         if report.failed:
             self._failed += 1
             self._say(f"FAILED ({report.when}) {report.nodeid}: {one_line(report)}", red=True)
@@ -127,12 +112,3 @@ class SuiteProgress:
             terminal.write("\n")
         for line in lines:
             terminal.write_line(line, **markup)
-
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        if self._config.getoption("--record-seconds") and exitstatus == 0:
-            noted = {
-                file: round(seconds, 1)
-                for file, seconds in sorted(self._taken.items())
-                if seconds >= WORTH_RECORDING
-            }
-            SECONDS_FILE.write_text(json.dumps(noted, indent=1) + "\n")
