@@ -35,6 +35,7 @@ from pipelines.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
 
 __all__ = ["any_bucket", "azure_server", "google_server", "s3_bucket", "s3_server"]
 
@@ -124,9 +125,9 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(CostRecorder())
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config) -> SharedOut | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedOut | None:
     """Has one tester run what needs no cluster, beside those that have one."""
-    return SharedOut(config) if config.getoption("dist") == "loadfile" else None
+    return SharedOut(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -106,7 +106,7 @@ def test_another_thread_than_the_main_one_takes_no_signals():
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(10)
+    thread.join(120)
     assert found == [0]
 
 

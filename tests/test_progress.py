@@ -55,7 +55,7 @@ def test_lines_go_on_with_what_is_done_by_then(capsys, impatient):
 
     def detail() -> str:
         # Else the thread that asks may be quicker than the next part.
-        assert turned.wait(30)
+        assert turned.wait(120)
         looked.append("")
         if len(looked) > 3:
             enough.set()
@@ -64,7 +64,7 @@ def test_lines_go_on_with_what_is_done_by_then(capsys, impatient):
     with activity("corpus", detail=detail):
         next_part("pairs")
         turned.set()
-        assert enough.wait(30)
+        assert enough.wait(120)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "corpus"
     assert lines[1].startswith("corpus: pairs, 1 of 9 tasks")
@@ -102,7 +102,7 @@ def test_work_that_stands_still_says_so(capsys, impatient):
 def _lines_until(capsys, are_enough: Callable[[list[str]], bool]) -> list[str]:
     """The lines that are written from now on, until they are enough."""
     lines: list[str] = []
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not are_enough(lines):
         assert time.monotonic() < end, f"only {lines[-3:]} in 30 seconds"
         time.sleep(0.001)
@@ -287,7 +287,7 @@ def test_work_goes_on_after_work_that_was_a_part_of_it(capsys):
 
 def test_the_time_left_of_a_stage_is_shown_once_steps_are_made(capsys, screen, impatient):
     with job("run", STAGES), WorkProgress("training", 10_000, 0, "") as bar:
-        shown, end = "", time.monotonic() + 30
+        shown, end = "", time.monotonic() + 120
         for step in range(1, 10_000):
             bar.show(step, "loss 1")
             time.sleep(0.01)

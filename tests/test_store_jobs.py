@@ -103,7 +103,7 @@ def killed(process: subprocess.Popen[str], seconds: float) -> bool:
         for one in family:
             with suppress(psutil.NoSuchProcess):
                 one.send_signal(signal.SIGKILL)
-        psutil.wait_procs(family, timeout=30)
+        psutil.wait_procs(family, timeout=120)
         return True
     return False
 

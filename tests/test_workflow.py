@@ -384,10 +384,10 @@ def test_a_job_ends_with_the_spark_submit_that_is_killed(config_file, tmp_path):
     drivers = [child for child in children if command_line(child)]
     assert any("train.py" in command_line(driver) for driver in drivers)
     submitted.kill()
-    _, alive = psutil.wait_procs(drivers, timeout=20)
+    _, alive = psutil.wait_procs(drivers, timeout=120)
     for driver in alive:
         driver.kill()
-    submitted.communicate(timeout=20)
+    submitted.communicate(timeout=120)
     assert alive == []
 
 

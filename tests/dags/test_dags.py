@@ -233,7 +233,7 @@ def killed_once(chain) -> dict[str, Any]:
             (found,) = chain(request("first", *SETTINGS))
         finally:
             stopped.set()
-    return found | {"killed": killed.result(10)}
+    return found | {"killed": killed.result(120)}
 
 
 def test_a_killed_training_goes_on_and_its_model_is_promoted(killed_once):

@@ -228,7 +228,7 @@ def test_a_round_takes_the_mean_by_granules(serve, transport):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(second.pull, 4)
         first.push(4, ours, 2)
-        after = waiting.result(30)
+        after = waiting.result(120)
     assert_equal(after, {name: value - 3.0 for name, value in state.items()}, atol=1e-6)
     assert_equal(first.pull(4), after, rtol=0)
 

@@ -102,7 +102,7 @@ def test_ranks_wait_for_one_another(store):
         meet(RendezvousClient(store.address, store.token), replace(TASK, rank=0), HERE, 0.3)
     join(2)
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert found == {rank: [HERE] * 3 for rank in range(3)}
 
 

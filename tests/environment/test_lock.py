@@ -115,7 +115,7 @@ def html_registry():
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/simple"
     server.shutdown()
-    thread.join(30)
+    thread.join(120)
     server.server_close()
 
 

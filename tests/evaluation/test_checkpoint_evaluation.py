@@ -214,8 +214,8 @@ def test_the_measuring_ends_with_a_driver_that_is_killed(silent_checkpoint, tmp_
         ] == [True]
         assert len(list((tmp_path / "temporary").iterdir())) == 1
         driver.kill()
-        driver.wait(20)
-        _, alive = psutil.wait_procs(measuring, timeout=20)
+        driver.wait(120)
+        _, alive = psutil.wait_procs(measuring, timeout=120)
         os.close(end)
         for one in alive:
             one.kill()

@@ -141,7 +141,7 @@ def test_a_file_that_changes_is_not_taken_over_whatever_it_holds(tmp_path, monke
         assert path.exists()
     finally:
         done.set()
-        thread.join(10)
+        thread.join(120)
 
 
 FULL = """
@@ -276,7 +276,7 @@ def test_one_waits_for_it(tmp_path):
         time.sleep(0.3)
         assert not taken
         stack.close()
-        thread.join(30)
+        thread.join(120)
     assert taken == ["rollback"]
 
 

@@ -102,7 +102,7 @@ def test_a_lock_is_kept_over_a_while_without_the_store(root, traffic, monkeypatc
     monkeypatch.setattr("pipelines.files.lock_files.StoreLockFiles.beat_seconds", 0.1)
     with locks.held(root / "run" / ".lock", "train") as lock:
         traffic.decide = lambda _method, _path: EXPIRED
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while traffic.struck < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert traffic.struck >= 3

@@ -38,7 +38,7 @@ class Fetched:
 
 
 def await_count(fetched: Fetched, count: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(fetched.addresses) < count:
         assert time.monotonic() < deadline, fetched.addresses
         time.sleep(0.005)
@@ -90,11 +90,11 @@ def test_what_nobody_reads_any_more_is_not_fetched():
 
     def fetch(address: GranuleAddress) -> pa.Buffer:
         began.set()
-        slow.wait(20)
+        slow.wait(120)
         return pa.py_buffer(b"")
 
     reader = ReadAhead(steps(), fetch, requests=2, most=90)
-    assert began.wait(20)
+    assert began.wait(120)
     del reader
     gc.collect()
     slow.set()

@@ -83,7 +83,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     """Runs all cells; one that fails raises an error with its traceback."""
     notebook.cells.append(new_code_cell(COMPARE_SESSIONS))
     client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, startup_timeout=60, kernel_name="python3"
+        notebook, timeout=CELL_SECONDS, startup_timeout=300, kernel_name="python3"
     )
     return client.execute(cwd=str(folder))
 

@@ -77,7 +77,7 @@ def test_a_reader_that_follows_the_link_once_sees_one_whole_model(tmp_path):
                 promote(target, write_model(tmp_path / "model", str(number)))
         finally:
             done.set()
-        seen = set().union(*(reader.result(30) for reader in readers))
+        seen = set().union(*(reader.result(120) for reader in readers))
     assert len(seen) > 1
     assert {length for length, *_ in seen} == {3}
     assert all(len(texts) == 1 for _, *texts in seen)

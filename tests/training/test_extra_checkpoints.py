@@ -82,7 +82,7 @@ def end_when_aborted(peer: Peer) -> None:
 def save_when_asked(task: WorkerTask) -> None:
     with Reporter(task) as reporter:
         reporter.ready()
-        assert reporter.save_asked.wait(20)
+        assert reporter.save_asked.wait(120)
         reporter.saved(1)
         reporter.serve()
 
@@ -105,7 +105,7 @@ def test_sigterm_does_not_end_a_worker_before_the_checkpoint():
         told = re.search(r"rank 0, host .* told to end \(SIGTERM\)", str(caught.value))
         assert told, f"{caught.value}; its exit code: {worker.exitcode}"
         assert worker.exitcode is None, "the driver ends it"
-    worker.join(10)
+    worker.join(120)
 
 
 def quiet_reporter(asked: bool = False) -> SimpleNamespace:

@@ -57,7 +57,7 @@ def test_two_workers_finish_and_are_told_to_leave(make_monitor):
         for reader in readers:
             reader.start()
     for reader in readers:
-        reader.join(10)
+        reader.join(120)
     assert heard == [b"leave\n"] * 2
     assert [line["step"] for line in make_monitor.lines] == [1]
     with pytest.raises(OSError):
@@ -112,7 +112,7 @@ def test_a_failure_carries_its_cause_and_the_rest_is_called_off(make_monitor):
         reader.start()
         threading.Thread(target=end, args=(peers[1],), daemon=True).start()
         monitor.wait()
-    reader.join(10)
+    reader.join(120)
     assert (caught.value.rank, caught.value.host, caught.value.lane) == (1, "host-1", 10)
     assert type(caught.value) is EngineError
     assert heard == [b"abort\n"]
@@ -210,7 +210,7 @@ def test_an_unauthenticated_client_learns_and_changes_nothing(make_monitor, line
 
 def await_worker(monitor: Monitor, rank: int) -> None:
     """Until the monitor has heard of a worker."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while rank not in monitor._shared.workers:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -300,7 +300,7 @@ def child(work, *arguments, **named):
         yield process
     finally:
         process.kill()
-        process.join(10)
+        process.join(120)
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_a_driver_that_was_stopped_gives_no_living_worker_up(make_monitor, short
         stay_in_touch(peer, 0.4)
         peer.send("done")
         assert end(peer) == b"leave\n"
-        driver.join(30)
+        driver.join(120)
         assert driver.exitcode == 0
 
 
@@ -368,7 +368,7 @@ def test_a_worker_ends_when_the_driver_is_silent_and_no_sooner(make_monitor, sho
         worker.join(5)
         assert worker.exitcode is None, "the driver is there"
         os.kill(driver.pid, signal.SIGSTOP)
-        worker.join(30)
+        worker.join(120)
         assert worker.exitcode == ABORTED
 
 

@@ -127,7 +127,7 @@ def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_pat
         try:
             for process in processes:
                 process.start()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while len(monitor._shared.workers) < len(processes):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
@@ -135,13 +135,13 @@ def test_workers_end_that_hear_nothing_whatever_they_do(short_deadlines, tmp_pat
             assert [process.exitcode for process in processes] == [None] * len(processes)
             relay.fall_silent()
             for process, code in zip(processes, doings.values(), strict=True):
-                process.join(30)
+                process.join(120)
                 # On a busy machine the watchdog may be first with all of them.
                 assert process.exitcode in (code, -signal.SIGKILL)
         finally:
             for process in processes:
                 process.kill()
-                process.join(10)
+                process.join(120)
 
 
 def test_a_worker_ends_whose_driver_speaks_without_an_end():
@@ -157,11 +157,11 @@ def test_a_worker_ends_whose_driver_speaks_without_an_end():
             connection, _ = server.accept()
             with connection:
                 connection.sendall(2 * LONGEST_MESSAGE * b"a")
-                worker.join(30)
+                worker.join(120)
                 assert worker.exitcode == ABORTED
         finally:
             worker.kill()
-            worker.join(10)
+            worker.join(120)
 
 
 def test_a_driver_that_waits_for_spark_is_heard(short_deadlines):
@@ -170,7 +170,7 @@ def test_a_driver_that_waits_for_spark_is_heard(short_deadlines):
         peer = Peer(monitor, 0)
         peer.send("ready")
         # The wait locks what a worker is admitted to.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not monitor._shared.workers:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -207,6 +207,6 @@ def test_the_kernel_knows_when_something_came_last():
         theirs.sendall(b"here\n")
         assert unheard_seconds(ours) < unheard
         theirs.close()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while unheard_seconds(ours) != float("inf"):
             assert time.monotonic() < deadline
