@@ -10,6 +10,7 @@ from pipelines.files.stores import Store
 from pipelines.settings.storage import StorageSettings
 
 
+@pytest.mark.slow
 def test_a_store_that_was_away_is_asked_once_until_it_is_back(caplog):
     store = Store("memory", "away", StorageSettings(retry_seconds=3.0))
     asked = []

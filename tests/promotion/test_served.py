@@ -177,6 +177,7 @@ def test_a_target_with_files_of_the_user_under_our_names_is_refused(tmp_path, ma
     assert names(target) == before
 
 
+@pytest.mark.slow
 def test_a_lock_that_no_job_has_written_stays(tmp_path):
     target = tmp_path / "served"
     target.mkdir()

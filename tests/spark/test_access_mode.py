@@ -109,6 +109,7 @@ class Tagged:
         self.called_off.set()
 
 
+@pytest.mark.slow
 def test_a_job_has_a_tag_of_its_own_by_which_it_is_called_off(connected, monkeypatch):
     """Spark 3.5 says nothing of its tasks, so that the longer limit holds."""
     monkeypatch.setattr(job_timeout, "STALL_SECONDS", 0.0)

@@ -180,6 +180,7 @@ def test_the_workers_granules_are_those_of_the_plan(mode, workers):
     assert made == plan
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_a_slow_one_is_no_failure(tmp_path, monkeypatch):
     run = make_run(16, 0, tmp_path, mode="async", stall_seconds=5)
     training = run.config.training.model_copy(update={"stall_seconds": 1.5})

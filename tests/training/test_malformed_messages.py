@@ -14,6 +14,12 @@ RECORD = {"step": 0, "epoch": 0, "loss": 1.0, "learning_rate": 0.1, "granules": 
 RECORD |= {"tokens": 3, "padded_tokens": 4, "data_seconds": 0.0, "seconds": 1.0}
 
 
+@pytest.fixture(autouse=True)
+def blamed_soon(monkeypatch):
+    """There is no other worker whose word could be waited for."""
+    monkeypatch.setattr("pipelines.training.control.blame.GRACE_SECONDS", 0.05)
+
+
 @pytest.mark.parametrize(
     "message",
     [
