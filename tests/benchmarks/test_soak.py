@@ -119,13 +119,14 @@ def test_the_heap_is_what_is_reachable(spark):
     gateway = spark.sparkContext._gateway
     pid = gateway.jvm.java.lang.ProcessHandle.current().pid()
     before = live_heap(pid)
-    text = gateway.jvm.java.lang.StringBuilder(40 * MIB)
+    text = gateway.jvm.java.lang.StringBuilder(100 * MIB)
     with_text = live_heap(pid)
     text.setLength(0)
     text.trimToSize()
     after = live_heap(pid)
-    assert with_text.used - before.used > 38 * MIB
-    assert with_text.used - after.used > 38 * MIB
+    # What the session itself holds may become more or less meanwhile.
+    assert with_text.used - before.used > 80 * MIB
+    assert with_text.used - after.used > 80 * MIB
     assert after.committed >= after.used
 
 
