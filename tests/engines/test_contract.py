@@ -285,7 +285,7 @@ def test_an_objective_that_fails_on_an_executor_ends_the_run(each_loop, make_run
 @pytest.mark.matrix
 def test_a_last_step_that_leaves_no_numbers_is_not_kept(each_launch, make_run, spark):
     """Its loss, which is computed before the update, is as it should be."""
-    run = make_run(1, learning_rate=1e39, warmup=0.0, **each_launch.training)
+    run = make_run(1, **(each_launch.training | {"learning_rate": 1e39, "warmup": 0.0}))
     with pytest.raises(EngineError, match=r"lower training\.learning_rate"):
         each_launch.make().train(spark, run, lambda line: None)
     assert checkpoint_steps(run.run_folder) == [0]

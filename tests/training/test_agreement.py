@@ -49,3 +49,14 @@ def test_other_weights_are_noticed_and_named():
     other = replace(ours, weights=ours.weights | {name: ours.weights[name] + 1})
     with pytest.raises(RuntimeError, match=rf"ranks \[2\] .* first in {name}"):
         check_agreement(ours, Together(ours, ours, other))
+
+
+def test_a_state_that_is_not_finite_is_no_disagreement():
+    ours = state(1)
+    name = "embeddings.LayerNorm.bias"
+    grown = np.full_like(ours.weights[name], np.inf)
+    grown[::2] = -np.inf
+    diverged = replace(ours, weights=ours.weights | {name: grown})
+    told = rf"after step 1 {name} holds numbers that are not finite: lower training\.learning_rate"
+    with pytest.raises(FloatingPointError, match=told):
+        check_agreement(diverged, Together(diverged, diverged))

@@ -29,12 +29,20 @@ def check_agreement(checkpoint: Checkpoint, collectives: Collectives, among: str
         among: What their ranks number, if not all workers of the run.
 
     Raises:
+        FloatingPointError: A worker's state is not finite, and so has nothing to be compared by.
         RuntimeError: They differ; it names the ranks and the first array that differs.
     """
     arrays = {**checkpoint.weights, **checkpoint.moments}
     own = np.array([[_numbers(array) for array in arrays.values()]])
     # [workers, arrays, 2]
     everywhere = np.asarray(collectives.all_gather(own))
+    finite = np.isfinite(everywhere).all(axis=(0, 2))
+    if not finite.all():
+        name = list(arrays)[int(np.flatnonzero(~finite)[0])]
+        raise FloatingPointError(
+            f"after step {checkpoint.step} {name} holds numbers that are not finite:"
+            " lower training.learning_rate"
+        )
     allowed = TOLERANCE * everywhere[:1, :, 1:]
     agree = (np.abs(everywhere - everywhere[:1]) <= allowed).all(axis=2)
     if agree.all():
@@ -51,4 +59,6 @@ def _numbers(array: np.ndarray) -> tuple[float, float]:
     """Sum and norm."""
     # Squares of second moments leave the range of fp32.
     flat = array.reshape(-1).astype(np.float64)
-    return float(flat.sum()), math.sqrt(float(np.dot(flat, flat)))
+    # Infinities of both signs add up to no number.
+    with np.errstate(invalid="ignore"):
+        return float(flat.sum()), math.sqrt(float(np.dot(flat, flat)))
