@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
-SECONDS = 60
+SECONDS = 300
 
 
 @contextmanager
@@ -28,14 +29,20 @@ def forks() -> Iterator[Callable[..., int]]:
         code: int = orders.recv()
         return code
 
-    yield exit_code
-    orders.send(None)
-    server.join(SECONDS)
+    try:
+        yield exit_code
+    finally:
+        # With a child that hangs, for which the process would wait.
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.kill()
+        server.join(SECONDS)
 
 
 def _serve(orders: Connection) -> None:
-    while (order := orders.recv()) is not None:
-        what, args = order
+    os.setsid()
+    while True:
+        what, args = orders.recv()
         child = os.fork()
         if not child:
             what(*args)
