@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import one_line
-from pipelines.libraries import REPORT, left_out
+from pipelines.libraries import COMPARISON, DRIVER, REPORT, check_installed, left_out
 from pipelines.outcome import Results
-from pipelines.progress import say
+from pipelines.progress import activity, job, say
 
 _NAMED_KEYS = 20
 _KEY_CHARACTERS = 60
@@ -157,6 +158,20 @@ def roll_back(config: Config, to: str | None) -> None:
     from pipelines import workflow
 
     say(f"in service  {workflow.roll_back(config, to)}")
+
+
+def compare(config: Config, data: str | None, **options: Any) -> None:
+    """Compares strategies, and prints the figures as a JSON object.
+
+    Args:
+        options: Those of :func:`pipelines.compare.command.measure`.
+    """
+    from pipelines.compare.command import measure
+
+    for library in COMPARISON:
+        check_installed("compare", library, where=DRIVER)
+    with job("compare", ("compare",)), activity("compare"):
+        say(json.dumps(measure(config, data, **options)))
 
 
 def show_engines(names: Iterable[str]) -> None:

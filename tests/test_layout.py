@@ -45,8 +45,8 @@ preparation training_plan training_job evaluation_job
 deletion
 workflow
 ml ml_params notebook
-benchmarks
-outcome command_jobs cli __main__ reference
+compare
+outcome command_jobs cli __main__
 """
 PLACES = {name: place for place, line in enumerate(ORDER.split("\n")) for name in line.split()}
 LEFTMOST = 0  # of the package itself, which holds the version and nothing else
@@ -76,7 +76,7 @@ HEAVY = {
     "sentence_transformers": (),
 }
 # What a driver or a notebook imports first, before it knows which engine is asked for.
-FIRST = ("cli", "workflow", "preparation", "ml", "notebook", "reference", "settings", "errors")
+FIRST = ("cli", "workflow", "preparation", "ml", "notebook", "settings", "errors")
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PATH = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|java|toml|lock|patch|properties))`")
@@ -85,7 +85,7 @@ NAME = re.compile(r"(?<![\w/.-])pipelines(?:\.[A-Za-z_]\w*)+")
 ENTRY = re.compile(r'"(pipelines(?:\.\w+)+):(\w+)"')
 PLACEHOLDER = "NAME"  # in the path of a file that the reader is to write
 # Below which the pages name files by shorter paths.
-FOLDERS = ("", "pipelines", "tests", "environment", "jobs", "jobs/dags")
+FOLDERS = ("", "pipelines", "bench/pipelines_bench", "tests", "environment", "jobs", "jobs/dags")
 
 
 def place(module: str) -> int:
@@ -101,7 +101,7 @@ def is_registry(name: str) -> bool:
 
 
 def python_files() -> Iterator[Path]:
-    for folder in ("pipelines", "tests", "jobs", "environment"):
+    for folder in ("pipelines", "bench", "tests", "jobs", "environment", "tools"):
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
@@ -152,6 +152,11 @@ def test_what_registries_name_exists():
         if not name_exists(f"{module}.{attribute}")
     ]
     assert wrong == []
+
+
+def test_the_package_knows_no_benchmark():
+    imports = {name: module.imports for name, module in read_modules().items()}
+    assert [name for name, found in imports.items() if "pipelines_bench" in str(found)] == []
 
 
 def test_no_modules_import_one_another():

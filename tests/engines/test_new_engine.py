@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from engine_cases import engine_cases, resumed
 from fork_engine import ENTRY
+from reference import engines_page
 
 from pipelines.cli import main
 from pipelines.engines import ENGINES
@@ -17,7 +18,6 @@ from pipelines.engines.conf import check_conf
 from pipelines.engines.loading import load_engine
 from pipelines.engines.overview import all_rules
 from pipelines.errors import EngineUnavailable, InputError
-from pipelines.reference import engines_page
 from pipelines.runs.checkpoint import checkpoint_steps
 from pipelines.settings import Config
 from pipelines.training.steppers import STEPPERS

@@ -21,6 +21,7 @@ from pipelines.cli import app
 from pipelines.settings import Config
 from pipelines.settings.fields import fields
 from pipelines.settings.load import parse, read_tree
+from pipelines_bench.command import app as benchmarks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MADE_IN = "/corpora"
@@ -73,11 +74,14 @@ def golden_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> C
 
 def surface() -> dict[str, Any]:
     """What users name: commands with their options, and settings with their types and defaults."""
-    command = get_command(app)
+    commands = {name: _options(one) for name, one in get_command(app).commands.items()}
+    # `benchmark strategies` is `compare`.
+    commands["benchmark"] += _options(get_command(benchmarks)) + commands["compare"]
     return {
-        "commands": {
-            name: sorted(option for given in one.params for option in given.opts)
-            for name, one in command.commands.items()
-        },
+        "commands": commands,
         "settings": {field.key: [field.kind, field.default] for field in fields()},
     }
+
+
+def _options(command: Any) -> list[str]:
+    return sorted(option for given in command.params for option in given.opts)

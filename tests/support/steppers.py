@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.benchmarks.sharded.models import encoder_spec, random_arrays
 from pipelines.lanes.files import Granule, Side
 from pipelines.losses import LOSSES
 from pipelines.models.adaptation import split
@@ -27,6 +26,7 @@ from pipelines.tokens.special_ids import SpecialIds
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers import STEPPERS
+from pipelines_bench.sharded.models import encoder_spec, random_arrays
 
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)
 DEEP = replace(SPEC, layers=5, heads=4)
