@@ -17,7 +17,7 @@ import typer
 
 from pipelines import __version__
 from pipelines import command_jobs as jobs
-from pipelines.engines import ENGINES
+from pipelines.catalog import ENGINES
 from pipelines.errors import InputError, NothingNew, PipelineError
 from pipelines.interruption import how_to_go_on, terminated_in_order
 from pipelines.outcome import Results, noted

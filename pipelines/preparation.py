@@ -40,16 +40,17 @@ from pipelines.lanes.files import FORMAT, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
 from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
 from pipelines.libraries import REPORT, left_out
+from pipelines.models.start import check_tokenizer, reading_limit
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.settings.sources import by_source
 from pipelines.settings.stages import for_stage
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.stage_resources import stage_settings
-from pipelines.tokens.lengths import reading_limit
 from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
-from pipelines.tokens.vocabulary import check_tokenizer, named_tokenizer
+from pipelines.tokens.summary import TokenSummary
+from pipelines.tokens.vocabulary import named_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +208,16 @@ def _held_out_choices(config: Config) -> Any:
     return hashlib.sha256(queries.read_bytes()).hexdigest() if queries.is_file() else None
 
 
+def tokenise(session: SparkSession, config: Config) -> TokenSummary:
+    """Makes tokens of the corpus; see :func:`pipelines.tokens.stage.prepare_tokens`.
+
+    Raises:
+        InputError: The tokenizer does not fit the start, too.
+    """
+    check_tokenizer(config)
+    return prepare_tokens(session, config, reading_limit(config))
+
+
 def _token_inputs(config: Config) -> Any:
     vocabulary = config.tokens.vocabulary
     bucket = None if config.tokens.max_length else config.lanes.bucket
@@ -253,7 +264,7 @@ def _lane_inputs(config: Config) -> Any:
 
 STAGES = (
     Stage("corpus", prepare_corpus, _corpus_inputs, choices=_held_out_choices),
-    Stage("tokens", prepare_tokens, _token_inputs, BEFORE["tokens"]),
+    Stage("tokens", tokenise, _token_inputs, BEFORE["tokens"]),
     Stage("teacher", prepare_teacher, _teacher_inputs, BEFORE["teacher"], is_asked=_has_teacher),
     Stage("lanes", prepare_lanes, _lane_inputs, BEFORE["lanes"]),
 )

@@ -41,6 +41,7 @@ from pipelines.models.folder import start_encoder, weight_change, write_encoder
 from pipelines.models.lsa.corpus import check_terms, corpus_terms
 from pipelines.models.lsa.embedding import with_terms
 from pipelines.models.spec import EncoderSpec
+from pipelines.models.start import longest_unasked, model_length
 from pipelines.models.weights import Weights
 from pipelines.pretraining.start import objective_weights, special_ids
 from pipelines.progress import activity
@@ -78,7 +79,6 @@ from pipelines.settings.stages import StageName, for_stage
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
 from pipelines.spark.stalls import stall_failures
-from pipelines.tokens.lengths import longest_unasked
 from pipelines.tokens.sample import corpus_length
 from pipelines.tokens.stage import check_tokens
 from pipelines.tracking import check_trackers
@@ -117,7 +117,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         held = manifest.teacher if config.objective.uses_teacher else None
         for objective in {one.objective: None for one in by_source(config)}:
             objective.check_width(spec.embedding_width, None if held is None else held.width)
-        check_tokens(prepared.tokens.path, config)
+        check_tokens(prepared.tokens.path, config, model_length(config))
         check_labels(config, prepared.tokens.examples)
         trained, frozen = split(config.encoder, weights, config.training.seed)
         if exports_adapter(config.encoder):

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow.parquet as pq
 
+from pipelines.catalog import LOSSES
 from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.mixture import SourceShare, steps_by_weight
 from pipelines.lanes.plan import BatchPlan
-from pipelines.losses import LOSSES
 from pipelines.settings import Config
 from pipelines.settings.sources import by_source
 from pipelines.spark.parquet_parts import data_files

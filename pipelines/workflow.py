@@ -296,8 +296,8 @@ def run(config: Config) -> dict[str, Metrics]:
 
 def _run(config: Config) -> dict[str, Metrics]:
     from pipelines.corpus.readers.sources import input_fingerprint
+    from pipelines.models.start import check_tokenizer
     from pipelines.preparation import check_needs
-    from pipelines.tokens.vocabulary import check_tokenizer
 
     chosen = load_engine(config.training.engine)
     check_settings(chosen, config)

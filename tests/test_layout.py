@@ -18,7 +18,7 @@ LONGEST_FILE = 800
 
 # From left to right; nothing imports from its right. Names of one line may import one another.
 ORDER = """
-errors registry libraries quiet variables lean_tensorflow progress interruption provenance
+errors catalog libraries quiet variables lean_tensorflow progress interruption provenance
 arrow_columns
 settings
 files

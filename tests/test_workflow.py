@@ -16,8 +16,8 @@ import pytest
 from corpus_factory import small_config
 
 from pipelines import workflow
+from pipelines.catalog import FORMATS
 from pipelines.cli import main
-from pipelines.corpus.readers import FORMATS
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.files.locks import held
 from pipelines.models.digest import CARD_FILE, digest_model

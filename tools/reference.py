@@ -10,20 +10,17 @@ from pathlib import Path
 
 import yaml
 
-from pipelines.engines import ENGINES
+from pipelines.catalog import ARCHITECTURES, ENGINES, LOSSES, RECIPES
 from pipelines.engines.base import Engine
 from pipelines.engines.conf import ConfRule
 from pipelines.engines.loading import load_engine
 from pipelines.engines.overview import all_rules
 from pipelines.files import storage
-from pipelines.losses import LOSSES
 from pipelines.losses.loss import LABELS, NEEDS
-from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import has_form_of_engine
 from pipelines.models.spec import Pooling
 from pipelines.settings import ObjectiveSettings
 from pipelines.settings.fields import fields
-from pipelines.settings.recipes import RECIPES
 from pipelines.settings.resuming import FIXED, RECORDED
 from pipelines.spark.releases import RELEASES
 from pipelines_bench import BENCHMARKS, LONG, own_options

@@ -23,13 +23,13 @@ from typing import Any
 
 from rich.table import Table
 
+from pipelines.catalog import ENGINES
 from pipelines.compare.processes import (
     cli_command,
     measure_command,
     own_environment,
     stage_command,
 )
-from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.progress import next_part

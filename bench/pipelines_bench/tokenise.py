@@ -31,12 +31,12 @@ from rich.table import Table
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.preparation import tokenise
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.spark.parquet_parts import Part, find_parts, read_part
 from pipelines.spark.session import executor_count
-from pipelines.tokens.stage import prepare_tokens
 from pipelines.tokens.vocabulary import load_tokenizer
 from pipelines_bench.cpu import CpuMeter, local_session
 
@@ -208,7 +208,7 @@ def _open(file: Path) -> TextIO:
 
 def _stage(session: SparkSession, config: Config, meter: CpuMeter) -> Cost:
     before, began = meter.seconds(), time.monotonic()
-    summary = prepare_tokens(session, config)
+    summary = tokenise(session, config)
     return Cost(summary.tokens, meter.seconds() - before, time.monotonic() - began)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipelines.catalog import STEPPERS
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
@@ -31,7 +32,6 @@ from pipelines.settings.load import load
 from pipelines.tokens.start import default_start, start_folder
 from pipelines.training.collectives.base import Collectives, SingleProcess
 from pipelines.training.feed import lane_feed
-from pipelines.training.steppers import STEPPERS
 from pipelines.training.steppers.base import Stepper, StepperFactory
 
 ENDLESS = 10**6

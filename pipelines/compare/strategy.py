@@ -8,15 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipelines.catalog import ENGINES, LOSSES
 from pipelines.compare.plugins import provided
 from pipelines.compare.processes import stage_command
-from pipelines.engines import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
-from pipelines.losses import LOSSES
 from pipelines.models.architecture import check_framework
+from pipelines.models.start import start_architecture
 from pipelines.settings import Config
-from pipelines.tokens.start import start_architecture
 
 PAPER = "Bai 2022, arXiv:2206.06356"
 """Bai, "Modern Distributed Data-Parallel Large-Scale Pre-training Strategies For NLP models", HP3C

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+from pipelines.catalog import FORMATS
 from pipelines.corpus.deleted_keys import DELETED
 from pipelines.corpus.funnel import ROWS, FunnelLine
 from pipelines.corpus.pairs import NO_GROUP, NO_SCORE, OUT_OF_RANGE
-from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.spark_rows import number_in
 from pipelines.corpus.row_units import NO_TITLE
 from pipelines.corpus.splitting import SOURCE

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+from pipelines.catalog import FORMATS
 from pipelines.corpus.cleaning.text_keys import text_key
 from pipelines.corpus.pairs import known_keys, text_columns
-from pipelines.corpus.readers import FORMATS
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import CorpusFolder

@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
+from pipelines.catalog import FORMATS
 from pipelines.corpus import held_out
 from pipelines.corpus import pairs as pair_forms
 from pipelines.corpus.cleaning.languages import check_languages
@@ -33,7 +34,6 @@ from pipelines.corpus.funnel_lines import (
 )
 from pipelines.corpus.kept_units.cutting import below_one_another, cut_inputs, units_folders
 from pipelines.corpus.quarantine import check_quarantined, first_places, write_quarantine
-from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.csv_dialect import Dialect
 from pipelines.corpus.readers.sources import texts_of
 from pipelines.corpus.splitting import PAIR_COLUMNS, JudgedPairs, judge_pairs, write_split

@@ -16,12 +16,12 @@ from functools import partial
 
 import pyarrow as pa
 
+from pipelines.catalog import FORMATS
 from pipelines.corpus.cleaning.redaction import TEXT_COLUMNS, redact_batches
 from pipelines.corpus.deleted_keys import hashed_keys, without_deleted
 from pipelines.corpus.document_units import document_units
 from pipelines.corpus.funnel import FILES, LINES, PARAGRAPHS, ROWS, SENTENCES
 from pipelines.corpus.kept_units.sources import Naming
-from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.rows import file_of
 from pipelines.corpus.row_units import row_units, summary_units, title_units
 from pipelines.corpus.text_units import line_units, paragraph_units, sentence_units

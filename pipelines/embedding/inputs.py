@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pipelines.corpus.readers import TABLE_FORMATS
+from pipelines.catalog import TABLE_FORMATS
 from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
-from pipelines.corpus.readers.formats import Columns, Wanted
+from pipelines.corpus.readers.formats import Columns, Format, Wanted
 from pipelines.corpus.readers.inputs import find_files
 from pipelines.corpus.readers.ranges import probe
 from pipelines.corpus.readers.sources import input_fingerprint, planned_splits
@@ -174,9 +174,9 @@ def _known_columns(files: Sequence[Location], wanted: Wanted) -> tuple[str, ...]
 
 
 def _read_tables(session: SparkSession, settings: EmbeddingSettings) -> DataFrame:
-    load = TABLE_FORMATS.load(settings.format).load
-    assert load is not None
-    frames = [load(session, name) for name in settings.inputs]
+    known: Format = TABLE_FORMATS.load(settings.format)
+    assert known.load is not None
+    frames = [known.load(session, name) for name in settings.inputs]
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 

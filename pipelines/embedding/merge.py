@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipelines.arrow_columns import column_for_spark, schema_for_spark
-from pipelines.embedding import MERGE_FORMATS
+from pipelines.catalog import MERGE_FORMATS
 from pipelines.embedding.plan import MANIFEST_FILE, MERGED_FILE
 from pipelines.errors import InputError
 from pipelines.files import records, storage

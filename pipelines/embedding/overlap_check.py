@@ -9,7 +9,7 @@ import glob
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from pipelines.corpus.readers import FORMATS, TABLE_FORMATS
+from pipelines.catalog import FORMATS, TABLE_FORMATS
 from pipelines.corpus.readers.inputs import find_files, place_of
 from pipelines.corpus.readers.tables import delta_folder
 from pipelines.embedding.partitions import fixed_part

@@ -47,7 +47,7 @@ class MonitoredDistributor(TorchDistributor):  # type: ignore[misc] # the librar
         """Runs a stepper in every worker. Runs on the driver.
 
         Args:
-            train_object: A name of ``pipelines.training.steppers.STEPPERS``.
+            train_object: A name of ``pipelines.catalog.STEPPERS``.
             args: Its only argument, the task of rank 0.
             kwargs: None are known.
         """

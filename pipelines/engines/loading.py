@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.engines import ENGINES
+from pipelines.catalog import ENGINES
 from pipelines.engines.base import Engine
 from pipelines.errors import EngineUnavailable
 
@@ -15,7 +15,7 @@ def load_engine(name: str) -> Engine:
         EngineUnavailable: Its library is not installed.
     """
     try:
-        engine_class = ENGINES.load(name)
+        engine_class: type[Engine] = ENGINES.load(name)
     except ImportError as error:
         raise EngineUnavailable(
             "training.engine",

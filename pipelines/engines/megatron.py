@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from pipelines.catalog import LOSSES
 from pipelines.engines.base import Mode
 from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.settings.sources import by_source
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from pipelines.catalog import STEPPERS
 from pipelines.engines.base import Engine, monitor_for
 from pipelines.engines.conf import NO_DYNAMIC_ALLOCATION, check_conf
 from pipelines.errors import EngineError, EngineUnavailable, InputError, WorkerLostError
@@ -27,7 +28,6 @@ from pipelines.spark.network import encrypting_key
 from pipelines.spark.room import await_slots, ranks_of
 from pipelines.spark.stage_resources import check_resources, resource_profile, resources_in
 from pipelines.training.control.encryption import Identity, make_identity
-from pipelines.training.steppers import STEPPERS
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext

@@ -39,7 +39,7 @@ def run_torchrun(
 
     Args:
         arguments: Of torchrun, but for the script.
-        stepper: A name of ``pipelines.training.steppers.STEPPERS``.
+        stepper: A name of ``pipelines.catalog.STEPPERS``.
         listener: Where the store of all agents is to listen, on the host of the first worker.
         task: Of the worker.
     """

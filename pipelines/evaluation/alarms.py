@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.catalog import LOSSES
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.observations import Observed
 from pipelines.evaluation.pairs import Compared
@@ -22,7 +23,6 @@ from pipelines.evaluation.sets import Role
 from pipelines.files import records
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
-from pipelines.losses import LOSSES
 from pipelines.runs.choice import WHOLE
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.settings.promotion import Doubt as Name

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from pipelines.evaluation import EVALUATIONS
+from pipelines.catalog import EVALUATIONS
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.settings import Config
 from pipelines.settings.evaluation import RANKED_METRIC
@@ -225,6 +225,7 @@ def figure_named(name: str) -> Figure:
     A run folder may hold figures that no evaluation of this release gives; of those more is taken
     for better.
     """
+    evaluation: Evaluation
     for evaluation in map(EVALUATIONS.load, EVALUATIONS):
         for figure in evaluation.figures:
             if figure.name == name:

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pipelines import __version__
+from pipelines.catalog import EVALUATIONS
 from pipelines.errors import InputError
-from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import WHOLE, Evaluation, Form, Tables, form_name
 from pipelines.evaluation.held_out import set_name
 from pipelines.evaluation.intervals import CONFIDENCE, Interval

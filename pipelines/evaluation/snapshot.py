@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.evaluation import EVALUATIONS
+from pipelines.catalog import EVALUATIONS
 from pipelines.evaluation.base import BATCH_ROWS, Tables, form_name
 from pipelines.evaluation.embedder import EmbedderLoader
 from pipelines.evaluation.sets import named_sets

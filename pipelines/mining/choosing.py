@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.catalog import FILTERS
 from pipelines.evaluation.nearest import Neighbours
-from pipelines.mining import FILTERS
 from pipelines.mining.anchors import Anchors
 from pipelines.settings import MiningSettings
 

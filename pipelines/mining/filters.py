@@ -1,6 +1,6 @@
 """What leaves a document out of the negatives of a pair. Used on executors.
 
-Adding a filter takes a :class:`Filter` and a line in :data:`pipelines.mining.FILTERS`.
+Adding a filter takes a :class:`Filter` and a line in :data:`pipelines.catalog.FILTERS`.
 """
 
 from __future__ import annotations

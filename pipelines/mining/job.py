@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from pipelines.catalog import SEARCHES
 from pipelines.embedding import making
 from pipelines.embedding.column import backend_for
 from pipelines.embedding.executor import Columns
@@ -34,7 +35,6 @@ from pipelines.embedding.store import VectorFile, VectorTable
 from pipelines.errors import InputError
 from pipelines.files import records, storage, versions
 from pipelines.files.locations import Location, RemotePath
-from pipelines.mining import SEARCHES
 from pipelines.mining.figures import MiningSummary, PartFigures, added_up
 from pipelines.mining.inputs import (
     check_sources,

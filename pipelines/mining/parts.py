@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.catalog import SEARCHES
 from pipelines.embedding.part_files import SIGN_SECONDS
 from pipelines.embedding.store import VectorTable, on_this_machine, rows_at
 from pipelines.files import storage
 from pipelines.files.locations import Location, RemotePath, arrow_source
-from pipelines.mining import SEARCHES
 from pipelines.mining.anchors import Anchors
 from pipelines.mining.choosing import NONE, Negatives, choose, fill, wanted
 from pipelines.mining.figures import PartFigures

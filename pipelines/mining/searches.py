@@ -1,6 +1,6 @@
 """How documents near anchors are found: by comparing with all of them, or by an index.
 
-Adding a search takes a :class:`Search` and a line in :data:`pipelines.mining.SEARCHES`.
+Adding a search takes a :class:`Search` and a line in :data:`pipelines.catalog.SEARCHES`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from pipelines.catalog import FILTERS
 from pipelines.evaluation.nearest import SCORE_DECIMALS, Neighbours, joined, merged
-from pipelines.mining import FILTERS
 from pipelines.mining.anchors import Anchors
 from pipelines.settings import MiningSettings
 

@@ -19,13 +19,13 @@ from pipelines.models.digest import CARD_FILE
 from pipelines.models.folder import read_encoder
 from pipelines.models.lsa import LIMIT
 from pipelines.models.spec import EncoderSpec
+from pipelines.models.start import UNLIMITED
 from pipelines.models.weights import weight_shapes
 from pipelines.report.comparison import Comparison
 from pipelines.report.tables import points, signed_points, told_interval
 from pipelines.runs.checkpoint import checkpoint_steps, load_spec
 from pipelines.settings import Config
 from pipelines.settings.sources import common_widths
-from pipelines.tokens.lengths import UNLIMITED
 
 SIMILARITY = "cosine"
 NOT_MEASURED = (

@@ -17,7 +17,7 @@ from pipelines.settings import ObjectiveSettings
 from pipelines.settings.differing import differing_settings
 from pipelines.settings.resuming import FREE
 from pipelines.settings.sources import SourceForm, SourceSettings
-from pipelines.tokens.lengths import told_cuts
+from pipelines.tokens.summary import told_cuts
 
 SECTIONS = (
     "corpus",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
-from pipelines.models import ARCHITECTURES
 from pipelines.models.spec import EncoderSpec
 from pipelines.settings import Config, EncoderSettings
 
@@ -144,7 +144,8 @@ class Architecture:
 
 def architecture_of(spec: EncoderSpec) -> Architecture:
     """The architecture of a spec."""
-    return ARCHITECTURES.load(spec.kind)
+    found: Architecture = ARCHITECTURES.load(spec.kind)
+    return found
 
 
 def form_of(spec: EncoderSpec, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipelines.models.architecture import architecture_of
 from pipelines.models.spec import EncoderSpec
-from pipelines.tokens.lengths import UNLIMITED
+from pipelines.models.start import UNLIMITED
 
 
 def start_card(spec: EncoderSpec) -> str:

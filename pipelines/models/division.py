@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import dense_shapes
 from pipelines.settings import Config, TrainingSettings

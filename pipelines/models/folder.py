@@ -17,20 +17,27 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.files.records import DAMAGED
-from pipelines.models import ARCHITECTURES
 from pipelines.models.adaptation import split
 from pipelines.models.adapter import check_names, exports_adapter
-from pipelines.models.architecture import NORMALISING, Modules, architecture_of, check_framework
+from pipelines.models.architecture import (
+    NORMALISING,
+    Architecture,
+    Modules,
+    architecture_of,
+    check_framework,
+)
 from pipelines.models.fewer_layers import with_fewer_layers, with_layers
 from pipelines.models.lsa.embedding import with_terms, without_terms
 from pipelines.models.lsa.modules import hide_transformer, part_modules, read_terms, write_terms
 from pipelines.models.sentence_modules import refusal
 from pipelines.models.spec import EncoderSpec
+from pipelines.models.start import folder_architecture, model_length
 from pipelines.models.static.from_encoder import static_spec, static_weights
 from pipelines.models.weights import (
     TERMS,
@@ -42,7 +49,6 @@ from pipelines.models.weights import (
 )
 from pipelines.settings import Config, EncoderSettings
 from pipelines.settings.sources import by_source
-from pipelines.tokens.lengths import model_length
 from pipelines.tokens.model_files import PROMPT_KEYS, read_known
 from pipelines.tokens.prompts import PROMPTS_FILE, configured_prompts
 from pipelines.tokens.start import (
@@ -50,7 +56,6 @@ from pipelines.tokens.start import (
     WITHOUT_LAYERS,
     check_vocabulary,
     default_start,
-    folder_architecture,
     folder_modules,
     start_folder,
 )
@@ -88,7 +93,7 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
     A checkpoint folder brings its shape, and a sentence-transformers folder its pooling too;
     ``encoder.pooling`` and ``encoder.normalise`` decide for the others. Its length and its prompts
     are its own unless the settings say otherwise; see
-    :func:`~pipelines.tokens.lengths.model_length` and
+    :func:`~pipelines.models.start.model_length` and
     :func:`~pipelines.tokens.prompts.configured_prompts`.
 
     Args:
@@ -356,7 +361,7 @@ def _kept_weights(config: Config, folder: Path, whole: EncoderSpec, weights: Wei
 
 def _random_start(config: Config, vocabulary_size: int) -> EncoderSpec:
     encoder = config.encoder
-    architecture = ARCHITECTURES.load(encoder.kind)
+    architecture: Architecture = ARCHITECTURES.load(encoder.kind)
     return architecture.spec(
         vocabulary=vocabulary_size,
         hidden=encoder.hidden,

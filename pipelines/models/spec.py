@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
 
-from pipelines.models import ARCHITECTURES
-from pipelines.tokens.lengths import UNLIMITED
+from pipelines.catalog import ARCHITECTURES
+from pipelines.models.start import UNLIMITED
 from pipelines.tokens.prompts import NO_PROMPTS, Prompts
 
 Pooling: TypeAlias = Literal["mean", "cls", "lasttoken", "weightedmean"]
@@ -52,7 +52,7 @@ class EncoderSpec:
     """What every architecture has; each derives a spec of its own.
 
     Attributes:
-        kind: Name of the architecture in :data:`pipelines.models.ARCHITECTURES`.
+        kind: Name of the architecture in :data:`pipelines.catalog.ARCHITECTURES`.
         vocabulary: Rows of the word embedding.
         hidden: Width of the layers, and of an embedding if no dense layer follows them.
         dense: Dense layers that pooled hidden states pass, in their order.

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
-from pipelines.losses import LOSSES
 from pipelines.losses.loss import Loss, Reconstruction
 from pipelines.models.adaptation import OBJECTIVE
 from pipelines.models.architecture import Architecture, architecture_of
 from pipelines.models.checkpoint_files import read_checkpoint
 from pipelines.models.folder import read_encoder
 from pipelines.models.spec import EncoderSpec
+from pipelines.models.start import start_architecture
 from pipelines.models.weights import Weights, fresh_arrays
 from pipelines.pretraining.head import HEAD, stored_head
 from pipelines.settings import Config
 from pipelines.settings.sources import by_source
 from pipelines.tokens.special_ids import SpecialIds
-from pipelines.tokens.start import start_architecture, start_folder
+from pipelines.tokens.start import start_folder
 from pipelines.tokens.vocabulary import read_special_ids
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ def fresh_weights(own: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
 
 def _loss(config: Config) -> Loss:
     """What is minimised; of several sources all have the same, if it has weights of its own."""
-    return LOSSES.load(by_source(config)[0].objective.name)
+    loss: Loss = LOSSES.load(by_source(config)[0].objective.name)
+    return loss
 
 
 def _check_architecture(name: str, own: Reconstruction, architecture: Architecture) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pipelines.catalog import EVALUATIONS
 from pipelines.errors import InputError, PromotionRefused
-from pipelines.evaluation import EVALUATIONS
 from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.intervals import (
     BETTER,

@@ -28,7 +28,7 @@ from pipelines.report.page_parts import (
     whole,
 )
 from pipelines.report.text import shown
-from pipelines.tokens.lengths import told_cuts
+from pipelines.tokens.summary import told_cuts
 
 TEMPLATE = "corpus.html"
 _MAX_REASONS = 10

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.evaluation.sets import Role
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.models import ARCHITECTURES
 from pipelines.report.comparison import Comparison, compare, main_lines
 from pipelines.report.history import commands, wall_bars, wall_times
 from pipelines.report.links import Link, link
@@ -28,7 +28,7 @@ from pipelines.settings import Config, ObjectiveSettings
 from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
 from pipelines.settings.sources import SourceSettings
-from pipelines.tokens.lengths import told_cuts
+from pipelines.tokens.summary import told_cuts
 
 TEMPLATE = "page.html"
 _MAX_SCORES = 2

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pipelines.catalog import LOSSES
 from pipelines.files.locations import Location
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
 from pipelines.lanes.reader import LaneReader, Wanted
 from pipelines.lanes.teacher import TeacherVectors
-from pipelines.losses import LOSSES
 from pipelines.runs.attempts import FIRST
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from pipelines.catalog import RECIPES
 from pipelines.settings.base import Settings
 from pipelines.settings.card import CardSettings
 from pipelines.settings.corpus import CorpusSettings
@@ -20,7 +21,7 @@ from pipelines.settings.mining import MiningSettings
 from pipelines.settings.objective import AnyObjective, ObjectiveSettings, objective
 from pipelines.settings.prepared import PreparedSettings
 from pipelines.settings.promotion import PromotionSettings
-from pipelines.settings.recipes import RECIPES, with_recipe
+from pipelines.settings.recipes import with_recipe
 from pipelines.settings.run import RunSettings
 from pipelines.settings.spark import SparkSettings
 from pipelines.settings.stages import StageSettings

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from pipelines.registry import Registry
+from pipelines.catalog import Registry
 
 if TYPE_CHECKING:
     from pipelines.settings import Config
@@ -163,7 +163,7 @@ def _checked_number(given: Any) -> Any:
 class Choice:
     """Marks a setting whose values are the names in a registry; see :func:`choice_of`."""
 
-    registry: Registry[Any]
+    registry: Registry
 
     def current(self, name: str) -> str:
         """A name as it is today; an old one is read for one release, with a line in the log.
@@ -187,7 +187,7 @@ class Choice:
         return {**handler(schema), "enum": list(self.registry)}
 
 
-def choice_of(registry: Registry[Any]) -> Choice:
+def choice_of(registry: Registry) -> Choice:
     """What makes a setting one of the names in a registry: in ``Annotated`` beside ``str``.
 
     Names that are not in the registry are refused with those that are, and the page of all

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.corpus.readers import TABLE_FORMATS
-from pipelines.embedding import MERGE_FORMATS
+from pipelines.catalog import MERGE_FORMATS, TABLE_FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings, choice_of
 from pipelines.settings.paths import InputPath, StoredPath

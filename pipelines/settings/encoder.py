@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
-from pipelines.models import ARCHITECTURES
 from pipelines.settings.base import Settings, choice_of
 from pipelines.settings.paths import StoredPath
 from pipelines.settings.tokens import LONGEST_UNASKED

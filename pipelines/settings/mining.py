@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pipelines.corpus.readers import TABLE_FORMATS
+from pipelines.catalog import SEARCHES, TABLE_FORMATS
 from pipelines.errors import InputError
-from pipelines.mining import SEARCHES
 from pipelines.settings.base import (
     Choice,
     CsvEscape,

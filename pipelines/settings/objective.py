@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.settings.base import Settings, choice_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class ObjectiveSettings(Settings):
     @property
     def uses_teacher(self) -> bool:
         """Whether the loss is given the vectors that a teacher gave the texts."""
-        return LOSSES.load(self.name).needs == "teacher"
+        needs: str = LOSSES.load(self.name).needs
+        return needs == "teacher"
 
     def check_with(self, config: Config) -> None:
         """Refuses a corpus, a framework or a training that the loss cannot work with."""
@@ -114,7 +115,8 @@ class ObjectiveSettings(Settings):
 
 def objective(name: str = DEFAULT, **keys: Any) -> ObjectiveSettings:
     """The settings of a loss, with its defaults for all keys that are not given."""
-    return LOSSES.load(name).settings(name=name, **keys)
+    own: type[ObjectiveSettings] = LOSSES.load(name).settings
+    return own(name=name, **keys)
 
 
 def settings_by_loss() -> Mapping[str, type[ObjectiveSettings]]:
@@ -129,7 +131,7 @@ def _of_its_loss(given: Any) -> Any:
     if not isinstance(given, Mapping) or not isinstance(given.get("name", DEFAULT), str):
         return given
     name = choice_of(LOSSES).current(given.get("name", DEFAULT))
-    chosen = LOSSES.load(name).settings
+    chosen: type[ObjectiveSettings] = LOSSES.load(name).settings
     keys = {key: value for key, value in given.items() if not _is_of_others(name, key, value)}
     return chosen.model_validate({**keys, "name": name})
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipelines.corpus.readers import FORMATS
+from pipelines.catalog import FORMATS, LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.settings.base import CsvEscape, CsvSeparator, Settings, choice_of
 from pipelines.settings.list_columns import spelled_out
 from pipelines.settings.objective import AnyObjective

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipelines.engines import ENGINES
+from pipelines.catalog import ENGINES
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
 from pipelines.settings.placement import Placement, check_sharing

@@ -44,10 +44,9 @@ from pipelines.tokens.examples import (
     shorten_batch,
     tokenise_batch,
 )
-from pipelines.tokens.lengths import model_length, reading_limit, training_length
 from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.special_tokens import special_ends
-from pipelines.tokens.summary import TokenSummary, lengths_json, summarise
+from pipelines.tokens.summary import TokenSummary, lengths_json, summarise, training_length
 from pipelines.tokens.vocabulary import load_tokenizer, vocabulary_size, write_tokenizer
 from pipelines.tokens.words import TEXT_COLUMNS, count_words
 
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 _AGAIN = "run `sentence-pipelines prepare` with the same settings first"
 
 
-def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
+def prepare_tokens(session: SparkSession, config: Config, limit: int) -> TokenSummary:
     """Tokenises ``<prepared.folder>/corpus`` into ``<prepared.folder>/tokens``.
 
     In that folder, which is replaced as a whole or left as it was:
@@ -74,9 +73,15 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     `lengths.json` the lengths of each.
 
     A text has the prompt of its side before it. It is cut after ``tokens.max_length`` ids, or,
-    where that is not set, after as many as :func:`~pipelines.tokens.lengths.training_length` says.
+    where that is not set, after as many as :func:`~pipelines.tokens.summary.training_length` says.
 
     The same corpus files and settings give the same bytes.
+
+    Args:
+        session: That reads and writes.
+        config: The settings.
+        limit: Tokens of a text that training may read: see
+            :func:`pipelines.models.start.reading_limit`.
 
     Raises:
         InputError: There is no corpus, or no tokenizer where the settings say; or not all examples
@@ -84,7 +89,6 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     """
     prepared = PreparedFolder.of(config)
     parts, prompts = _corpus_parts(prepared, config), _prompts(config)
-    limit = reading_limit(config)
     with storage.new_folder(prepared.tokens.path) as folder:
         tokenizer_folder = TokensFolder(folder).tokenizer
         next_part("the tokenizer")
@@ -111,12 +115,13 @@ def prepare_tokens(session: SparkSession, config: Config) -> TokenSummary:
     return summary
 
 
-def check_tokens(folder: Location, config: Config) -> None:
+def check_tokens(folder: Location, config: Config, length: int) -> None:
     """Makes sure that tokens were prepared for the model that a configuration asks for.
 
     Args:
         folder: Of :func:`prepare_tokens`.
         config: Of a training.
+        length: Tokens of a text that its model reads.
 
     Raises:
         InputError: They are longer than the model reads, have other prompts before them, or were
@@ -124,7 +129,7 @@ def check_tokens(folder: Location, config: Config) -> None:
     """
     path = TokensFolder(folder).manifest
     manifest = records.read(path, dict[str, Any])
-    length, prompts = model_length(config), _prompts(config)
+    prompts = _prompts(config)
     if not {"max_length", "columns"} <= manifest.keys():
         raise InputError("prepared.folder", f"{folder} has another format", _AGAIN)
     records.read(path, TokenSummary)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
@@ -15,13 +14,9 @@ from pipelines.errors import InputError
 from pipelines.files import records, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
-from pipelines.models import ARCHITECTURES
 from pipelines.settings import Config
 from pipelines.settings.teacher import START
 from pipelines.tokens.model_files import MODULE_KEYS, TRANSFORMER, check_keys
-
-if TYPE_CHECKING:
-    from pipelines.models.architecture import Architecture
 
 LIBRARY = "sentence_transformers"
 """The package of modules; a transformer of another one has code of its own."""
@@ -130,31 +125,6 @@ def refusing_damage(folder: Path) -> Iterator[None]:
     except (OSError, *records.DAMAGED) as error:
         problem = f"{folder} cannot be read ({error})"
         raise InputError("encoder.start", problem, "mend it, or name another folder") from error
-
-
-def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:
-    """The architecture of the model in a folder; the first one if none recognises it.
-
-    That one's reading then says what is wrong with the folder.
-    """
-    architectures = [ARCHITECTURES.load(name) for name in ARCHITECTURES]
-    found = (one for one in architectures if one.folder.recognises(folder, modules))
-    return next(found, architectures[0])
-
-
-def start_architecture(config: Config) -> Architecture:
-    """The architecture that is trained: that of the start checkpoint, or the one that is set.
-
-    Raises:
-        InputError: There is no such start, or it is damaged.
-    """
-    folder = start_folder(config)
-    if config.encoder.keep_layers == 0:
-        return ARCHITECTURES.load(WITHOUT_LAYERS)
-    if folder is None:
-        return ARCHITECTURES.load(config.encoder.kind)
-    with refusing_damage(folder):
-        return folder_architecture(folder, folder_modules(folder))
 
 
 def check_vocabulary(config: Config) -> None:

@@ -21,13 +21,7 @@ from pipelines.settings import Config, TokenSettings
 from pipelines.tokens.model_files import TRANSFORMER, read_length_file
 from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.special_tokens import SpecialEnds, special_ends
-from pipelines.tokens.start import (
-    check_vocabulary,
-    default_start,
-    folder_modules,
-    start_architecture,
-    start_folder,
-)
+from pipelines.tokens.start import default_start, folder_modules, start_folder
 from pipelines.tokens.tokenizer_files import (
     CONFIG_FILE,
     SPECIAL_TOKENS_FILE,
@@ -85,35 +79,24 @@ def write_tokenizer(
     Raises:
         InputError: There is no such tokenizer, or it does not fit the start checkpoint.
     """
-    source = check_tokenizer(config)
     tokens = config.tokens
+    source = None if tokens.vocabulary == "train" else named_tokenizer(config)
     if source is None:
         _TRAINERS[tokens.model](folder, count_words(), tokens, max_length)
     else:
         copy_tokenizer(source, folder, max_length)
 
 
-def check_tokenizer(config: Config) -> Path | None:
-    """The folder of the tokenizer that ``tokens.vocabulary`` names; None if one is to be trained.
+def checked_ends(key: str, source: Path) -> SpecialEnds:
+    """How many special tokens a tokenizer puts around a text.
+
+    Args:
+        key: The setting that names it, for errors.
+        source: Its folder.
 
     Raises:
-        InputError: There is no such tokenizer, or it does not fit the start checkpoint.
+        InputError: It cannot be used.
     """
-    check_vocabulary(config)
-    if config.tokens.vocabulary == "train":
-        return None
-    key, source = "tokens.vocabulary", named_tokenizer(config)
-    if config.tokens.vocabulary == "start":
-        key = "encoder.start"
-    ends = _ends(key, source)
-    if start_architecture(config).leaves_ends_out and ends != (1, 1):
-        raise InputError(
-            key, f"the tokenizer in {source} adds no [CLS] or [SEP]", "one of a BERT-family model"
-        )
-    return source
-
-
-def _ends(key: str, source: Path) -> SpecialEnds:
     tokenizer = _read_tokenizer(key, source)
     try:
         return special_ends(tokenizer)

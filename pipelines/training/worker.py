@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pipelines.catalog import STEPPERS
 from pipelines.quiet import quiet_import
 from pipelines.runs.attempts import fenced
 from pipelines.runs.run import WorkerTask
@@ -12,7 +13,6 @@ from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.control.reporter import Reporter
 from pipelines.training.feed import FILE_FEEDS, StepWork
 from pipelines.training.loop import train_worker
-from pipelines.training.steppers import STEPPERS
 from pipelines.training.steppers.base import StepperFactory
 
 # Each loop has its own kind of stepper, and its own way to move numbers between workers.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipelines.models import ARCHITECTURES
+from pipelines.catalog import ARCHITECTURES
 from pipelines_bench.gpu import __main__ as command
 from pipelines_bench.gpu import carried, running
 from pipelines_bench.gpu.checks import CHECKS, Check, Finding, Place, SkippedError

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.catalog import ENGINES
 from pipelines.cli import main
-from pipelines.engines import ENGINES
 from pipelines.errors import InputError, PipelineError
 from pipelines.settings.load import parse
 from pipelines_bench import benchmark, check_bounds

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engines import ENGINES
+from pipelines.catalog import ENGINES
 from pipelines.errors import InputError, PipelineError
 from pipelines.files import storage
 from pipelines.progress import next_part

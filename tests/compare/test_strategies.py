@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategy_readings import reading
 
+from pipelines.catalog import ENGINES, LOSSES
 from pipelines.cli import main
 from pipelines.compare import advice as rule
 from pipelines.compare import arithmetic
@@ -35,9 +36,7 @@ from pipelines.compare.trial import (
     settled_step,
     settled_steps,
 )
-from pipelines.engines import ENGINES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.folder import read_encoder
 from pipelines.models.static.spec import StaticSpec

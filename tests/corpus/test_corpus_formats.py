@@ -6,7 +6,7 @@ import json
 import pytest
 from range_cases import quarantined, read, texts
 
-from pipelines.corpus.readers import FORMATS, TABLE_FORMATS
+from pipelines.catalog import FORMATS, TABLE_FORMATS
 from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.inputs import COLUMNS, find_files
 from pipelines.corpus.readers.sources import columns_in

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
 from test_contract import PROMPT_SECONDS, STALL_SECONDS, distance
 
+from pipelines.catalog import LOSSES
 from pipelines.engines.bigdl import jars, memory
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
 from pipelines.engines.bigdl.progress import parse_progress
@@ -27,7 +28,6 @@ from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable, InputError
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.reader import LaneReader
-from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.weights import random_weights

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.catalog import ENGINES
 from pipelines.cli import main
-from pipelines.engines import ENGINES
 from pipelines.engines.conf import ConfRule, check_conf
 from pipelines.engines.loading import load_engine
 from pipelines.engines.overview import all_rules

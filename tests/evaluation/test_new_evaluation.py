@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from pipelines import workflow
-from pipelines.evaluation import EVALUATIONS
+from pipelines.catalog import EVALUATIONS
 from pipelines.evaluation.snapshot import measure, read_snapshots, write_snapshots
 from pipelines.report.tables import metrics_table
 from pipelines.settings.load import parse

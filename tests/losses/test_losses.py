@@ -7,7 +7,7 @@ import pytest
 import torch
 from steppers import EACH_FRAMEWORK, FRAMEWORKS
 
-from pipelines.losses import LOSSES
+from pipelines.catalog import LOSSES
 from pipelines.losses.candidates import Picks
 from pipelines.settings.objective import objective
 from pipelines.training.steppers.torch_losses import on_device

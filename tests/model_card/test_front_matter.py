@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from hypothesis import HealthCheck, given, settings
 from markup_texts import TEXTS
 
-from pipelines.evaluation import EVALUATIONS
+from pipelines.catalog import EVALUATIONS
 from pipelines.files import storage
 from pipelines.model_card.base_model import PACKAGED, base_model
 from pipelines.model_card.card import model_card

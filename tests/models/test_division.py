@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
-from pipelines.models import ARCHITECTURES
 from pipelines.models.architecture import architecture_of
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.division import check_division, part_of, part_shape, stage_of

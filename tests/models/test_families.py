@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from tiny_checkpoints import FAMILIES, TEXTS, write_plain, write_sentence_folder
 
+from pipelines.catalog import BACKENDS
 from pipelines.errors import InputError
 from pipelines.files import storage
 from pipelines.models.architecture import architecture_of
 from pipelines.models.bert.relative_positions import relative_buckets
 from pipelines.models.folder import default_start, read_encoder, start_encoder, write_encoder
-from pipelines.models.inference import BACKENDS
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.spec import Dense, EncoderSpec, Pooling
+from pipelines.models.start import model_length
 from pipelines.models.weights import check_weights
 from pipelines.settings import TrainingSettings
 from pipelines.settings.load import parse
-from pipelines.tokens.lengths import model_length
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from steppers import IDS, SPEC, STATIC, assert_close, granule, stepper, work
 
+from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
-from pipelines.losses import LOSSES
 from pipelines.models.adaptation import DOWN, OBJECTIVE, UP, of_objective, without_objective
 from pipelines.models.weights import WORDS, check_weights
 from pipelines.pretraining.start import fresh_weights, objective_weights

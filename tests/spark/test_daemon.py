@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from pipelines.engines import ENGINES
+from pipelines.catalog import ENGINES
 from pipelines.engines.loading import load_engine
 from pipelines.settings import Config
 from pipelines.settings.load import parse

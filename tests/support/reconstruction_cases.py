@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from steppers import IDS, VOCABULARY
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Side
-from pipelines.losses import LOSSES
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.frameworks.torch import prepare
 from pipelines.models.weights import Weights, weight_shapes

@@ -16,12 +16,12 @@ from steppers import (
     work,
 )
 
+from pipelines.catalog import STEPPERS
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
 from pipelines.settings.sources import by_source
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.steppers import STEPPERS
 
 SOURCES = [
     {"name": "pairs", "pairs": "columns"},

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.models import ARCHITECTURES
+from pipelines.catalog import ARCHITECTURES
 from pipelines_bench.gpu.rank_ways import ALONE, SEVERAL
 
 Status = Literal["ok", "failed", "skipped"]

@@ -12,7 +12,7 @@ class Way:
     """How workers train.
 
     Attributes:
-        stepper: A name of ``pipelines.training.steppers.STEPPERS``.
+        stepper: A name of ``pipelines.catalog.STEPPERS``.
         settings: By section.
         library: What it needs beside PyTorch.
         workers: How many share the device, where there are several.

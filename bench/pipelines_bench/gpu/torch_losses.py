@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
-from pipelines.losses import LOSSES
 from pipelines.losses.loss import LABELS, Loss, configured_loss
 from pipelines.losses.targets import granule_targets
 from pipelines.settings.objective import objective

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipelines.catalog import ARCHITECTURES
 from pipelines.lanes.files import Granule, Side
-from pipelines.models import ARCHITECTURES
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.spec import Dense, EncoderSpec
 from pipelines.models.weights import Weights, random_weights

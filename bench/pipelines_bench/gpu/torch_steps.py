@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.losses import LOSSES
+from pipelines.catalog import LOSSES
 from pipelines.models.adaptation import split
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.spec import StaticSpec

@@ -20,9 +20,10 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.losses.in_batch_negatives import InBatchNegativesSettings
 from pipelines.models.architecture import check_framework
+from pipelines.models.start import start_architecture
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
-from pipelines.tokens.start import start_architecture, start_folder
+from pipelines.tokens.start import start_folder
 
 Training = Callable[[Config], None]
 Missing = Callable[[Config, bool], str]

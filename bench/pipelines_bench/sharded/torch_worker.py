@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pipelines.catalog import ARCHITECTURES, STEPPERS
 from pipelines.lanes.files import Granule, Side
-from pipelines.models import ARCHITECTURES
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.process_group import (
@@ -28,7 +28,6 @@ from pipelines.training.collectives.process_group import (
     process_group_cleanup,
 )
 from pipelines.training.feed import StepWork
-from pipelines.training.steppers import STEPPERS
 
 RATE = 1e-4
 _EVERY_SECONDS = 0.05

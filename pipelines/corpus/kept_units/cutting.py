@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.catalog import FORMATS
 from pipelines.corpus.cleaning.redaction import check_redactor
 from pipelines.corpus.deleted_keys import deleted_keys
 from pipelines.corpus.kept_units.generations import (
@@ -30,7 +31,6 @@ from pipelines.corpus.kept_units.sources import (
     naming_for,
     unchanged,
 )
-from pipelines.corpus.readers import FORMATS
 from pipelines.corpus.readers.finding import sort_key
 from pipelines.corpus.readers.formats import Damaged
 from pipelines.corpus.readers.inputs import find_files

@@ -1,7 +1,7 @@
 """What a format is, and what a reader of files of text is given.
 
 Adding a format takes a file with a :class:`Format` and a line in
-:data:`pipelines.corpus.readers.FORMATS`.
+:data:`pipelines.catalog.FORMATS`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Wanted:
     """What is to be read of every file. It travels to the executors.
 
     Attributes:
-        format: A name in :data:`pipelines.corpus.readers.FORMATS`.
+        format: A name in :data:`pipelines.catalog.FORMATS`.
         columns: Of formats that have some.
         limits: Sizes.
         as_rows: Whether rows of a table are wanted: by :attr:`Format.rows`, with all columns. The

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipelines.corpus.readers import FORMATS
+from pipelines.catalog import FORMATS
 from pipelines.corpus.readers.finding import (
     Links,
     check_regular,

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from pipelines.corpus.readers import FORMATS
+from pipelines.catalog import FORMATS
 from pipelines.corpus.readers.encodings import BinaryError, Encoding, find_encoding, stream_of
-from pipelines.corpus.readers.formats import HEAD_BYTES, Form, Probe, Reading, Wanted
+from pipelines.corpus.readers.formats import HEAD_BYTES, Form, Format, Probe, Reading, Wanted
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record, row_batches
 from pipelines.corpus.readers.streams import (
     Item,
@@ -76,7 +76,7 @@ def _sample(file: Location) -> Iterator[bytes]:
 
 
 def _form_of(file: Location, head: bytes, wanted: Wanted) -> Form:
-    known = FORMATS.load(wanted.format)
+    known: Format = FORMATS.load(wanted.format)
     form_of = known.rows if wanted.as_rows else known.form
     assert form_of is not None, f"{wanted.format} is not read by tasks"
     return form_of(file, head)

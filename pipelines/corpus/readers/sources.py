@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
-from pipelines.corpus.readers import FORMATS, parquet
+from pipelines.catalog import FORMATS
+from pipelines.corpus.readers import parquet
 from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
-from pipelines.corpus.readers.formats import Columns, Damaged, Limits, Wanted
+from pipelines.corpus.readers.formats import Columns, Damaged, Format, Limits, Wanted
 from pipelines.corpus.readers.inputs import (
     COLUMNS,
     INPUTS,
@@ -71,7 +72,7 @@ def read_rows(
             fit the format.
     """
     check_settings(settings)
-    known = FORMATS.load(settings.format)
+    known: Format = FORMATS.load(settings.format)
     if known.read is not None:
         return known.read(session, settings)
     follow = settings.follow_links
@@ -89,7 +90,7 @@ def check_settings(settings: CorpusSettings) -> None:
         raise InputError(
             "corpus.score_column", f"`{settings.pairs}` makes pairs without scores", "leave it out"
         )
-    known = FORMATS.load(settings.format)
+    known: Format = FORMATS.load(settings.format)
     inputs = f"{settings.format} files" if known.files else settings.format
     if known.pairs is not None and settings.pairs not in known.pairs:
         *others, last = known.pairs
@@ -125,7 +126,7 @@ def read_files(
     Raises:
         InputError: No file can be read.
     """
-    known = FORMATS.load(settings.format)
+    known: Format = FORMATS.load(settings.format)
     if known.read_files is not None:
         return known.read_files(session, settings, files, read, damaged)
     limits = Limits(record=settings.max_record_megabytes << 20)

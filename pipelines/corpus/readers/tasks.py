@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipelines.corpus.readers import FORMATS
+from pipelines.catalog import FORMATS
 from pipelines.files.compression import is_compressed
 from pipelines.files.locations import Location
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pipelines.losses import LOSSES
+from pipelines.catalog import LOSSES
 from pipelines.models.frameworks.dllib import Graph, encoder_nodes, graph_of, quiet
 from pipelines.models.spec import EncoderSpec
 from pipelines.quiet import quiet_import

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipelines.catalog import LOSSES
 from pipelines.engines.bigdl.feeding import PART_TOKENS, replicas
 from pipelines.errors import EngineUnavailable
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
-from pipelines.losses import LOSSES
 from pipelines.models.architecture import form_of
 from pipelines.models.folder import start_spec
 from pipelines.models.spec import EncoderSpec

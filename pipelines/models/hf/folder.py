@@ -25,8 +25,8 @@ from pipelines.models.sentence_modules import (
     transformer_home,
     write_head,
 )
+from pipelines.models.start import UNLIMITED
 from pipelines.models.weights import Weights, check_weights
-from pipelines.tokens.lengths import UNLIMITED
 from pipelines.tokens.model_files import TRANSFORMER
 from pipelines.tokens.prompts import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer

@@ -107,7 +107,7 @@ def load_embedder(
 
     Args:
         folder: A folder that :func:`~pipelines.models.folder.read_model` reads.
-        backend: A name of :data:`~pipelines.models.inference.BACKENDS`, or ``auto``.
+        backend: A name of :data:`~pipelines.catalog.BACKENDS`, or ``auto``.
         threads: CPU threads, if the backend has not begun in this process.
         precision: Of the matrix products; see
             :data:`~pipelines.models.inference.backends.Precision`.

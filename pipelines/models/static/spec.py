@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from pipelines.models.architecture import Lengths
 from pipelines.models.spec import EncoderSpec
+from pipelines.models.start import UNLIMITED
 from pipelines.settings import EncoderSettings
-from pipelines.tokens.lengths import UNLIMITED
 
 
 @dataclass(frozen=True, kw_only=True)

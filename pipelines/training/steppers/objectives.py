@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
-from pipelines.losses import LOSSES
 from pipelines.losses.candidates import Candidates
 from pipelines.losses.loss import configured_loss, spans_steps
 from pipelines.losses.targets import Targets, granule_targets
@@ -39,7 +39,8 @@ class Objective:
     @property
     def needs(self) -> str:
         """Of the corpus; see :class:`~pipelines.losses.loss.Loss`."""
-        return LOSSES.load(self.settings.name).needs
+        needs: str = LOSSES.load(self.settings.name).needs
+        return needs
 
     def candidates(self, granules: Sequence[Granule], collectives: Collectives) -> Candidates:
         """What all workers bring to a step to compare with; all workers call it."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Granule
 from pipelines.lanes.plan import noise_seed
-from pipelines.losses import LOSSES
 from pipelines.losses.loss import Loss, Reconstruction
 from pipelines.models.adaptation import of_objective, without_objective
 from pipelines.models.architecture import Shapes

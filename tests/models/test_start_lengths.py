@@ -6,15 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputError
+from pipelines.models.start import UNLIMITED, model_length, reading_limit
 from pipelines.settings.load import parse
-from pipelines.tokens.lengths import (
-    UNLIMITED,
-    WHOLE_SHARE,
-    model_length,
-    reading_limit,
-    told_cuts,
-    training_length,
-)
+from pipelines.tokens.summary import WHOLE_SHARE, told_cuts, training_length
 
 RANDOM = {"start": "random"}
 
