@@ -29,7 +29,6 @@ from pipelines.files import records, storage, versions
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.preparation import prepare_stages
 from pipelines.settings import Config
-from pipelines.settings.stages import for_stage
 from pipelines.spark.session import spark_session
 
 logger = logging.getLogger(__name__)
@@ -150,7 +149,7 @@ def delete_rows(config: Config, keys: Sequence[str]) -> Deletion:
 def _delete_vectors(config: Config, deleted: DeletedRows) -> int | None:
     if not has_rows_by(config, deleted.column):
         return None
-    session = spark_session(for_stage(config, "embed"), needs_context=False)
+    session = spark_session(config.for_stage("embed"), needs_context=False)
     return delete_from_table(session, config, deleted)
 
 

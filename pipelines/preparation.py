@@ -43,8 +43,6 @@ from pipelines.libraries import REPORT, left_out
 from pipelines.models.start import check_tokenizer, reading_limit
 from pipelines.progress import activity
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
-from pipelines.settings.stages import for_stage
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.stage_resources import stage_settings
 from pipelines.tokens.prompts import training_prompts
@@ -117,7 +115,7 @@ def prepare_stages(config: Config, *, trains: bool = True) -> LaneManifest:
         fingerprints[stage.name] = fingerprint
         told.append({"stage": stage.name, "seconds": seconds, "kept": kept is not None})
     storage.write_json(folder.stages, told)
-    asked = for_stage(config, "prepare")
+    asked = config.for_stage("prepare")
     with activity("comparing with evaluation sets", detail=running_tasks):
         prepare_overlap(config, lambda: spark_session(asked, trains=trains, needs_context=False))
     if not left_out("the report is", REPORT):
@@ -141,7 +139,7 @@ def check_needs(config: Config) -> None:
     Raises:
         InputError: A tokenizer, a teacher or a library is missing, or cannot be used.
     """
-    for one in by_source(config):
+    for one in config.by_source():
         check_languages(one.corpus.languages)
     check_tokenizer(config)
     check_teacher(config)
@@ -156,7 +154,7 @@ def check_prepared_folder(config: Config) -> None:
     key, folder = "prepared.folder", PreparedFolder.of(config).path
     check_ours(key, folder, PREPARED, whole=False)
     evaluation = config.evaluation
-    for one in by_source(config):
+    for one in config.by_source():
         check_outside(one.corpus.inputs, one.corpus.format, key, folder, config.storage)
     read = (
         *(config.corpus.exclude, config.teacher.vectors, evaluation.retrieval_sets),
@@ -168,7 +166,7 @@ def check_prepared_folder(config: Config) -> None:
 
 def _run(stage: Stage, config: Config, *, trains: bool) -> float:
     """Runs a stage; returns how long it took, without the start of Spark."""
-    asked = for_stage(config, "prepare")
+    asked = config.for_stage("prepare")
     session = spark_session(asked, trains=trains, needs_context=False)
     with stage_settings(session, config, "prepare"):
         began = time.monotonic()
@@ -194,7 +192,7 @@ _NOT_OF_THE_CORPUS: Mapping[str, Any] = {
 
 
 def _corpus_inputs(config: Config) -> Any:
-    told = [input_fingerprint(one.corpus, config.storage) for one in by_source(config)]
+    told = [input_fingerprint(one.corpus, config.storage) for one in config.by_source()]
     files = None if None in told else told if config.corpus.sources else told[0]
     redactor = config.corpus.redact and check_redactor(config.corpus.redact)
     settings = config.corpus.model_dump(mode="json", exclude=_NOT_OF_THE_CORPUS)
@@ -222,7 +220,7 @@ def _token_inputs(config: Config) -> Any:
     vocabulary = config.tokens.vocabulary
     bucket = None if config.tokens.max_length else config.lanes.bucket
     settings = [config.tokens.model_dump(mode="json"), reading_limit(config), bucket]
-    prompts = [training_prompts(one) for one in by_source(config)]
+    prompts = [training_prompts(one) for one in config.by_source()]
     settings.append(prompts if config.corpus.sources else prompts[0])
     if vocabulary == "train":
         return [settings, config.encoder.start == "random"]

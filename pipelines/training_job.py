@@ -74,8 +74,7 @@ from pipelines.runs.run_metrics import (
 )
 from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
-from pipelines.settings.stages import StageName, for_stage
+from pipelines.settings.stages import StageName
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
 from pipelines.spark.stalls import stall_failures
@@ -115,7 +114,7 @@ def checked_start(config: Config, prepared: PreparedFolder, manifest: LaneManife
         check_division(architecture_of(spec).division, spec, config)
         check_terms(config, spec)
         held = manifest.teacher if config.objective.uses_teacher else None
-        for objective in {one.objective: None for one in by_source(config)}:
+        for objective in {one.objective: None for one in config.by_source()}:
             objective.check_width(spec.embedding_width, None if held is None else held.width)
         check_tokens(prepared.tokens.path, config, model_length(config))
         check_labels(config, prepared.tokens.examples)
@@ -171,7 +170,7 @@ def session_for(chosen: Engine, config: Config, stage: StageName = "train") -> S
     if not chosen.needs_spark:
         return None
     return spark_session(
-        for_stage(config, stage),
+        config.for_stage(stage),
         executors=chosen.executors(config),
         conf=partial(chosen.session_conf, config),
     )
@@ -183,7 +182,7 @@ def checkpoint_snapshots(config: Config, session: SparkSession | None) -> Sequen
         return ()
     work = "reading what checkpoints are measured on"
     with executor_failures(work), stall_failures(work, config.spark):
-        asked = for_stage(config, "train")
+        asked = config.for_stage("train")
         return read_snapshots(session or spark_session(asked, needs_context=False), config)
 
 

@@ -42,8 +42,6 @@ from pipelines.runs.opening import (
 from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
-from pipelines.settings.stages import for_stage
 from pipelines.spark.errors import executor_failures, file_failures
 from pipelines.spark.jobs import await_archives
 from pipelines.spark.session import running_tasks, spark_session
@@ -203,7 +201,7 @@ def evaluate(config: Config) -> dict[str, Metrics]:
     start_of_job = Start()
     folder = RunFolder.of(config)
     evaluation_job.check_settings(config, folder)
-    session = spark_session(for_stage(config, "evaluate"), needs_context=False)
+    session = spark_session(config.for_stage("evaluate"), needs_context=False)
     with stage_settings(session, config, "evaluate"):
         digests = evaluation_job.digests(session, config, folder)
         overlap = evaluation_job.overlap(session, config, folder, digests["sets"])
@@ -307,12 +305,12 @@ def _run(config: Config) -> dict[str, Metrics]:
     check_start(config)
     check_objective(config, tokenizer)
     check_needs(config)
-    for alone in by_source(config):
+    for alone in config.by_source():
         input_fingerprint(alone.corpus, config.storage)
     check_sets(config)
     # All stages share the session, so it is made for the one that asks for most.
     session = session_for(chosen, config, "prepare") or spark_session(
-        for_stage(config, "prepare"), needs_context=False
+        config.for_stage("prepare"), needs_context=False
     )
     check_stages(session, config, ("prepare", "train", "evaluate"))
     chosen.check_session(session, config)
@@ -346,7 +344,7 @@ def embed(config: Config) -> EmbeddingSummary:
     check_job(config)
     folder = output_folder(config.embedding, config.storage)
     with work_folder("embedding.output", folder, "embed", lock_file(folder)):
-        session = spark_session(for_stage(config, "embed"), needs_context=False)
+        session = spark_session(config.for_stage("embed"), needs_context=False)
         with stage_settings(session, config, "embed"):
             return embed_table(session, config)
 
@@ -376,7 +374,7 @@ def _mine(config: Config) -> MiningSummary:
     check_job(config)
     folder = output_folder(config)
     with work_folder("mining.output", folder, "mine", lock_file(folder)):
-        session = spark_session(for_stage(config, "mine"), needs_context=False)
+        session = spark_session(config.for_stage("mine"), needs_context=False)
         with stage_settings(session, config, "mine"):
             return mine_negatives(session, config)
 
@@ -423,7 +421,7 @@ def _search(
 
     table = open_table(config.embedding.output, stores=config.storage)
     here = fits_in_process(table, hybrid=hybrid) and not (indexed and not has_index(table))
-    asked = for_stage(config, "embed")
+    asked = config.for_stage("embed")
     session = None if here else spark_session(asked, needs_context=False)
     return find_texts(
         table,

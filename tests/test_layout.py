@@ -94,12 +94,6 @@ def place(module: str) -> int:
     return PLACES[parts[1]] if len(parts) > 1 else LEFTMOST
 
 
-def is_registry(name: str) -> bool:
-    """Whether a module is the list of what a package has, which everybody may read."""
-    module = read_modules()[name]
-    return module.path.name == "__init__.py" and "pipelines.registry" in module.imports
-
-
 def python_files() -> Iterator[Path]:
     for folder in ("pipelines", "bench", "tests", "jobs", "environment", "tools"):
         yield from sorted((ROOT / folder).rglob("*.py"))
@@ -129,29 +123,20 @@ def test_imports_go_from_right_to_left():
         f"{name} imports {other}"
         for name, module in read_modules().items()
         for other in sorted(module.imports)
-        if other in read_modules() and place(other) > place(name) and not is_registry(other)
+        if other in read_modules() and place(other) > place(name)
     ]
     assert wrong == []
 
 
-def test_a_registry_imports_nothing_of_the_package_but_what_it_is_made_of():
-    imports = {
-        name: {other for other in module.imports if other in read_modules()}
-        for name, module in read_modules().items()
-        if is_registry(name)
-    }
-    assert {name: found for name, found in imports.items() if found != {"pipelines.registry"}} == {}
+def test_the_catalog_imports_nothing_but_errors():
+    imports = read_modules()["pipelines.catalog"].imports & {*read_modules()}
+    assert imports == {"pipelines.errors"}
 
 
-def test_what_registries_name_exists():
-    wrong = [
-        f"{module}:{attribute}"
-        for name, registry in read_modules().items()
-        if is_registry(name)
-        for module, attribute in ENTRY.findall(registry.path.read_text(encoding="utf-8"))
-        if not name_exists(f"{module}.{attribute}")
-    ]
-    assert wrong == []
+def test_what_the_catalog_names_exists():
+    named = ENTRY.findall(read_modules()["pipelines.catalog"].path.read_text(encoding="utf-8"))
+    assert named
+    assert [one for one in named if not name_exists(".".join(one))] == []
 
 
 def test_the_package_knows_no_benchmark():

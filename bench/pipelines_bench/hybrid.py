@@ -17,7 +17,6 @@ from pipelines.evaluation.stage import evaluate
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.evaluation import EvaluationSettings
-from pipelines.settings.stages import for_stage
 from pipelines.spark.session import spark_session
 from pipelines.tokens.start import start_folder
 
@@ -47,7 +46,7 @@ def measure(config: Config, data: str | None) -> dict[str, Any]:
         raise InputError("encoder.start", "random weights find nothing", "name a model")
     section = EvaluationSettings(retrieval=False, geometry=False, retrieval_sets=asked, hybrid=True)
     config = config.model_copy(update={"evaluation": section})
-    session = spark_session(for_stage(config, "evaluate"), needs_context=False)
+    session = spark_session(config.for_stage("evaluate"), needs_context=False)
     observed: dict[str, Observed] = {}
     figures = evaluate(session, config, start, observed.__setitem__)
     sets = {one.name: _of_set(one.name, figures, observed) for one in named_sets(config)}

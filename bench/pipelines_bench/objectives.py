@@ -29,7 +29,6 @@ from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.load import parse
-from pipelines.settings.stages import for_stage
 from pipelines.spark.session import spark_session
 from pipelines.tokens.start import start_folder
 from pipelines_bench.collections import Collection, find_collection
@@ -257,7 +256,7 @@ class _Bench:
         }
 
     def _measured(self, config: Config, model: Location) -> _Measured:
-        session = spark_session(for_stage(config, "evaluate"))
+        session = spark_session(config.for_stage("evaluate"))
         observed: dict[str, Observed] = {}
         figures = evaluate(session, config, model, observed.__setitem__)
         return _Measured(figures, {name: found.observations for name, found in observed.items()})

@@ -30,7 +30,6 @@ from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.load import parse
-from pipelines.settings.stages import for_stage
 from pipelines.spark.session import spark_session
 
 logger = logging.getLogger(__name__)
@@ -163,7 +162,7 @@ def _trained(config: Config, folder: Path, work: Path) -> list[Trained]:
 
 def _measured(config: Config) -> Trained:
     run = RunFolder.of(config)
-    session = spark_session(for_stage(config, "evaluate"), needs_context=False)
+    session = spark_session(config.for_stage("evaluate"), needs_context=False)
     found = evaluation_job.measure_models(session, config, run)
     return Trained(
         found.observations(evaluation_job.BEFORE),

@@ -43,7 +43,6 @@ from pipelines.files.prepared_folder import CorpusFolder, PreparedFolder
 from pipelines.files.storage import new_folder, write_json
 from pipelines.progress import next_part
 from pipelines.settings import Config, CorpusSettings, StorageSettings
-from pipelines.settings.sources import by_source
 from pipelines.spark.frames import Scratch, shuffle_partitions
 
 __all__ = ["PAIR_COLUMNS", "CorpusSummary", "prepare_corpus"]
@@ -109,7 +108,7 @@ def prepare_corpus(session: SparkSession, config: Config) -> CorpusSummary:
     """
     started = time.monotonic()
     next_part("reading texts")
-    alone = by_source(config)
+    alone = config.by_source()
     for one in alone:
         pair_forms.check_settings(one.corpus)
         check_languages(one.corpus.languages)

@@ -1,4 +1,4 @@
-"""The engines by name. A new engine is one file, and one line here.
+"""The engines. A new one is one file, and one line in :data:`pipelines.catalog.ENGINES`.
 
 The file has a class that derives from :class:`~pipelines.engines.spark_engine.SparkJobEngine` if
 one Spark job runs all workers, or else from :class:`~pipelines.engines.spark_engine.SparkEngine`

@@ -10,7 +10,6 @@ from pipelines.catalog import LOSSES
 from pipelines.engines.base import Mode
 from pipelines.engines.distributor_engine import NEEDS, DistributorEngine, distributor_rules
 from pipelines.errors import InputError
-from pipelines.settings.sources import by_source
 
 if TYPE_CHECKING:
     from pipelines.engines.distributor import MonitoredDistributor
@@ -75,7 +74,7 @@ class MegatronEngine(DistributorEngine):
         for is_asked, key, problem, remedy in refused:
             if is_asked:
                 raise InputError(key, problem, remedy)
-        for name in {one.objective.name for one in by_source(config)}:
+        for name in {one.objective.name for one in config.by_source()}:
             if LOSSES.load(name).reconstruction is not None:
                 raise InputError(
                     "objective.name",

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pipelines.engines.base import Engine
 from pipelines.settings import Config
 from pipelines.settings.redaction import SPARK_PATTERN, SPARK_REDACTION
-from pipelines.settings.stages import stage_conf
 
 _BACKSLASH = "\\"
 
@@ -36,7 +35,7 @@ def submit_conf(engine: Engine, config: Config) -> dict[str, str]:
     conf |= {rule.key: rule.value for rule in strict}
     conf |= engine.extra_submit_conf(config)
     return conf | {
-        key: value for key, value in stage_conf(config, "train").items() if key != "spark.master"
+        key: value for key, value in config.stage_conf("train").items() if key != "spark.master"
     }
 
 

@@ -1,4 +1,5 @@
-"""What can be measured of a model, in the order in which it is measured and shown.
+"""What can be measured of a model.
 
-A new evaluation is a file with a :class:`pipelines.evaluation.base.Evaluation`, and a line here.
+A new evaluation is a file with a :class:`pipelines.evaluation.base.Evaluation`, and a line in
+:data:`pipelines.catalog.EVALUATIONS`.
 """

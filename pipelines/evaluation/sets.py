@@ -19,7 +19,6 @@ from pipelines.evaluation.held_out import set_name
 from pipelines.evaluation.intervals import CONFIDENCE, Interval
 from pipelines.runs.best import Metric
 from pipelines.settings import Config
-from pipelines.settings.sources import trained_widths
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -119,7 +118,7 @@ def _named(config: Config, one: NamedSet, name: str) -> NamedSet:
 def names_in_forms(one: NamedSet, config: Config) -> list[str]:
     """What a set is called, and what in each other form in which it is measured on, too."""
     is_nested = one.evaluation.nested is not None
-    widths = (WHOLE, *(trained_widths(config) if is_nested else ()))
+    widths = (WHOLE, *(config.trained_widths() if is_nested else ()))
     hybrids = (False, True) if is_nested and config.evaluation.hybrid else (False,)
     return [form_name(one.name, Form(width, hybrid)) for width in widths for hybrid in hybrids]
 

@@ -21,7 +21,6 @@ from pipelines.evaluation.sets import named_sets
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import Config
-from pipelines.settings.sources import trained_widths
 from pipelines.spark.frames import write_parquet
 from pipelines.spark.parquet_parts import data_files
 
@@ -63,7 +62,7 @@ def read_snapshots(session: SparkSession, config: Config) -> list[Snapshot]:
             one.name,
             one.evaluation.name,
             one.evaluation.snapshot(one.read_for_checkpoints(session, config)),
-            trained_widths(config),
+            config.trained_widths(),
             config.evaluation.hybrid,
             config.evaluation.retrieval_metrics,
         )

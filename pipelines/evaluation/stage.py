@@ -17,7 +17,6 @@ from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.progress import next_part
 from pipelines.settings import Config
-from pipelines.settings.sources import trained_widths
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +62,7 @@ def evaluate(
             def observed(form: Form, found: Observed, name: str = name) -> None:
                 on_observed(form_name(name, form), found)
 
-            widths, hybrid = trained_widths(config), config.evaluation.hybrid
+            widths, hybrid = config.trained_widths(), config.evaluation.hybrid
             by_form = evaluation.measure_at(
                 of_set,
                 load,

@@ -1,4 +1,4 @@
-"""The losses by name: a module each, and a line below.
+"""The losses: a module each, and a line in :data:`pipelines.catalog.LOSSES`.
 
 To add one, write a module with its settings (a subclass of
 :class:`pipelines.settings.objective.ObjectiveSettings`), a function per framework, and a

@@ -18,14 +18,12 @@ from pipelines.models.architecture import architecture_of
 from pipelines.models.digest import CARD_FILE
 from pipelines.models.folder import read_encoder
 from pipelines.models.lsa import LIMIT
-from pipelines.models.spec import EncoderSpec
-from pipelines.models.start import UNLIMITED
+from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.models.weights import weight_shapes
 from pipelines.report.comparison import Comparison
 from pipelines.report.tables import points, signed_points, told_interval
 from pipelines.runs.checkpoint import checkpoint_steps, load_spec
 from pipelines.settings import Config
-from pipelines.settings.sources import common_widths
 
 SIMILARITY = "cosine"
 NOT_MEASURED = (
@@ -167,7 +165,7 @@ def _length(spec: EncoderSpec) -> str:
 
 def _widths(facts: CardFacts) -> Sequence[int]:
     """To which embeddings may be cut."""
-    widths = {*common_widths(facts.config)} - {facts.spec.embedding_width}
+    widths = {*facts.config.common_widths()} - {facts.spec.embedding_width}
     return sorted(widths, reverse=True)
 
 

@@ -1,1 +1,1 @@
-"""The architectures of encoders, by name. A new one is a folder here, and a line below."""
+"""The architectures of encoders: a folder each, and a line in the catalog."""

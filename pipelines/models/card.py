@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pipelines.models.architecture import architecture_of
-from pipelines.models.spec import EncoderSpec
-from pipelines.models.start import UNLIMITED
+from pipelines.models.spec import UNLIMITED, EncoderSpec
 
 
 def start_card(spec: EncoderSpec) -> str:

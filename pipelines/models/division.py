@@ -12,42 +12,17 @@ Parameter Language Models Using Model Parallelism", 2019, arXiv:1909.08053.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
+from pipelines.models.architecture import Division
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import dense_shapes
-from pipelines.settings import Config, TrainingSettings
+from pipelines.settings import Config
 from pipelines.settings.placement import Place, Placement, layers_of_stage
-from pipelines.settings.sources import by_source
-
-
-@dataclass(frozen=True, kw_only=True)
-class Division:
-    """Which weights of an architecture can be divided, and how.
-
-    Attributes:
-        axes: The axis along which the members of a stage divide a weight, by name; the others are
-            held by each of them.
-        evenly: What the number of members must divide, by what it is called.
-        layers: How many layers there are, to be divided into stages.
-        layer_of: The layer that a weight belongs to; None for those before the first.
-        check: Refuses an encoder that cannot be divided as it is to be trained, with an InputError
-            of the given key.
-        check_stages: Why the layers cannot be divided into stages, if they cannot.
-    """
-
-    axes: Callable[[Any], Mapping[str, int]]
-    evenly: Callable[[Any], Mapping[str, int]]
-    layers: Callable[[Any], int]
-    layer_of: Callable[[str], int | None]
-    check: Callable[[Any, str, TrainingSettings], None] = lambda spec, key, training: None
-    check_stages: Callable[[Any], str | None] = lambda spec: None
 
 
 def part_bounds(size: int, members: int, member: int) -> tuple[int, int]:
@@ -124,7 +99,7 @@ def check_division(division: Division | None, spec: EncoderSpec, config: Config)
             "a stage of frozen layers has no gradient to pass on",
             "leave it 1, or leave encoder.freeze out",
         )
-    for objective in {one.objective.name for one in by_source(config)}:
+    for objective in {one.objective.name for one in config.by_source()}:
         _check_objective(key, objective)
     _check_evenly(division.evenly(spec), placement.members)
     if placement.stages > 1:

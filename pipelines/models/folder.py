@@ -48,7 +48,6 @@ from pipelines.models.weights import (
     weight_shapes,
 )
 from pipelines.settings import Config, EncoderSettings
-from pipelines.settings.sources import by_source
 from pipelines.tokens.model_files import PROMPT_KEYS, read_known
 from pipelines.tokens.prompts import PROMPTS_FILE, configured_prompts
 from pipelines.tokens.start import (
@@ -149,7 +148,7 @@ def check_start(config: Config) -> None:
     trained, _ = split(config.encoder, weights, config.training.seed)
     if exports_adapter(config.encoder):
         check_names(architecture_of(spec).folder.stored_name, trained)
-    for source in by_source(config):
+    for source in config.by_source():
         source.objective.check_width(spec.embedding_width)
 
 

@@ -9,8 +9,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 from pydantic import TypeAdapter
 
 from pipelines.catalog import ARCHITECTURES
-from pipelines.models.start import UNLIMITED
 from pipelines.tokens.prompts import NO_PROMPTS, Prompts
+
+UNLIMITED = 2**31 - 1
+"""Tokens of a text that is never cut."""
 
 Pooling: TypeAlias = Literal["mean", "cls", "lasttoken", "weightedmean"]
 """How a text's hidden states become one, under sentence-transformers' names: their mean, the first,

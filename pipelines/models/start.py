@@ -8,6 +8,7 @@ from pathlib import Path
 from pipelines.catalog import ARCHITECTURES
 from pipelines.errors import InputError
 from pipelines.models.architecture import Architecture
+from pipelines.models.spec import UNLIMITED
 from pipelines.settings import Config
 from pipelines.settings.tokens import LONGEST_UNASKED
 from pipelines.tokens.start import (
@@ -18,9 +19,6 @@ from pipelines.tokens.start import (
     start_folder,
 )
 from pipelines.tokens.vocabulary import checked_ends, named_tokenizer
-
-UNLIMITED = 2**31 - 1
-"""Tokens of a text that is never cut."""
 
 
 def folder_architecture(folder: Path, modules: Sequence[tuple[str, str]]) -> Architecture:

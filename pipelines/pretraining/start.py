@@ -17,7 +17,6 @@ from pipelines.models.start import start_architecture
 from pipelines.models.weights import Weights, fresh_arrays
 from pipelines.pretraining.head import HEAD, stored_head
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
 from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.start import start_folder
 from pipelines.tokens.vocabulary import read_special_ids
@@ -86,7 +85,7 @@ def fresh_weights(own: Reconstruction, spec: EncoderSpec, seed: int) -> Weights:
 
 def _loss(config: Config) -> Loss:
     """What is minimised; of several sources all have the same, if it has weights of its own."""
-    loss: Loss = LOSSES.load(by_source(config)[0].objective.name)
+    loss: Loss = LOSSES.load(config.by_source()[0].objective.name)
     return loss
 
 

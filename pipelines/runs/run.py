@@ -17,7 +17,6 @@ from pipelines.runs.attempts import FIRST
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
 from pipelines.settings.placement import Place, Placement
-from pipelines.settings.sources import by_source
 from pipelines.tokens.special_ids import SpecialIds
 
 
@@ -106,7 +105,7 @@ class TrainingRun:
         """
         if not self.config.corpus.sources:
             return (self,)
-        alone = zip(by_source(self.config), self.manifest.by_source, strict=True)
+        alone = zip(self.config.by_source(), self.manifest.by_source, strict=True)
         return tuple(replace(self, config=config, manifest=lanes) for config, lanes in alone)
 
     @property

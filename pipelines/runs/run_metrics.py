@@ -16,7 +16,6 @@ from pipelines.files.run_folder import RunFolder
 from pipelines.runs.metrics_log import read_metrics_lines
 from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import TrainingOutcome, TrainingRun
-from pipelines.settings.sources import by_source
 
 
 class _Model(TypedDict, total=False):
@@ -130,7 +129,7 @@ def _loss_figures(run: TrainingRun, lines: Sequence[Mapping[str, Any]]) -> dict[
     Losses are means over the steps of their lines, as the console has them. The loss of the last
     step alone would be another number, of one batch.
     """
-    objectives = dict.fromkeys(one.objective.name for one in by_source(run.config))
+    objectives = dict.fromkeys(one.objective.name for one in run.config.by_source())
     return {
         "final_loss": float(lines[-1]["loss"]),
         "largest_loss": max(float(line["loss"]) for line in lines),

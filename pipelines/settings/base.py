@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -21,9 +21,6 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pipelines.catalog import Registry
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ class Settings(BaseModel):
             return _each(_checked_number, given)
         return _each(_as_written, given) if str in kinds else given
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses what no field can refuse by itself; the section's keys are those at fault.
 
         Called once all fields of all sections are valid. A section alone is not checked: it may

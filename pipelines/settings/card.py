@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 # As the hub has them: a name, or an owner and a name.
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
@@ -56,7 +52,7 @@ class CardSettings(Settings):
         default=None, description="Licence of the texts, in a few words."
     )
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses names that the hub would not take."""
         base = () if self.start_name is None else (self.start_name,)
         named = [("start_name", name) for name in base]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from pipelines.errors import InputError
 from pipelines.settings.base import FollowLinks
 from pipelines.settings.paths import StoredPath
-from pipelines.settings.sources import SourceForm, SourceSettings, check_sources, completed
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
+from pipelines.settings.sources import SourceForm, SourceSettings, completed
 
 
 class CorpusSettings(SourceForm):
@@ -111,11 +108,10 @@ class CorpusSettings(SourceForm):
     def _complete_sources(cls, given: Any) -> Any:
         return completed(given)
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses a corpus that names no texts, or kinds of pairs that lack what they need."""
-        if self.sources:
-            check_sources(config)
-        else:
+        # Each of several sources is checked as if it were alone.
+        if not self.sources:
             self.check_form()
         if self.redact is not None and re.fullmatch(r"[\w.]+:\w+", self.redact) is None:
             raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,9 +10,6 @@ from pipelines.catalog import MERGE_FORMATS, TABLE_FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings, choice_of
 from pipelines.settings.paths import InputPath, StoredPath
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 
 class EmbeddingSettings(Settings):
@@ -122,7 +119,7 @@ class EmbeddingSettings(Settings):
         default="delta", description="What the table of `merge_into` is, or is made as."
     )
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses to merge rows that have no key.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,9 +18,6 @@ from pipelines.settings.base import (
     choice_of,
 )
 from pipelines.settings.paths import InputPath, StoredPath
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 
 def _formats(key: str) -> Choice:
@@ -177,7 +174,7 @@ class MiningSettings(Settings):
         ),
     )
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses numbers that leave nothing to choose, and columns of tables that are not read.
 
         Raises:

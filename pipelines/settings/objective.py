@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from pipelines.catalog import LOSSES
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +44,6 @@ class ObjectiveSettings(Settings):
         needs: str = LOSSES.load(self.name).needs
         return needs == "teacher"
 
-    def check_with(self, config: Config) -> None:
-        """Refuses a corpus, a framework or a training that the loss cannot work with."""
-        self._check_dimensions(config)
-        # Each of several sources is checked with its own objective.
-        if not config.corpus.sources:
-            LOSSES.load(self.name).check_with(config)
-
     @property
     def projects_teacher(self) -> bool:
         """Whether a teacher's vectors are projected to the width of the encoder's embeddings."""
@@ -81,35 +71,6 @@ class ObjectiveSettings(Settings):
                 "numbers are not trained",
                 width,
                 width - max(self.dimensions),
-            )
-
-    def _check_dimensions(self, config: Config) -> None:
-        """Refuses dimensions and weights that no embeddings can have."""
-        often = len(set(self.dimensions)) < len(self.dimensions)
-        if often or any(dimension < 1 for dimension in self.dimensions):
-            raise InputError(
-                "objective.dimensions",
-                f"it is {', '.join(map(str, self.dimensions))}",
-                "whole numbers above 0, each once",
-            )
-        weights = self.dimension_weights
-        if weights and len(weights) != len(self.dimensions):
-            raise InputError(
-                "objective.dimension_weights",
-                f"it has {len(weights)} weights for {len(self.dimensions)} dimensions",
-                "one for each, or none",
-            )
-        if any(weight <= 0 for weight in weights):
-            raise InputError(
-                "objective.dimension_weights",
-                f"it is {', '.join(map(str, weights))}",
-                "numbers above 0",
-            )
-        if self.dimensions and config.training.framework == "bigdl":
-            raise InputError(
-                "training.framework",
-                "bigdl trains embeddings of the whole width only",
-                "one of tensorflow, torch, or leave objective.dimensions out",
             )
 
 

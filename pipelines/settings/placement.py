@@ -10,12 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-from pipelines.errors import InputError
-
-if TYPE_CHECKING:
-    from pipelines.settings.training import TrainingSettings
+from typing import NamedTuple
 
 
 class Place(NamedTuple):
@@ -108,51 +103,3 @@ def layers_of_stage(layers: int, stages: int, stage: int) -> range:
     each, more = divmod(layers, stages)
     first = stage * each + min(stage, more)
     return range(first, first + each + (stage < more))
-
-
-def check_sharing(training: TrainingSettings) -> None:
-    """Refuses steps that workers, or replicas, cannot share.
-
-    Raises:
-        InputError: Naming the key.
-    """
-    placement = training.placement
-    replicas = placement.replicas
-    if training.mode == "sync" and training.granules_per_step % replicas:
-        raise InputError(
-            "training.granules_per_step",
-            f"{training.granules_per_step} granules cannot be shared by {replicas} "
-            f"{placement.sharing}",
-            f"a multiple of {replicas}",
-        )
-
-
-def check_divided(training: TrainingSettings) -> None:
-    """Refuses what workers that hold the encoder together cannot do, of an engine that has them.
-
-    Raises:
-        InputError: Naming the key.
-    """
-    placement = training.placement
-    if not placement.is_divided:
-        return
-    key = "training.model_parallel" if placement.members > 1 else "training.pipeline_parallel"
-    if training.mode != "sync":
-        raise InputError(
-            key,
-            f"in the mode `{training.mode}` each worker holds the whole encoder",
-            "leave it 1, or training.mode: sync",
-        )
-    if training.workers % placement.per_replica:
-        raise InputError(
-            "training.workers",
-            f"{training.workers} workers make no whole replicas of {placement.members} x "
-            f"{placement.stages} (training.model_parallel x training.pipeline_parallel)",
-            f"a multiple of {placement.per_replica}",
-        )
-    if placement.stages > 1 and training.tokens_per_micro_batch is not None:
-        raise InputError(
-            "training.tokens_per_micro_batch",
-            "the micro-batches of a pipeline are whole granules",
-            "leave it out, and lower lanes.granule",
-        )

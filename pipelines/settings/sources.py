@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipelines.catalog import FORMATS, LOSSES
+from pipelines.catalog import FORMATS
 from pipelines.errors import InputError
 from pipelines.settings.base import CsvEscape, CsvSeparator, Settings, choice_of
 from pipelines.settings.list_columns import spelled_out
 from pipelines.settings.objective import AnyObjective
 from pipelines.settings.paths import InputPath
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 
 def _spelled_out(names: Any) -> Any:
@@ -234,106 +230,3 @@ def completed(corpus: Any) -> Any:
     shared = {key: value for key, value in corpus.items() if key in SourceForm.model_fields}
     sources = [{**shared, **one} if isinstance(one, Mapping) else one for one in corpus["sources"]]
     return {**corpus, "sources": sources}
-
-
-def by_source(config: Config) -> tuple[Config, ...]:
-    """The configuration as it would be if each source were the whole corpus; of one, itself."""
-    corpus = config.corpus
-    return tuple(
-        config.model_copy(
-            update={
-                "corpus": corpus.model_copy(
-                    update={
-                        **{key: getattr(source, key) for key in SourceForm.model_fields},
-                        "sources": (),
-                    }
-                ),
-                "objective": source.objective or config.objective,
-            }
-        )
-        for source in corpus.sources
-    ) or (config,)
-
-
-def trained_widths(config: Config) -> tuple[int, ...]:
-    """The widths of `objective.dimensions` that some of the steps train: those of every source."""
-    return tuple(dict.fromkeys(chain.from_iterable(_widths(config))))
-
-
-def common_widths(config: Config) -> tuple[int, ...]:
-    """The widths that all steps train: no source leaves one out."""
-    widths = _widths(config)
-    return tuple(width for width in widths[0] if all(width in others for others in widths))
-
-
-def _widths(config: Config) -> list[tuple[int, ...]]:
-    return [one.objective.dimensions for one in by_source(config)]
-
-
-def check_sources(config: Config) -> None:
-    """Refuses sources that cannot be told apart, or trained on beside one another.
-
-    Raises:
-        InputError: Of a source: with the key of the section that it would have if it were alone.
-    """
-    sources = config.corpus.sources
-    for name in (source.name for source in sources):
-        if re.fullmatch(r"[\w-]{1,64}", name, re.ASCII) is None:
-            raise InputError(
-                "corpus.sources.name",
-                f"`{name}` is no name of a source",
-                "letters, digits, `_` and `-`",
-            )
-        if sum(source.name == name for source in sources) > 1:
-            raise InputError(
-                "corpus.sources.name", f"two sources are called {name}", "name each its own"
-            )
-    weighted = [source.weight is not None for source in sources]
-    if any(weighted) and not all(weighted):
-        alone = next(source.name for source in sources if source.weight is None)
-        lacking = f"source {alone} has none"
-        raise InputError("corpus.sources.weight", lacking, "give all of them one, or none")
-    if config.training.framework == "bigdl":
-        raise InputError(
-            "training.framework", "bigdl trains on one source alone", "one of tensorflow, torch"
-        )
-    if config.teacher.is_asked:
-        raise InputError(
-            "corpus.sources",
-            "the vectors of a teacher are of a corpus without sources",
-            "leave one of them out",
-        )
-    _check_own_weights(config)
-    for source, own in zip(sources, by_source(config), strict=True):
-        try:
-            _check_source(source, own, config)
-        except InputError as error:
-            problem = f"source {source.name}: {error.problem}"
-            raise InputError(error.key, problem, error.remedy) from None
-
-
-def _check_own_weights(config: Config) -> None:
-    """Refuses an objective with weights of its own beside another: not all steps would train them.
-
-    Raises:
-        InputError: With the key of the sources' objectives.
-    """
-    objectives = {one.objective: None for one in by_source(config)}
-    with_own = [one.name for one in objectives if LOSSES.load(one.name).reconstruction]
-    if with_own and len(objectives) > 1:
-        raise InputError(
-            "corpus.sources.objective",
-            f"`{with_own[0]}` has weights of its own, which every step must train",
-            "the same objective for all sources",
-        )
-
-
-def _check_source(source: SourceSettings, alone: Config, config: Config) -> None:
-    if source.key_column not in (None, config.corpus.key_column):
-        raise InputError(
-            "corpus.sources.key_column",
-            f"`{source.key_column}` is not corpus.key_column, which `delete` goes by",
-            "name the same column, or set it to null for this source",
-        )
-    alone.corpus.check_with(alone)
-    alone.objective.check_with(alone)

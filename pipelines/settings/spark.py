@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, Field
 
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 
 class SparkSettings(Settings):
@@ -40,7 +36,7 @@ class SparkSettings(Settings):
         ),
     )
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses a home, which Spark would take for a folder named `~`."""
         for key, value in self.conf.items():
             if value.startswith("~/"):

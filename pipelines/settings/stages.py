@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
 
-if TYPE_CHECKING:
-    from pipelines.settings import Config
-
 StageName = Literal["prepare", "train", "evaluate", "embed", "mine"]
-_PREFIX = "spark."
+PREFIX = "spark."
 
 
 def conf_text(value: Any) -> Any:
@@ -52,29 +49,13 @@ class StageSettings(Settings):
     embed: _Conf = Field(default_factory=dict, description="Of `embed`.")
     mine: _Conf = Field(default_factory=dict, description="Of `mine`.")
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses keys that are none of Spark's."""
         for stage, conf in self:
             for key in conf:
-                if not key.startswith(_PREFIX):
+                if not key.startswith(PREFIX):
                     raise InputError(
                         f"stages.{stage}.{key}",
                         "it is no key of the Spark conf",
                         f"write stages.{stage}.spark.{key}",
                     )
-
-
-def stage_conf(config: Config, stage: StageName) -> dict[str, str]:
-    """The Spark conf that one stage is to have, by whole keys: what is to be submitted with it.
-
-    That is what the settings say: what an engine asks for besides is in
-    :func:`pipelines.engines.submission.submit_conf`.
-    """
-    shared = {f"{_PREFIX}{key}": value for key, value in config.spark.conf.items()}
-    return shared | dict(getattr(config.stages, stage))
-
-
-def for_stage(config: Config, stage: StageName) -> Config:
-    """The settings of an application that runs one stage alone: its Spark conf is the stage's."""
-    conf = {key.removeprefix(_PREFIX): text for key, text in stage_conf(config, stage).items()}
-    return config.model_copy(update={"spark": config.spark.with_conf(conf)})

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from pipelines.errors import InputError
 from pipelines.settings.base import Settings
 from pipelines.settings.paths import StoredPath
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 Precision = Literal["fp16", "fp32"]
 START = "start"
@@ -48,20 +44,3 @@ class TeacherSettings(Settings):
     def is_asked(self) -> bool:
         """Whether there is to be a teacher."""
         return self.model is not None or bool(self.vectors)
-
-    def check_with(self, config: Config) -> None:
-        """Refuses two teachers, or a width of none.
-
-        Raises:
-            InputError: Of `teacher.vectors` or `teacher.dimensions`.
-        """
-        if self.model is not None and self.vectors:
-            raise InputError("teacher.vectors", "teacher.model is set too", "leave one of them out")
-        if self.model == START and config.encoder.start == "random":
-            raise InputError(
-                "teacher.model", "a random start teaches nothing", "name a model's folder"
-            )
-        if self.dimensions is not None and self.model is None:
-            raise InputError(
-                "teacher.dimensions", "it is of teacher.model", "set that, or leave it out"
-            )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from pipelines.errors import InputError
 from pipelines.settings.base import Settings
 from pipelines.settings.paths import StoredPath
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 SHORTEST_TEXT, LONGEST_TEXT = 8, 32_768
 """Tokens that ``tokens.max_length`` may be, if the model reads so many."""
@@ -47,13 +43,3 @@ class TokenSettings(Settings):
             "example, where texts are short; `training.tokens_per_micro_batch` is for long ones."
         ),
     )
-
-    def check_with(self, config: Config) -> None:
-        """Refuses longer texts than the encoder is to read."""
-        longest = config.encoder.max_length
-        if isinstance(longest, int) and longest < (self.max_length or 0):
-            raise InputError(
-                "tokens.max_length",
-                f"{self.max_length} is more than encoder.max_length",
-                f"at most {longest}",
-            )

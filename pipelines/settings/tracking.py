@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
 from pipelines.settings.paths import NameOrPath, StoredPath
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
 
 
 class TrackingSettings(Settings):
@@ -50,7 +45,7 @@ class TrackingSettings(Settings):
         description="Longest that a job waits at its end for trackers to take what is left.",
     )
 
-    def check_with(self, config: Config) -> None:
+    def check(self) -> None:
         """Refuses trackers that are named twice, and settings of those that are not named."""
         for name in self.trackers:
             if self.trackers.count(name) > 1:

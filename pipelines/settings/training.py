@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from pipelines.catalog import ENGINES
-from pipelines.errors import InputError
 from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.placement import Placement, check_sharing
-
-if TYPE_CHECKING:
-    from pipelines.settings import Config
+from pipelines.settings.placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -306,96 +302,3 @@ class TrainingSettings(Settings):
         engine = tree.get("engine") if isinstance(tree, dict) else None
         least = _LEAST_SHARDING.get(engine) if isinstance(engine, str) else None
         return tree if least is None else {"sharding": least, **tree}
-
-    def check_with(self, config: Config) -> None:
-        """Refuses what the framework cannot do, and steps that workers cannot share."""
-        if self.checkpoint_minutes and self.mode != "sync":
-            raise InputError(
-                "training.checkpoint_minutes",
-                f"in the mode `{self.mode}` the workers meet at checkpoints of known steps alone",
-                "leave it out, and set training.checkpoint_every",
-            )
-        if self.activation_checkpointing and self.framework != "torch":
-            raise InputError(
-                "training.activation_checkpointing",
-                f"`{self.framework}` keeps all activations",
-                "leave it out, or training.framework: torch",
-            )
-        if self.tokens_per_micro_batch and self.framework != "torch":
-            raise InputError(
-                "training.tokens_per_micro_batch",
-                f"`{self.framework}` embeds granules as they are",
-                "leave it out, or training.framework: torch",
-            )
-        self._check_choice(config)
-        check_sharing(self)
-
-    def _check_choice(self, config: Config) -> None:
-        """Refuses choices of the model that contradict one another, or that nobody can follow."""
-        averages = {
-            "training.ema": self.ema is not None,
-            "training.average_checkpoints": self.average_checkpoints > 1,
-        }
-        if all(averages.values()):
-            raise InputError(
-                "training.average_checkpoints", "training.ema averages already", "leave one out"
-            )
-        if self.keep_best and averages["training.average_checkpoints"]:
-            raise InputError(
-                "training.average_checkpoints",
-                "the model cannot be both this mean and the best checkpoint",
-                "leave it out, or training.keep_best",
-            )
-        lora = config.encoder.lora
-        is_adapter = lora.rank > 0 and lora.export == "adapter"
-        if self.start_share:
-            self._check_share(config, is_adapter)
-        if is_adapter and averages["training.average_checkpoints"]:
-            raise InputError(
-                "training.average_checkpoints",
-                "a mean of LoRA's products is no adapter of the same rank",
-                "leave it out, or encoder.lora.export: merged",
-            )
-        if self.keep_best and not config.evaluation.every_checkpoints:
-            raise InputError(
-                "training.keep_best",
-                "no checkpoint is measured while training goes on",
-                "set evaluation.every_checkpoints to 1",
-            )
-        if self.patience and not self.keep_best:
-            raise InputError(
-                "training.patience", "nothing says what is a gain", "set training.keep_best"
-            )
-        if self.patience and self.feed == "spark":
-            raise InputError(
-                "training.patience",
-                "with training.feed `spark` all granules are sent to the workers",
-                "leave it out, or training.feed: lanes",
-            )
-        for name in ("ema", "patience"):
-            together = self.mode == "sync" and self.framework != "bigdl"
-            if getattr(self, name) and not together:
-                raise InputError(
-                    f"training.{name}",
-                    f"mode `{self.mode}` of framework `{self.framework}` has no such thing",
-                    "leave it out, or training.mode: sync with another framework than bigdl",
-                )
-        if self.ema and self.sharding != "none":
-            raise InputError(
-                "training.ema",
-                f"with training.sharding `{self.sharding}` there is none",
-                "leave it out, or training.sharding: none",
-            )
-
-    def _check_share(self, config: Config, is_adapter: bool) -> None:
-        """Refuses a share of a start that knows nothing, or that the export cannot hold."""
-        if config.encoder.start == "random":
-            raise InputError(
-                "training.start_share", "there is nothing in random weights to keep", "leave it out"
-            )
-        if is_adapter:
-            raise InputError(
-                "training.start_share",
-                "the adapter is of the trained weights alone",
-                "leave it out, or encoder.lora.export: merged",
-            )

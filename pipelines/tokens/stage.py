@@ -24,7 +24,6 @@ from pipelines.files.locations import Location, arrow_source
 from pipelines.files.prepared_folder import PreparedFolder, TokensFolder
 from pipelines.progress import next_part
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
 from pipelines.spark.frames import Scratch
 from pipelines.spark.parquet_parts import (
     Part,
@@ -158,7 +157,7 @@ def check_tokens(folder: Location, config: Config, length: int) -> None:
 
 def _prompts(config: Config) -> list[dict[str, str]]:
     """Of each source what stands before the texts of a side; of one source, a list of one."""
-    return [training_prompts(one) for one in by_source(config)]
+    return [training_prompts(one) for one in config.by_source()]
 
 
 def _corpus_parts(prepared: PreparedFolder, config: Config) -> list[Part]:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import InputError
-from pipelines.models.start import UNLIMITED, model_length, reading_limit
+from pipelines.models.spec import UNLIMITED
+from pipelines.models.start import model_length, reading_limit
 from pipelines.settings.load import parse
 from pipelines.tokens.summary import WHOLE_SHARE, told_cuts, training_length
 

@@ -16,7 +16,6 @@ from pipelines.losses.loss import spans_steps
 from pipelines.runs.checkpoint import load_checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
 
 _NEEDS = (
     "As many task slots at once as workers (cores of the executors / `spark.task.cpus`), and"
@@ -60,7 +59,7 @@ class ElephasEngine(SparkJobEngine):
         if (
             training.mode == "sync"
             and training.workers > 1
-            and any(spans_steps(one.objective) for one in by_source(config))
+            and any(spans_steps(one.objective) for one in config.by_source())
         ):
             raise EngineUnavailable(
                 "objective.negatives",

@@ -18,7 +18,6 @@ from pipelines.libraries import check_installed
 from pipelines.losses.loss import spans_steps
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import Config
-from pipelines.settings.sources import by_source
 
 
 class MeshEngine(SparkJobEngine):
@@ -86,7 +85,7 @@ class MeshEngine(SparkJobEngine):
                 "leave it out, or training.engine: torch",
             ),
             (
-                any(spans_steps(one.objective) for one in by_source(config)),
+                any(spans_steps(one.objective) for one in config.by_source()),
                 "objective.negatives",
                 "the mesh compares the texts of one granule",
                 "set it to granule, or training.engine: torch",

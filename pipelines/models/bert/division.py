@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from pipelines.models.architecture import Division
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.bert.weights import RELATIVE_BIAS, layer_prefix
-from pipelines.models.division import Division
 from pipelines.models.weights import WORDS
 
 _BY_ROWS = ("attention.self.query", "attention.self.key", "attention.self.value", "intermediate")

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.errors import InputError
 from pipelines.models.adaptation import layer_of
-from pipelines.models.division import Division
+from pipelines.models.architecture import Division
 from pipelines.models.hf.spec import HfSpec
 from pipelines.settings import TrainingSettings
 

@@ -25,7 +25,7 @@ from pipelines.models.sentence_modules import (
     transformer_home,
     write_head,
 )
-from pipelines.models.start import UNLIMITED
+from pipelines.models.spec import UNLIMITED
 from pipelines.models.weights import Weights, check_weights
 from pipelines.tokens.model_files import TRANSFORMER
 from pipelines.tokens.prompts import read_prompts

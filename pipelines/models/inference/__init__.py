@@ -1,1 +1,1 @@
-"""The backends that embed with a trained model, by the name of the package that each needs."""
+"""Embedding with a trained model, by one of several libraries."""

@@ -14,7 +14,7 @@ import numpy as np
 from pipelines.errors import InputError
 from pipelines.files import records
 from pipelines.models.architecture import NORMALISING, Lengths, Modules
-from pipelines.models.start import UNLIMITED
+from pipelines.models.spec import UNLIMITED
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, load_weights, save_weights
 from pipelines.tokens.prompts import read_prompts

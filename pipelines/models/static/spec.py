@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipelines.models.architecture import Lengths
-from pipelines.models.spec import EncoderSpec
-from pipelines.models.start import UNLIMITED
+from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.settings import EncoderSettings
 
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as processes
 
 from pipelines.models.adaptation import Frozen
-from pipelines.models.architecture import architecture_of
+from pipelines.models.architecture import Division, architecture_of
 from pipelines.models.arrays import LazyArrays, shapes_of
-from pipelines.models.division import Division, part_of, part_shape, stage_of
+from pipelines.models.division import part_of, part_shape, stage_of
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings.placement import Place, layers_of_stage
