@@ -43,7 +43,7 @@ from pipelines.files.ownership import FITTED, check_free
 from pipelines.ml_params import ARRAY, VECTOR, EmbeddingParams
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
-from pipelines.settings.yaml_file import (
+from pipelines.settings.load import (
     RepeatedKeyError,
     UnusableYamlError,
     parse_yaml,

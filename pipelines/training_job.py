@@ -74,7 +74,7 @@ from pipelines.runs.run_metrics import (
 )
 from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
-from pipelines.settings.stages import StageName
+from pipelines.settings.spark import StageName
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.session import spark_session
 from pipelines.spark.stalls import stall_failures

@@ -33,7 +33,7 @@ from pipelines.lanes.writer import COUNTED, write_lanes
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 from pipelines.training.feed import StepWork
 from pipelines_bench.slow_store import BUCKET, slow_store
 from pipelines_bench.trainers import new_stepper

@@ -28,7 +28,7 @@ from pipelines.errors import InputError
 from pipelines.files.folders import check_place
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, EmbeddingSettings, StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import write_parquet
 from pipelines.spark.json_rows import frame_from_json

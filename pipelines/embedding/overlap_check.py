@@ -16,7 +16,7 @@ from pipelines.embedding.partitions import fixed_part
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, is_within
 from pipelines.settings import EmbeddingSettings, StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 
 INPUTS = "embedding.inputs"
 OUTPUT = "embedding.output"

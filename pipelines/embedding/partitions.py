@@ -17,7 +17,7 @@ from pipelines.corpus.readers.inputs import find_files, place_of
 from pipelines.embedding.footers import InputFile
 from pipelines.files.locations import Location, RemotePath
 from pipelines.settings import StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 
 KEY = "embedding.inputs"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"

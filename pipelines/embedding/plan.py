@@ -27,7 +27,7 @@ from pipelines.files.locations import Location, RemotePath, location
 from pipelines.files.run_folder import RunFolder
 from pipelines.files.versions import current
 from pipelines.settings import Config, EmbeddingSettings, StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 
 PLAN_FILE = "_plan.json"
 MANIFEST_FILE = "_manifest.json"

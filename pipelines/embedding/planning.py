@@ -57,7 +57,7 @@ from pipelines.errors import InputError
 from pipelines.files import versions
 from pipelines.files.locations import Location, RemotePath, listed
 from pipelines.settings import Config, EmbeddingSettings, StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.capacity import default_parallelism
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from pipelines.files.copies import local_file
 from pipelines.files.locations import Location, RemotePath, arrow_source, location
 from pipelines.files.versions import current
 from pipelines.settings import StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.parquet_parts import data_files, read_footers
 
 KEY = "embedding.output"

@@ -32,7 +32,7 @@ from pipelines.files.prepared_folder import AGAIN, PreparedFolder, TeacherFolder
 from pipelines.lanes.teacher import TeacherVectors
 from pipelines.progress import next_part
 from pipelines.settings import Config, EmbeddingSettings
-from pipelines.settings.teacher import START
+from pipelines.settings.preparing import START
 from pipelines.spark.frames import Scratch, read_columns_of_any, read_parquet, write_parquet
 from pipelines.tokens.prompts import read_prompts, reads_alike
 from pipelines.tokens.start import teacher_folder

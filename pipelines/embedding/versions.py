@@ -33,7 +33,7 @@ from pipelines.files import versions
 from pipelines.files.locations import Location
 from pipelines.files.ownership import TABLE
 from pipelines.settings import StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from pipelines.files.compression import is_compressed
 from pipelines.files.locations import Location, RemotePath, listed, location
 from pipelines.settings import Config
 from pipelines.settings.evaluation import EvaluationSettings, Missing
-from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 from pipelines.spark.frames import read_path
 from pipelines.spark.json_rows import frame_from_json
 

@@ -18,7 +18,7 @@ from pipelines.evaluation.embedder import Batches, EmbedderLoader, spread, unit_
 from pipelines.evaluation.intervals import pair_intervals
 from pipelines.evaluation.observations import Observations
 from pipelines.settings import Config, CorpusSettings
-from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

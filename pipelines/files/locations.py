@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, TypeAlias
 
 from pipelines.files.range_reader import RangeReader
 from pipelines.files.stores import Store
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -322,7 +322,7 @@ def location(given: str | Location, options: StorageSettings | None = None) -> L
     """The place that a setting names: an address of a store, or a path.
 
     Args:
-        given: As :data:`pipelines.settings.paths.StoredPath` has checked it.
+        given: As :data:`pipelines.settings.base.StoredPath` has checked it.
         options: How stores are reached.
     """
     if not isinstance(given, str):

@@ -13,7 +13,7 @@ from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.files.prepared_folder import TeacherFolder
 from pipelines.lanes.binary import binary_values
-from pipelines.settings.teacher import Precision
+from pipelines.settings.preparing import Precision
 
 SCHEMA = pa.schema([("id", pa.int64()), ("teacher", pa.list_(pa.binary()))])
 """Of ``examples.parquet``: of each example the vectors of its texts, in the order of the sides."""

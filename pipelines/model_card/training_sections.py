@@ -14,9 +14,8 @@ from pipelines.report.text import shown
 from pipelines.runs.choice import told_choice
 from pipelines.runs.opening import LIBRARIES, MISSING
 from pipelines.settings import ObjectiveSettings
-from pipelines.settings.differing import differing_settings
-from pipelines.settings.resuming import FREE
-from pipelines.settings.sources import SourceForm, SourceSettings
+from pipelines.settings.corpus import SourceForm, SourceSettings
+from pipelines.settings.resuming import FREE, differing_settings
 from pipelines.tokens.summary import told_cuts
 
 SECTIONS = (

@@ -22,7 +22,7 @@ from pipelines.models.architecture import Division
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import dense_shapes
 from pipelines.settings import Config
-from pipelines.settings.placement import Place, Placement, layers_of_stage
+from pipelines.settings.training import Place, Placement, layers_of_stage
 
 
 def part_bounds(size: int, members: int, member: int) -> tuple[int, int]:

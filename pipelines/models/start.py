@@ -10,7 +10,7 @@ from pipelines.errors import InputError
 from pipelines.models.architecture import Architecture
 from pipelines.models.spec import UNLIMITED
 from pipelines.settings import Config
-from pipelines.settings.tokens import LONGEST_UNASKED
+from pipelines.settings.preparing import LONGEST_UNASKED
 from pipelines.tokens.start import (
     WITHOUT_LAYERS,
     check_vocabulary,
@@ -93,7 +93,7 @@ def _start_lengths(config: Config) -> tuple[int, int]:
 def reading_limit(config: Config) -> int:
     """Tokens of a text that training may read: as many as are set, or as the model reads.
 
-    Unset it is no more than :data:`~pipelines.settings.tokens.LONGEST_UNASKED`.
+    Unset it is no more than :data:`~pipelines.settings.preparing.LONGEST_UNASKED`.
 
     Raises:
         InputError: See :func:`model_length`.

@@ -40,7 +40,7 @@ from pipelines.files.ownership import VERSION, foreign, is_ours, shown
 from pipelines.files.run_folder import OBSERVATIONS
 from pipelines.models.digest import digest_model
 from pipelines.promotion import history
-from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 
 CURRENT = "current"
 VERSIONS = "versions"

@@ -16,9 +16,9 @@ from pipelines.report.run_page import write_report
 from pipelines.report.runs_page import write_comparison
 from pipelines.runs.jobs import prepared_folder_of
 from pipelines.settings import Config
+from pipelines.settings.base import NotLocalError, stored_path
 from pipelines.settings.load import parse, read_tree
-from pipelines.settings.paths import NotLocalError, stored_path
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 
 OUTPUT_KEY = "--output"
 _BEGINNING = 4096

@@ -26,8 +26,8 @@ from pipelines.runs.restarts import read_restarts
 from pipelines.runs.run import Restart
 from pipelines.settings import Config, ObjectiveSettings
 from pipelines.settings import load as configuration
+from pipelines.settings.corpus import SourceSettings
 from pipelines.settings.redaction import without_secrets
-from pipelines.settings.sources import SourceSettings
 from pipelines.tokens.summary import told_cuts
 
 TEMPLATE = "page.html"

@@ -17,7 +17,7 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.files.run_folder import RunFolder
 from pipelines.provenance import command_arguments, commit_of, host_name
 from pipelines.settings.redaction import without_password, without_secret_arguments
-from pipelines.settings.storage import DEFAULT_STORES, StorageSettings
+from pipelines.settings.spark import DEFAULT_STORES, StorageSettings
 
 PROGRAM = "sentence-pipelines"
 

@@ -16,7 +16,7 @@ from pipelines.lanes.teacher import TeacherVectors
 from pipelines.runs.attempts import FIRST
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
-from pipelines.settings.placement import Place, Placement
+from pipelines.settings.training import Place, Placement
 from pipelines.tokens.special_ids import SpecialIds
 
 

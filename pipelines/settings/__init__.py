@@ -13,7 +13,6 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.catalog import LOSSES, RECIPES
 from pipelines.errors import InputError
 from pipelines.settings.base import Settings
-from pipelines.settings.card import CardSettings
 from pipelines.settings.checks import (
     check_dimensions,
     check_encoder,
@@ -23,25 +22,28 @@ from pipelines.settings.checks import (
     check_tokens,
     check_training,
 )
-from pipelines.settings.corpus import CorpusSettings
-from pipelines.settings.embedding import EmbeddingSettings
+from pipelines.settings.corpus import CorpusSettings, SourceForm
 from pipelines.settings.encoder import EncoderSettings
 from pipelines.settings.evaluation import EvaluationSettings
-from pipelines.settings.lanes import LaneSettings
-from pipelines.settings.mining import MiningSettings
 from pipelines.settings.objective import AnyObjective, ObjectiveSettings, objective
-from pipelines.settings.prepared import PreparedSettings
+from pipelines.settings.preparing import (
+    LaneSettings,
+    PreparedSettings,
+    TeacherSettings,
+    TokenSettings,
+)
 from pipelines.settings.promotion import PromotionSettings
 from pipelines.settings.recipes import with_recipe
-from pipelines.settings.run import RunSettings
-from pipelines.settings.sources import SourceForm
-from pipelines.settings.spark import SparkSettings
-from pipelines.settings.stages import PREFIX, StageName, StageSettings
-from pipelines.settings.storage import StorageSettings
-from pipelines.settings.teacher import TeacherSettings
-from pipelines.settings.tokens import TokenSettings
-from pipelines.settings.tracking import TrackingSettings
+from pipelines.settings.running import CardSettings, RunSettings, TrackingSettings
+from pipelines.settings.spark import (
+    PREFIX,
+    SparkSettings,
+    StageName,
+    StageSettings,
+    StorageSettings,
+)
 from pipelines.settings.training import TrainingSettings
+from pipelines.settings.vectors import EmbeddingSettings, MiningSettings
 
 __all__ = [
     "CardSettings",

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 from pipelines.catalog import ARCHITECTURES, LOSSES
 from pipelines.errors import InputError
+from pipelines.settings.corpus import SourceSettings
 from pipelines.settings.encoder import EncoderSettings, LoraSettings
 from pipelines.settings.evaluation import EvaluationSettings
 from pipelines.settings.objective import ObjectiveSettings
-from pipelines.settings.sources import SourceSettings
-from pipelines.settings.teacher import START, TeacherSettings
-from pipelines.settings.tokens import TokenSettings
+from pipelines.settings.preparing import START, TeacherSettings, TokenSettings
 from pipelines.settings.training import TrainingSettings
 
 

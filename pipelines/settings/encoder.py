@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipelines.catalog import ARCHITECTURES
-from pipelines.settings.base import Settings, choice_of
-from pipelines.settings.paths import StoredPath
-from pipelines.settings.tokens import LONGEST_UNASKED
+from pipelines.settings.base import Settings, StoredPath, choice_of
+from pipelines.settings.preparing import LONGEST_UNASKED
 
 
 class FreezeSettings(Settings):

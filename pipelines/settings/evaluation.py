@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from pipelines.errors import InputError
-from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings
-from pipelines.settings.paths import StoredPath
+from pipelines.settings.base import CsvEscape, CsvSeparator, FollowLinks, Settings, StoredPath
 
 Missing = Literal["refuse", "not_found"]
 """What to do about judgements of what is not there."""

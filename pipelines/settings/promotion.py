@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipelines.errors import InputError
-from pipelines.settings.base import Settings
-from pipelines.settings.paths import StoredPath
+from pipelines.settings.base import Settings, StoredPath
 
 Doubt = Literal[
     "worse_than_start",

@@ -15,7 +15,7 @@ from pipelines.files import records, versions
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.settings import Config
-from pipelines.settings.teacher import START
+from pipelines.settings.preparing import START
 from pipelines.tokens.model_files import MODULE_KEYS, TRANSFORMER, check_keys
 
 LIBRARY = "sentence_transformers"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.settings.tokens import SHORTEST_TEXT
+from pipelines.settings.preparing import SHORTEST_TEXT
 from pipelines.tokens.examples import OPTIONAL, TaskSums
 
 WHOLE_SHARE = 0.99

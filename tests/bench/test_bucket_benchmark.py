@@ -7,7 +7,7 @@ import pytest
 from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import GranuleAddress
 from pipelines.lanes.reader import LaneReader
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 from pipelines_bench import bucket, slow_store
 from pipelines_bench.bucket import AS_IT_IS, Places, paced_steps, write_random_lanes
 

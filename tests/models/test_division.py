@@ -14,7 +14,7 @@ from pipelines.models.division import check_division, part_of, part_shape, stage
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.settings.load import parse
-from pipelines.settings.placement import Place, Placement
+from pipelines.settings.training import Place, Placement
 
 SPEC = BertSpec(vocabulary=53, layers=3, hidden=24, heads=6, intermediate=36, positions=16)
 

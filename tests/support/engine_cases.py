@@ -17,7 +17,7 @@ from pipelines.catalog import ENGINES, STEPPERS
 from pipelines.engines.loading import load_engine
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import lane_feed
 from pipelines.training.rounds import checkpoint_of, round_ends, state_of

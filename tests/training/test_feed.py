@@ -10,7 +10,7 @@ from planned_runs import make_run, make_task
 from pipelines.files import storage, versions
 from pipelines.files.locations import RemotePath
 from pipelines.lanes.plan import BatchPlan
-from pipelines.settings.storage import StorageSettings
+from pipelines.settings.spark import StorageSettings
 from pipelines.training.feed import FILE_FEEDS, lane_feed, memory_feed
 
 EPOCHS = 4

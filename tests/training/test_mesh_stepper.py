@@ -14,7 +14,7 @@ from pipelines.models.bert.spec import BertSpec
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 from pipelines.training.control.authenticated_server import TOKEN_BYTES
 
 pytestmark = pytest.mark.skipif(

@@ -7,7 +7,7 @@ from steppers import SPEC, start_weights
 
 from pipelines.models.arrays import LazyArrays, shapes_of
 from pipelines.runs.checkpoint import Checkpoint
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 from pipelines.training.steppers.own_part import OwnPart
 
 

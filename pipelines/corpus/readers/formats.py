@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pipelines.settings import CorpusSettings, StorageSettings
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.spark import DEFAULT_STORES
 
 HEAD_BYTES = 64 << 10
 """Of a file, that a :class:`Probe` has at most."""

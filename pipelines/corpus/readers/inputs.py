@@ -21,8 +21,9 @@ from pipelines.corpus.readers.formats import FileNames
 from pipelines.errors import InputError
 from pipelines.files.compression import is_compressed, plain_suffix
 from pipelines.files.locations import Location, location
-from pipelines.settings import StorageSettings, paths
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings import StorageSettings
+from pipelines.settings import base as paths
+from pipelines.settings.spark import DEFAULT_STORES
 
 INPUTS = "corpus.inputs"
 COLUMNS = "columns"

@@ -12,7 +12,7 @@ from pipelines.corpus.readers.formats import FileNames, Form, Format, Probe, Rea
 from pipelines.corpus.readers.records import record_of, said_lines
 from pipelines.corpus.readers.rows import Found, Record, quarantined_record
 from pipelines.corpus.readers.streams import UnreadableError, last_line_end
-from pipelines.settings.list_columns import element_of
+from pipelines.settings.corpus import element_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 NOT_JSON = "not JSON"

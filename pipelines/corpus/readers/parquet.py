@@ -30,7 +30,7 @@ from pipelines.corpus.readers.spark_rows import (
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
-from pipelines.settings.list_columns import column_of
+from pipelines.settings.corpus import column_of
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.frames import read_columns
 from pipelines.spark.tasks import collect_from_tasks, slices

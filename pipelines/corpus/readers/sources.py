@@ -45,8 +45,8 @@ from pipelines.corpus.readers.tasks import pack, split_file
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, StorageSettings
-from pipelines.settings.list_columns import column_of
-from pipelines.settings.storage import DEFAULT_STORES
+from pipelines.settings.corpus import column_of
+from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.frames import read_columns
 from pipelines.spark.tasks import frame_from_tasks

@@ -15,7 +15,7 @@ from pipelines.corpus.readers.rows import ROW_TYPES
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings
-from pipelines.settings.list_columns import column_of, element_of
+from pipelines.settings.corpus import column_of, element_of
 from pipelines.spark.releases import valid_text
 
 Names = Sequence[tuple[str, str]]

@@ -19,7 +19,7 @@ from pipelines.corpus.readers.inputs import INPUTS
 from pipelines.corpus.readers.spark_rows import column_remedy, columns_of, named_columns, rows_of
 from pipelines.errors import InputError
 from pipelines.settings import CorpusSettings
-from pipelines.settings.list_columns import column_of
+from pipelines.settings.corpus import column_of
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
 from pipelines.spark.releases import delta_connector, iceberg_connector

@@ -28,7 +28,7 @@ from pipelines.models.frameworks.torch_batch import Batch
 from pipelines.models.frameworks.torch_dropout import DropoutMasks
 from pipelines.models.frameworks.torch_sharding import Inputs
 from pipelines.models.spec import EncoderSpec
-from pipelines.settings.placement import Place, Placement
+from pipelines.settings.training import Place, Placement
 
 
 class MegatronEncode(Protocol):

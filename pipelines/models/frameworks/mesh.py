@@ -16,7 +16,7 @@ from pipelines.models.architecture import form_of
 from pipelines.models.frameworks.mesh_library import PlacementMeshImpl, mtf, tf1
 from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
 from pipelines.models.weights import dense_name
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 
 DATA, MODEL = "data", "model"
 REPLICA, EXAMPLES, TOKENS, HIDDEN = "replica", "examples", "tokens", "hidden"

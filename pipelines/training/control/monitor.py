@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.runs.run import TrainingOutcome
 from pipelines.runs.step_metrics import StepMetrics
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 from pipelines.training.control.authenticated_server import TOKEN_BYTES, SocketTokenServer
 from pipelines.training.control.blame import find_verdict
 from pipelines.training.control.encryption import Identity

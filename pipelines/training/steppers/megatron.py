@@ -28,7 +28,7 @@ from pipelines.models.weights import dense_shapes
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
 from pipelines.settings import TrainingSettings
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.collectives.process_group import GroupCollectives
 from pipelines.training.feed import StepWork

@@ -26,7 +26,7 @@ from pipelines.models.frameworks.mesh import (
 from pipelines.models.frameworks.mesh_library import mtf, tf1
 from pipelines.models.spec import EncoderSpec
 from pipelines.settings import TrainingSettings
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 from pipelines.training.steppers.mesh_state import MeshState
 from pipelines.training.steppers.objectives import LossOf, Objective
 from pipelines.training.steppers.tensorflow_targets import target_specs

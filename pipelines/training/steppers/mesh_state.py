@@ -16,7 +16,7 @@ from pipelines.models.frameworks.mesh import Shape, on_devices
 from pipelines.models.frameworks.mesh_library import mtf, tf1
 from pipelines.models.weights import Weights
 from pipelines.settings import TrainingSettings
-from pipelines.settings.placement import Placement
+from pipelines.settings.training import Placement
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
 
 

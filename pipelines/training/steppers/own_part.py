@@ -19,7 +19,7 @@ from pipelines.models.arrays import LazyArrays, shapes_of
 from pipelines.models.division import part_of, part_shape, stage_of
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.runs.run import WorkerTask
-from pipelines.settings.placement import Place, layers_of_stage
+from pipelines.settings.training import Place, layers_of_stage
 from pipelines.training.steppers.torch import to_numpy
 
 PartOf = Callable[[str], torch.Tensor]

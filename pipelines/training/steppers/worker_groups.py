@@ -22,7 +22,7 @@ from pipelines.training.steppers.own_part import name_of
 
 
 class WorkerGroups(NamedTuple):
-    """A worker's groups; see :mod:`pipelines.settings.placement`.
+    """A worker's groups; see :mod:`pipelines.settings.training`.
 
     Attributes:
         members: Those of its stage, in its replica.
