@@ -88,7 +88,7 @@ FORMATS = Registry(
         "documents": "pipelines.corpus.readers.documents:DOCUMENTS",
         "text": "pipelines.corpus.readers.documents:TEXT",
         "markdown": "pipelines.corpus.readers.documents:MARKDOWN",
-        "wikiextractor": "pipelines.corpus.readers.wikiextractor:WIKIEXTRACTOR",
+        "wikiextractor": "pipelines.corpus.readers.documents:WIKIEXTRACTOR",
         "jsonl": "pipelines.corpus.readers.json_lines:JSON_LINES",
         "csv": "pipelines.corpus.readers.csv_format:DELIMITED",
         "parquet": "pipelines.corpus.readers.parquet:PARQUET",

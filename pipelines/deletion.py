@@ -18,9 +18,8 @@ from pathlib import Path
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
-from pipelines.corpus.deleted_keys import DELETED, add_deleted_keys, deleted_keys, mark_of
-from pipelines.corpus.readers.encodings import BinaryError, find_encoding
-from pipelines.corpus.unit_schema import hash_of
+from pipelines.corpus.readers.streams import BinaryError, find_encoding
+from pipelines.corpus.unit_rows import DELETED, add_deleted_keys, deleted_keys, hash_of, mark_of
 from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.row_deletion import check_table, delete_from_table, has_rows_by
 from pipelines.embedding.teacher import forget_texts

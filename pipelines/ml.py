@@ -50,7 +50,7 @@ from pipelines.settings.load import (
     read_text,
 )
 from pipelines.spark.frames import write_parquet, write_path
-from pipelines.tokens.prompts import configured_prompts
+from pipelines.tokens.start import configured_prompts
 
 __all__ = ["SentenceEncoder", "SentenceEncoderModel"]
 

@@ -19,12 +19,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipelines.corpus.cleaning.languages import check_languages
 from pipelines.corpus.cleaning.redaction import check_redactor
-from pipelines.corpus.deleted_keys import deleted_keys
-from pipelines.corpus.readers.sources import input_fingerprint
+from pipelines.corpus.cleaning.rules import check_languages
+from pipelines.corpus.readers.spark_reader import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
-from pipelines.corpus.versions import code_versions
+from pipelines.corpus.unit_rows import code_versions, deleted_keys
 from pipelines.embedding.overlap_check import check_outside
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
 from pipelines.evaluation.overlap import prepare_overlap
@@ -36,17 +35,16 @@ from pipelines.files.prepared_folder import (
     StageRecord,
     read_stage_record,
 )
-from pipelines.lanes.files import FORMAT, LaneManifest
+from pipelines.lanes.files import FORMAT, TEACHER_SCHEMA, LaneManifest
 from pipelines.lanes.stage import prepare_lanes
-from pipelines.lanes.teacher import SCHEMA as TEACHER_SCHEMA
 from pipelines.libraries import REPORT, left_out
 from pipelines.models.start import check_tokenizer, reading_limit
 from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.stage_resources import stage_settings
-from pipelines.tokens.prompts import training_prompts
 from pipelines.tokens.stage import prepare_tokens
+from pipelines.tokens.start import training_prompts
 from pipelines.tokens.summary import TokenSummary
 from pipelines.tokens.vocabulary import named_tokenizer
 

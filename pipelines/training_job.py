@@ -76,10 +76,9 @@ from pipelines.runs.teacher_axes import with_axes
 from pipelines.settings import Config
 from pipelines.settings.spark import StageName
 from pipelines.spark.errors import executor_failures
+from pipelines.spark.jobs import stall_failures
 from pipelines.spark.session import spark_session
-from pipelines.spark.stalls import stall_failures
-from pipelines.tokens.sample import corpus_length
-from pipelines.tokens.stage import check_tokens
+from pipelines.tokens.stage import check_tokens, corpus_length
 from pipelines.tracking import check_trackers
 from pipelines.tracking.names import evaluation_values, training_values
 from pipelines.tracking.run_tracking import RunTracking

@@ -12,8 +12,7 @@ from pipelines.embedding.teacher import check_lanes_of_teacher
 from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.lanes.files import LaneManifest
-from pipelines.lanes.mixture import SourceShare, steps_by_weight
-from pipelines.lanes.plan import BatchPlan
+from pipelines.lanes.plan import BatchPlan, SourceShare, steps_by_weight
 from pipelines.settings import Config
 from pipelines.spark.parquet_parts import data_files
 from pipelines.tokens.examples import SOURCE, rows_by_source

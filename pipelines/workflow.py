@@ -43,7 +43,7 @@ from pipelines.runs.run_metrics import update_run_metrics
 from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
 from pipelines.settings import Config
 from pipelines.spark.errors import executor_failures, file_failures
-from pipelines.spark.jobs import await_archives
+from pipelines.spark.jobs import await_archives, called_off_when_stalled
 from pipelines.spark.session import running_tasks, spark_session
 from pipelines.spark.stage_resources import (
     check_stages,
@@ -51,7 +51,6 @@ from pipelines.spark.stage_resources import (
     resources_in,
     stage_settings,
 )
-from pipelines.spark.stalls import called_off_when_stalled
 from pipelines.tracking.run_tracking import RunTracking
 from pipelines.training_job import (
     check_settings,
@@ -293,7 +292,7 @@ def run(config: Config) -> dict[str, Metrics]:
 
 
 def _run(config: Config) -> dict[str, Metrics]:
-    from pipelines.corpus.readers.sources import input_fingerprint
+    from pipelines.corpus.readers.spark_reader import input_fingerprint
     from pipelines.models.start import check_tokenizer
     from pipelines.preparation import check_needs
 

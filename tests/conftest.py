@@ -30,7 +30,7 @@ from suite_progress import SuiteProgress
 from pipelines import workflow
 from pipelines.engines.bigdl.jars import class_paths
 from pipelines.settings import Config
-from pipelines.spark.class_archive import archive_options
+from pipelines.spark.java import archive_options
 from pipelines.spark.session import spark_session
 
 if TYPE_CHECKING:

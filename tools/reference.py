@@ -22,7 +22,7 @@ from pipelines.models.spec import Pooling
 from pipelines.settings import ObjectiveSettings
 from pipelines.settings.fields import fields
 from pipelines.settings.resuming import FIXED, RECORDED
-from pipelines.spark.releases import RELEASES
+from pipelines.spark.java import RELEASES
 from pipelines_bench import BENCHMARKS, LONG, own_options
 from pipelines_bench.bounds.entries import read_bounds
 from pipelines_bench.bounds.judging import limit_in_words

@@ -27,8 +27,7 @@ from pipelines.files.locations import RemotePath
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest, lane_schema
 from pipelines.lanes.plan import BatchPlan, plan_segments
-from pipelines.lanes.reader import LaneReader
-from pipelines.lanes.remote import Fetching
+from pipelines.lanes.reader import Fetching, LaneReader
 from pipelines.lanes.writer import COUNTED, write_lanes
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen

@@ -24,12 +24,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 from rich.table import Table
 
-from pipelines.corpus.cleaning.text_keys import text_key
-from pipelines.corpus.dedup.near_duplicates import near_pairs
-from pipelines.corpus.dedup.shingles import SHINGLE, banding, normalise
-from pipelines.corpus.readers.sources import read_rows
-from pipelines.corpus.unit_schema import SCHEMA
-from pipelines.corpus.units import text_level, unit_batches
+from pipelines.corpus.cleaning.rules import text_key
+from pipelines.corpus.dedup.near_duplicates import SHINGLE, banding, near_pairs, normalise
+from pipelines.corpus.readers.spark_reader import read_rows
+from pipelines.corpus.texts import text_level, unit_batches
+from pipelines.corpus.unit_rows import SCHEMA
 from pipelines.errors import InputError
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen

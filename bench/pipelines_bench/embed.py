@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.table import Table
 
-from pipelines.corpus.readers.sources import texts_of
+from pipelines.corpus.readers.spark_reader import texts_of
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.table import embed_table
 from pipelines.embedding.vectors import vectors_of

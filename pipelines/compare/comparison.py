@@ -18,8 +18,8 @@ from pipelines.compare.strategy import OF_PAPER, Strategy
 from pipelines.compare.trial import Reading, reading_of, settled_steps
 from pipelines.errors import InputError
 from pipelines.files import records, storage
-from pipelines.files.line_log import LineLog
 from pipelines.files.prepared_folder import PreparedFolder
+from pipelines.files.storage import LineLog
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder
 from pipelines.models.spec import EncoderSpec

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.corpus.readers.spark_rows import has_columns
+from pipelines.corpus.readers.inputs import has_columns
 from pipelines.embedding.executor import Columns, embed_batches
 from pipelines.embedding.options import EmbeddingOptions, embedding_options
 from pipelines.embedding.vectors import SCALE_SUFFIX

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.arrow_columns import as_text
-from pipelines.corpus.deleted_keys import hashed_keys
-from pipelines.corpus.unit_schema import hash_of
+from pipelines.corpus.unit_rows import hash_of, hashed_keys
 from pipelines.embedding.parts import RowRange, read_rows
 from pipelines.embedding.plan import DELETED_FILE
 from pipelines.files import records, storage

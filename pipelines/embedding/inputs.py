@@ -15,11 +15,11 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pipelines.catalog import TABLE_FORMATS
-from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
+from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
 from pipelines.corpus.readers.formats import Columns, Format, Wanted
 from pipelines.corpus.readers.inputs import find_files
 from pipelines.corpus.readers.ranges import probe
-from pipelines.corpus.readers.sources import input_fingerprint, planned_splits
+from pipelines.corpus.readers.spark_reader import input_fingerprint, planned_splits
 from pipelines.corpus.readers.streams import UnreadableError
 from pipelines.embedding.footers import InputFile, read_inputs
 from pipelines.embedding.overlap_check import check_files_outside
@@ -30,8 +30,7 @@ from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, EmbeddingSettings, StorageSettings
 from pipelines.settings.spark import DEFAULT_STORES
 from pipelines.spark.errors import spark_cause
-from pipelines.spark.frames import write_parquet
-from pipelines.spark.json_rows import frame_from_json
+from pipelines.spark.frames import frame_from_json, write_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

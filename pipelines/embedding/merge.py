@@ -25,7 +25,8 @@ from pipelines.files.locations import Location
 from pipelines.settings import EmbeddingSettings
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.frames import read_path
-from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.java import delta_connector, iceberg_connector
+from pipelines.spark.jobs import run_with_timeout
 from pipelines.spark.parquet_parts import (
     Part,
     data_files,
@@ -34,7 +35,6 @@ from pipelines.spark.parquet_parts import (
     read_footers,
     read_part,
 )
-from pipelines.spark.releases import delta_connector, iceberg_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -37,7 +37,7 @@ class EmbeddingOptions:
         threads: CPU threads of a task.
         batch_tokens: Tokens of one forward pass; None: what suits the device.
         prompt_name: Which of the model's prompts stands before each text; see
-            :meth:`pipelines.tokens.prompts.Prompts.before`.
+            :meth:`pipelines.tokens.start.Prompts.before`.
         dimensions: The first so many values of an embedding are kept.
         quantise: ``none``: float32; ``int8``: see :mod:`pipelines.embedding.vectors`.
     """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipelines.arrow_columns import is_key, is_read_by_spark, is_text
-from pipelines.corpus.readers.spark_rows import has_columns
+from pipelines.corpus.readers.inputs import has_columns
 from pipelines.embedding.column import check_columns
 from pipelines.embedding.comparing import compare_rows
 from pipelines.embedding.deleted_rows import DeletedRows, read_deleted, write_deleted

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from pipelines.spark.errors import executor_failures
-from pipelines.spark.job_timeout import run_with_timeout
+from pipelines.spark.jobs import run_with_timeout
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

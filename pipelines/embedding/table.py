@@ -51,7 +51,7 @@ from pipelines.progress import activity
 from pipelines.settings import Config
 from pipelines.spark.capacity import task_threads
 from pipelines.spark.session import running_tasks
-from pipelines.tokens.prompts import DOCUMENT, read_prompts
+from pipelines.tokens.start import DOCUMENT, read_prompts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

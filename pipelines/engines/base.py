@@ -30,7 +30,7 @@ from pipelines.runs.run import Restart, TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
 from pipelines.settings.checks import check_divided
-from pipelines.spark.releases import check_spark
+from pipelines.spark.java import check_spark
 from pipelines.training.control.encryption import Identity
 from pipelines.training.control.monitor import Monitor
 

@@ -21,7 +21,7 @@ from pyspark.ml.torch.distributor import TorchDistributor
 from pipelines.engines.processes import run_in_child
 from pipelines.runs.run import WorkerTask
 from pipelines.spark.errors import spark_cause
-from pipelines.spark.room import ranks_of
+from pipelines.spark.jobs import ranks_of
 from pipelines.training.control.reporter import report_lost
 
 if TYPE_CHECKING:

@@ -21,11 +21,15 @@ from pipelines.errors import EngineError, EngineUnavailable, InputError, WorkerL
 from pipelines.runs.run import TrainingOutcome, TrainingRun, WorkerTask
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config
-from pipelines.spark.decommission import LeavingExecutors
-from pipelines.spark.jobs import SparkJob, dedicated_python_workers, driver_addresses
-from pipelines.spark.lost_executors import reasons_of_losses
-from pipelines.spark.network import encrypting_key
-from pipelines.spark.room import await_slots, ranks_of
+from pipelines.spark.errors import LeavingExecutors, reasons_of_losses
+from pipelines.spark.jobs import (
+    SparkJob,
+    await_slots,
+    dedicated_python_workers,
+    driver_addresses,
+    ranks_of,
+)
+from pipelines.spark.shell import encrypting_key
 from pipelines.spark.stage_resources import check_resources, resource_profile, resources_in
 from pipelines.training.control.encryption import Identity, make_identity
 

@@ -21,7 +21,7 @@ from pipelines.lexical.bm25 import (
     total,
     word_statistics,
 )
-from pipelines.spark.sharing import Shared, shared_value
+from pipelines.spark.capacity import Shared, shared_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -46,7 +46,7 @@ from pipelines.evaluation.nearest import Neighbours, merged, nearest
 from pipelines.evaluation.observations import GROUP, Observations, Observed
 from pipelines.evaluation.rankings import Ranking, Rankings, neighbours_by_width, ranking_of
 from pipelines.lexical.fusion import FUSED_RANKS
-from pipelines.spark.sharing import Shared, shared_value
+from pipelines.spark.capacity import Shared, shared_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipelines.lanes.files import Side, SideName
     from pipelines.settings import Config
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.tokens.vocabulary import SpecialIds
 
 Form = Callable[[Any, Any, Any], Any]
 """A loss in a framework, which it imports when it is called.

@@ -21,7 +21,7 @@ from pipelines.files.ownership import NEGATIVES
 from pipelines.files.run_folder import RunFolder
 from pipelines.mining.inputs import DOCUMENTS, INPUTS, stamps
 from pipelines.settings import Config, MiningSettings
-from pipelines.tokens.prompts import Prompts, read_prompts
+from pipelines.tokens.start import Prompts, read_prompts
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pipelines.model_card.facts import CardFacts
 from pipelines.model_card.markdown import literal
-from pipelines.tokens.prompts import DOCUMENT, QUERY, Prompts
+from pipelines.tokens.start import DOCUMENT, QUERY, Prompts
 
 HERE = "."
 _QUERIES = ("How do I reset my password?", "Which documents do I need?")

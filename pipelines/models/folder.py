@@ -49,11 +49,12 @@ from pipelines.models.weights import (
 )
 from pipelines.settings import Config, EncoderSettings
 from pipelines.tokens.model_files import PROMPT_KEYS, read_known
-from pipelines.tokens.prompts import PROMPTS_FILE, configured_prompts
 from pipelines.tokens.start import (
     MODULES_FILE,
+    PROMPTS_FILE,
     WITHOUT_LAYERS,
     check_vocabulary,
+    configured_prompts,
     default_start,
     folder_modules,
     start_folder,
@@ -93,7 +94,7 @@ def start_encoder(config: Config, vocabulary_size: int) -> tuple[EncoderSpec, We
     ``encoder.pooling`` and ``encoder.normalise`` decide for the others. Its length and its prompts
     are its own unless the settings say otherwise; see
     :func:`~pipelines.models.start.model_length` and
-    :func:`~pipelines.tokens.prompts.configured_prompts`.
+    :func:`~pipelines.tokens.start.configured_prompts`.
 
     Args:
         config: The configuration.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 from pydantic import TypeAdapter
 
 from pipelines.catalog import ARCHITECTURES
-from pipelines.tokens.prompts import NO_PROMPTS, Prompts
+from pipelines.tokens.start import NO_PROMPTS, Prompts
 
 UNLIMITED = 2**31 - 1
 """Tokens of a text that is never cut."""

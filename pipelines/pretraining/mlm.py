@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipelines.models.architecture import Shapes
     from pipelines.models.spec import EncoderSpec
     from pipelines.pretraining.torch_view import View
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.tokens.vocabulary import SpecialIds
 
 
 class MlmSettings(ObjectiveSettings):

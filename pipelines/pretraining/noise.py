@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.lanes.files import Side
 from pipelines.lanes.plan import noise_seed
-from pipelines.tokens.special_ids import SpecialIds
+from pipelines.tokens.vocabulary import SpecialIds
 
 _SITE = 1 << 20
 """Tells this noise apart from that of dropout, which has a site for each side of an example."""

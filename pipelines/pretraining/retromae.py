@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipelines.models.architecture import Shapes
     from pipelines.models.bert.spec import BertSpec
     from pipelines.pretraining.torch_view import View
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.tokens.vocabulary import SpecialIds
 
 DECODER = "decoder."
 """What the names of the decoder's weights begin with; they are those of one layer of BERT."""

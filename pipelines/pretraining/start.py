@@ -17,9 +17,8 @@ from pipelines.models.start import start_architecture
 from pipelines.models.weights import Weights, fresh_arrays
 from pipelines.pretraining.head import HEAD, stored_head
 from pipelines.settings import Config
-from pipelines.tokens.special_ids import SpecialIds
 from pipelines.tokens.start import start_folder
-from pipelines.tokens.vocabulary import read_special_ids
+from pipelines.tokens.vocabulary import SpecialIds, read_special_ids
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipelines.models.bert.spec import BertSpec
     from pipelines.models.spec import EncoderSpec
     from pipelines.pretraining.torch_view import View
-    from pipelines.tokens.special_ids import SpecialIds
+    from pipelines.tokens.vocabulary import SpecialIds
 
 _DECODER = 1
 """Tells the decoder's dropout apart from the encoder's."""

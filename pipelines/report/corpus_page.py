@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from pipelines.corpus.cleaning.languages import UNKNOWN
+from pipelines.corpus.cleaning.rules import UNKNOWN
 from pipelines.corpus.funnel import FILES, PAIRS, ROWS
 from pipelines.evaluation.alarms import told_overlaps
 from pipelines.files import storage

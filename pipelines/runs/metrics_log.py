@@ -10,9 +10,9 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from pipelines.files import records
-from pipelines.files.line_log import LineLog
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
+from pipelines.files.storage import LineLog
 from pipelines.progress import WorkProgress
 from pipelines.runs.run import TrainingRun
 

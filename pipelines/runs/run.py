@@ -9,15 +9,14 @@ import numpy as np
 
 from pipelines.catalog import LOSSES
 from pipelines.files.locations import Location
-from pipelines.lanes.files import LaneManifest
+from pipelines.lanes.files import LaneManifest, TeacherVectors
 from pipelines.lanes.plan import BatchPlan, GranuleAddress, StepPlan, first_lane, share
 from pipelines.lanes.reader import LaneReader, Wanted
-from pipelines.lanes.teacher import TeacherVectors
 from pipelines.runs.attempts import FIRST
 from pipelines.runs.learning_rate import Horizon, learning_rate
 from pipelines.settings import Config
 from pipelines.settings.training import Place, Placement
-from pipelines.tokens.special_ids import SpecialIds
+from pipelines.tokens.vocabulary import SpecialIds
 
 
 @dataclass(frozen=True, kw_only=True)

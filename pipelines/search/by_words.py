@@ -27,11 +27,9 @@ from pipelines.lexical.bm25 import (
     word_statistics,
 )
 from pipelines.search.exact import best_of_files, deal
-from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.capacity import Shared, collect_from_tasks, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.parquet_parts import read_footers
-from pipelines.spark.sharing import Shared, shared_value
-from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

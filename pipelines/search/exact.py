@@ -17,10 +17,8 @@ from pipelines.embedding.store import VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.evaluation.nearest import Neighbours, merged, nearest
-from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.capacity import Shared, collect_from_tasks, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
-from pipelines.spark.sharing import Shared, shared_value
-from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

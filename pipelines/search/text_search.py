@@ -141,7 +141,7 @@ def embed_queries(
     """Vectors of the queries, by the table's model, in its precision and as long as the table's.
 
     The model's prompt for queries stands before them; see
-    :meth:`~pipelines.tokens.prompts.Prompts.asking`.
+    :meth:`~pipelines.tokens.start.Prompts.asking`.
 
     Args:
         table: What is to be searched.

@@ -9,7 +9,7 @@ from range_cases import quarantined, read, texts
 from pipelines.catalog import FORMATS, TABLE_FORMATS
 from pipelines.corpus.readers.formats import Columns, Wanted
 from pipelines.corpus.readers.inputs import COLUMNS, find_files
-from pipelines.corpus.readers.sources import columns_in
+from pipelines.corpus.readers.spark_reader import columns_in
 from pipelines.corpus.readers.streams import UnreadableError
 from pipelines.embedding.records import rows_as_json
 

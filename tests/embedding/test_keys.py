@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.arrow_columns import is_key
-from pipelines.corpus.unit_schema import hash_of
+from pipelines.corpus.unit_rows import hash_of
 from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.keys import (
     MATCHES,

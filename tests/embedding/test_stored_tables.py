@@ -12,7 +12,7 @@ import pytest
 from embedding_rounds import embed_here, write_lake
 
 from pipelines.cli import main
-from pipelines.corpus.unit_schema import hash_of
+from pipelines.corpus.unit_rows import hash_of
 from pipelines.embedding.deleted_rows import DeletedRows
 from pipelines.embedding.merge import read_all_columns
 from pipelines.embedding.plan import MANIFEST_FILE, is_up_to_date, part_file, read_version

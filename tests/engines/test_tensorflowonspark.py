@@ -26,7 +26,7 @@ from pipelines.engines.base import monitor_for
 from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError
 from pipelines.runs.checkpoint import checkpoint_steps, save_checkpoint
-from pipelines.spark.task_places import TaskPlace
+from pipelines.spark.errors import TaskPlace
 
 STEPS = 12
 BEGUN_STEPS = 6

@@ -19,7 +19,7 @@ from pipelines.errors import PipelineError
 from pipelines.evaluation.during_training import CheckpointEvaluation
 from pipelines.evaluation.measure_checkpoint import STATE
 from pipelines.evaluation.snapshot import Snapshot
-from pipelines.files.fencing import fence
+from pipelines.files.owners import fence
 from pipelines.models.weights import random_weights
 from pipelines.runs.attempts import SupersededError, begin_attempt, fenced
 from pipelines.runs.best import Best, Metric, ask_to_end, is_to_end, keep_if_best, read_best

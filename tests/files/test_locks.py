@@ -13,7 +13,8 @@ import pytest
 from namespaces import UNSHARE, can_unshare
 
 from pipelines.errors import PipelineError
-from pipelines.files import lock_files, locks
+from pipelines.files import locks
+from pipelines.files import locks as lock_files
 from pipelines.files.locks import Holder, LockedError, check_held, held, held_here
 from pipelines.files.owners import Owner
 from pipelines.training.control.authenticated_server import UNHEARD_SECONDS

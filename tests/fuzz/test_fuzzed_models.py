@@ -22,7 +22,7 @@ from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import check_weights, random_weights
 from pipelines.settings.load import parse
 from pipelines.tokens.encoding import open_encoder
-from pipelines.tokens.prompts import Prompts, configured_prompts
+from pipelines.tokens.start import Prompts, configured_prompts
 from pipelines.tokens.vocabulary import (
     copy_tokenizer,
     load_tokenizer,

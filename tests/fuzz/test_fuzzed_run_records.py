@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from mutations import damaged_file, fuzzed, read_or_refused
 from planned_runs import make_run
 
-from pipelines.corpus.deleted_keys import add_deleted_keys, deleted_keys
+from pipelines.corpus.unit_rows import add_deleted_keys, deleted_keys
 from pipelines.files.prepared_folder import PreparedFolder, TeacherFolder
 from pipelines.files.run_folder import RunFolder
-from pipelines.lanes.teacher import TeacherVectors
+from pipelines.lanes.files import TeacherVectors
 from pipelines.report.series import read_lines
 from pipelines.runs.attempts import begin_attempt, read_attempts
 from pipelines.runs.best import read_best

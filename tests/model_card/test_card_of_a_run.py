@@ -18,7 +18,7 @@ from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import random_weights
 from pipelines.runs.checkpoint import Checkpoint, save_checkpoint
 from pipelines.settings.load import parse
-from pipelines.tokens.prompts import Prompts
+from pipelines.tokens.start import Prompts
 
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RUN_ALL = "import runpy, sys; [runpy.run_path(path) for path in sys.argv[1:]]"

@@ -20,7 +20,7 @@ from pipelines.models.bert.spec import BertSpec
 from pipelines.report.comparison import Comparison
 from pipelines.report.text import shown
 from pipelines.settings.load import load, parse
-from pipelines.tokens.prompts import Prompts
+from pipelines.tokens.start import Prompts
 
 SPEC = BertSpec(vocabulary=9, layers=1, hidden=8, heads=2, intermediate=8, positions=16)
 

@@ -31,7 +31,7 @@ from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import TERMS, random_weights
 from pipelines.settings.encoder import LsaSettings
 from pipelines.settings.load import parse
-from pipelines.tokens.prompts import Prompts
+from pipelines.tokens.start import Prompts
 from pipelines.tokens.vocabulary import copy_tokenizer, load_tokenizer
 
 ROWS = [[1, 2, 3, 3], [2, 3, 4], [1, 5, 5, 6], [6, 7, 1], [4, 2, 2, 3]]

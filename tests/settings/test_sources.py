@@ -10,7 +10,7 @@ from pipelines.settings import Config
 from pipelines.settings.load import dump, load, parse
 from pipelines.settings.objective import objective
 from pipelines.settings.resuming import fixed_settings
-from pipelines.tokens.prompts import training_prompts
+from pipelines.tokens.start import training_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = {"name": "pairs", "inputs": ["a.csv"], "pairs": "columns"}

@@ -19,7 +19,7 @@ UNSET = "spark.sql.parquet.mergeSchema"
 SESSIONS = """
 import json, os, sys
 from pipelines.settings.load import parse
-from pipelines.spark.room import await_slots, ranks_of, task_slots
+from pipelines.spark.jobs import await_slots, ranks_of, task_slots
 from pipelines.spark.session import executor_count, spark_session
 from pipelines.spark.stage_resources import resource_profile, resources_in
 

@@ -16,7 +16,7 @@ from pipelines.models.weights import Weights, weight_shapes
 from pipelines.pretraining.noise import generator
 from pipelines.pretraining.torch_view import View
 from pipelines.settings.objective import objective
-from pipelines.tokens.special_ids import SpecialIds
+from pipelines.tokens.vocabulary import SpecialIds
 
 SPEC = BertSpec(
     vocabulary=VOCABULARY,

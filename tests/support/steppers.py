@@ -22,7 +22,7 @@ from pipelines.models.weights import random_weights, weight_shapes
 from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
-from pipelines.tokens.special_ids import SpecialIds
+from pipelines.tokens.vocabulary import SpecialIds
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import StepWork
 from pipelines_bench.sharded.models import encoder_spec, random_arrays

@@ -11,8 +11,7 @@ from pipelines.models.card import start_card
 from pipelines.models.folder import write_encoder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights
-from pipelines.tokens.vocabulary import save_wordpieces
-from pipelines.tokens.vocabulary_learning import SPECIAL_TOKENS
+from pipelines.tokens.vocabulary import SPECIAL_TOKENS, save_wordpieces
 
 
 def write_model(folder: Path, spec: EncoderSpec, weights: Weights) -> Path:

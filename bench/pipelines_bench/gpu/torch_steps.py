@@ -17,7 +17,7 @@ from pipelines.models.weights import random_weights
 from pipelines.pretraining.start import fresh_weights
 from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
-from pipelines.tokens.special_ids import SpecialIds
+from pipelines.tokens.vocabulary import SpecialIds
 from pipelines.training.collectives.base import SingleProcess
 from pipelines.training.feed import StepWork
 from pipelines.training.steppers.torch import TorchStepper

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.errors import PipelineError
 from pipelines.settings import Config
-from pipelines.spark.room import await_room
+from pipelines.spark.jobs import await_room
 from pipelines.spark.session import executor_count, spark_session, stopped_at_the_end
 
 if TYPE_CHECKING:

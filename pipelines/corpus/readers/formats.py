@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
-from pipelines.corpus.readers.encodings import Encoding
+from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
 from pipelines.corpus.readers.rows import Found
-from pipelines.corpus.readers.streams import Item, until
+from pipelines.corpus.readers.streams import Encoding, Item, until
 from pipelines.files.locations import Location
 
 if TYPE_CHECKING:
@@ -212,7 +211,7 @@ class Format:
         columns: Whether records have named columns.
         is_documents: Whether rows are pieces of documents, and counted by their bytes.
         pairs: The values of `corpus.pairs` that it can give; None for all.
-        unit: What single texts are cut into (:data:`pipelines.corpus.units.UNITS`).
+        unit: What single texts are cut into (:data:`pipelines.corpus.texts.UNITS`).
         large_units: Whether what is held out as a whole (packages) comes in few and very different
             sizes.
     """

@@ -12,8 +12,7 @@ from pipelines.engines.bigdl.heartbeats import CHECK_SECONDS, Heartbeats
 from pipelines.errors import EngineError, WorkerLostError
 from pipelines.lanes.plan import first_lane
 from pipelines.settings import TrainingSettings
-from pipelines.spark.errors import spark_cause
-from pipelines.spark.task_places import name_of
+from pipelines.spark.errors import name_of, spark_cause
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -22,10 +22,14 @@ from pipelines.errors import EngineUnavailable, InputError
 from pipelines.runs.run import TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.settings import Config
-from pipelines.spark.decommission import LeavingExecutors
-from pipelines.spark.jobs import dedicated_python_workers, driver_addresses
-from pipelines.spark.lost_executors import reasons_of_losses
-from pipelines.spark.room import await_room, await_slots, task_slots
+from pipelines.spark.errors import LeavingExecutors, reasons_of_losses
+from pipelines.spark.jobs import (
+    await_room,
+    await_slots,
+    dedicated_python_workers,
+    driver_addresses,
+    task_slots,
+)
 from pipelines.spark.session import executor_count, in_one_process
 from pipelines.spark.stage_resources import resource_profile, resources_in
 

@@ -36,7 +36,7 @@ from pipelines.models.sentence_modules import (
 )
 from pipelines.models.weights import WEIGHT_FILE, WORDS, Weights, check_weights, save_weights
 from pipelines.tokens.model_files import TRANSFORMER
-from pipelines.tokens.prompts import read_prompts
+from pipelines.tokens.start import read_prompts
 from pipelines.tokens.vocabulary import copy_tokenizer
 
 _OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))

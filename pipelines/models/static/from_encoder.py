@@ -23,7 +23,7 @@ from pipelines.models.spec import EncoderSpec
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WORDS, Weights
 from pipelines.progress import activity
-from pipelines.tokens.special_tokens import special_ends
+from pipelines.tokens.encoding import special_ends
 from pipelines.tokens.vocabulary import load_tokenizer
 
 WORDS_AT_ONCE = 4096

@@ -22,7 +22,7 @@ from pipelines.pretraining.noise import generator
 from pipelines.pretraining.torch_view import View
 from pipelines.runs.run import TrainingRun
 from pipelines.settings import ObjectiveSettings, TrainingSettings
-from pipelines.tokens.special_ids import SpecialIds
+from pipelines.tokens.vocabulary import SpecialIds
 from pipelines.training.steppers.micro_batches import bounds, parts_of
 
 

@@ -10,8 +10,8 @@ from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.quiet import quiet_import
 from pipelines.settings import Config
-from pipelines.spark.network import LOOPBACK
 from pipelines.spark.session import provide_java
+from pipelines.spark.shell import LOOPBACK
 from pipelines_bench.peers.lines import StepLines, step_examples
 from pipelines_bench.peers.orca.creators import (
     WrittenSteps,

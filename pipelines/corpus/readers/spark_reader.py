@@ -20,36 +20,39 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody uses
 
 from pipelines.catalog import FORMATS
 from pipelines.corpus.readers import parquet
-from pipelines.corpus.readers.csv_dialect import RFC_4180, Dialect
+from pipelines.corpus.readers.csv_parser import RFC_4180, Dialect
 from pipelines.corpus.readers.formats import Columns, Damaged, Format, Limits, Wanted
 from pipelines.corpus.readers.inputs import (
     COLUMNS,
     INPUTS,
-    find_files,
-    format_of,
-    stamp_of,
-    suffixes_of,
-)
-from pipelines.corpus.readers.ranges import FileRange, column_problem, probe, read_tasks
-from pipelines.corpus.readers.rows import ROW_DDL
-from pipelines.corpus.readers.spark_rows import (
     Names,
     columns_of,
+    find_files,
+    format_of,
     has_columns,
     named_columns,
     nothing_readable,
+    stamp_of,
+    suffixes_of,
     text_of,
 )
+from pipelines.corpus.readers.ranges import (
+    FileRange,
+    column_problem,
+    pack,
+    probe,
+    read_tasks,
+    split_file,
+)
+from pipelines.corpus.readers.rows import ROW_DDL
 from pipelines.corpus.readers.streams import UnreadableError
-from pipelines.corpus.readers.tasks import pack, split_file
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, StorageSettings
 from pipelines.settings.corpus import column_of
 from pipelines.settings.spark import DEFAULT_STORES
-from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.capacity import default_parallelism, frame_from_tasks
 from pipelines.spark.frames import read_columns
-from pipelines.spark.tasks import frame_from_tasks
 
 logger = logging.getLogger(__name__)
 
