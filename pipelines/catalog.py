@@ -164,13 +164,11 @@ STEPPERS = Registry(
     {
         "tensorflow": "pipelines.training.steppers.tensorflow:TensorFlowStepper",
         "torch": "pipelines.training.steppers.torch:TorchStepper",
-        "torch-fsdp": "pipelines.training.steppers.fsdp:FsdpStepper",
+        "torch-fsdp": "pipelines.training.steppers.sharded:FsdpStepper",
         "torch-tensor": "pipelines.training.steppers.model_parallel:ModelParallelStepper",
-        "torch-tensor-fsdp": "pipelines.training.steppers.divided_fsdp:DividedFsdpStepper",
-        "torch-pipeline": "pipelines.training.steppers.pipeline:PipelineStepper",
-        "deepspeed-pipeline": (
-            "pipelines.training.steppers.deepspeed_pipeline:DeepSpeedPipelineStepper"
-        ),
+        "torch-tensor-fsdp": "pipelines.training.steppers.model_parallel:DividedFsdpStepper",
+        "torch-pipeline": "pipelines.training.steppers.model_parallel:PipelineStepper",
+        "deepspeed-pipeline": ("pipelines.training.steppers.deepspeed:DeepSpeedPipelineStepper"),
         "deepspeed": "pipelines.training.steppers.deepspeed:DeepSpeedStepper",
         "megatron": "pipelines.training.steppers.megatron:MegatronStepper",
         "mesh": "pipelines.training.steppers.mesh:MeshStepper",
@@ -218,8 +216,8 @@ SEARCHES = Registry(
     "search",
     "mining.search",
     {
-        "exact": "pipelines.mining.searches:EXACT",
-        "index": "pipelines.mining.searches:INDEX",
+        "exact": "pipelines.mining.choosing:EXACT",
+        "index": "pipelines.mining.choosing:INDEX",
     },
 )
 
@@ -227,11 +225,11 @@ FILTERS = Registry(
     "filter",
     "mining",
     {
-        "known positive": "pipelines.mining.filters:POSITIVE",
-        "same text": "pipelines.mining.filters:TEXT",
-        "same group": "pipelines.mining.filters:GROUP",
-        "above max_score": "pipelines.mining.filters:SCORE",
-        "too near the positive": "pipelines.mining.filters:MARGIN",
+        "known positive": "pipelines.mining.choosing:POSITIVE",
+        "same text": "pipelines.mining.choosing:TEXT",
+        "same group": "pipelines.mining.choosing:GROUP",
+        "above max_score": "pipelines.mining.choosing:SCORE",
+        "too near the positive": "pipelines.mining.choosing:MARGIN",
     },
 )
 """In the order in which a document passes them; the names are the reasons in the figures."""

@@ -110,7 +110,7 @@ def search(
     """Shows what is nearest to queries."""
     from pipelines import workflow
     from pipelines.progress.screen import Screen
-    from pipelines.report.tables import hits_table
+    from pipelines.report.verdict import hits_table
 
     hits = workflow.search(config, asked, k, indexed=index, hybrid=hybrid)
     Screen().print(hits_table(asked, hits))
@@ -184,9 +184,8 @@ def show_engines(names: Iterable[str]) -> None:
 
 def show_conf(config: Config, *, as_file: bool) -> None:
     """Shows the Spark conf of a run."""
-    from pipelines.engines.base import check_fit
-    from pipelines.engines.loading import load_engine
-    from pipelines.engines.submission import conf_lines, submit_conf
+    from pipelines.engines.base import check_fit, load_engine
+    from pipelines.engines.overview import conf_lines, submit_conf
 
     chosen = load_engine(config.training.engine)
     check_fit(chosen, config)
@@ -212,8 +211,7 @@ def show_figures(config: Config, figures: Mapping[str, Mapping[str, Any]]) -> No
     from pipelines.files import storage
     from pipelines.files.run_folder import RunFolder
     from pipelines.progress.screen import Screen
-    from pipelines.report.tables import VERDICT_STYLES, metrics_table
-    from pipelines.report.verdict import verdict
+    from pipelines.report.verdict import VERDICT_STYLES, metrics_table, verdict
 
     folder = RunFolder.of(config)
     console = Screen()

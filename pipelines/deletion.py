@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from pipelines.corpus.readers.streams import BinaryError, find_encoding
 from pipelines.corpus.unit_rows import DELETED, add_deleted_keys, deleted_keys, hash_of, mark_of
-from pipelines.embedding.deleted_rows import DeletedRows
+from pipelines.embedding.part_files import DeletedRows
 from pipelines.embedding.row_deletion import check_table, delete_from_table, has_rows_by
 from pipelines.embedding.teacher import forget_texts
 from pipelines.errors import InputError

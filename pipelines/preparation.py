@@ -24,7 +24,7 @@ from pipelines.corpus.cleaning.rules import check_languages
 from pipelines.corpus.readers.spark_reader import input_fingerprint
 from pipelines.corpus.stage import PAIR_COLUMNS, prepare_corpus
 from pipelines.corpus.unit_rows import code_versions, deleted_keys
-from pipelines.embedding.overlap_check import check_outside
+from pipelines.embedding.inputs import check_outside
 from pipelines.embedding.teacher import check_teacher, prepare_teacher, teacher_digest
 from pipelines.evaluation.overlap import prepare_overlap
 from pipelines.files import storage

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines import evaluation_job
-from pipelines.engines.base import Engine
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import Engine, load_engine
 from pipelines.errors import NothingNew
 from pipelines.evaluation.alarms import keep_doubts
 from pipelines.evaluation.sets import check_sets, check_tables
@@ -32,15 +31,21 @@ from pipelines.promotion import stage
 from pipelines.promotion.stage import Promotion
 from pipelines.runs.attempts import fenced
 from pipelines.runs.cleaning import Cleaned, remove_old_runs
-from pipelines.runs.jobs import Start, begin_job, end_job, keep_preparation
+from pipelines.runs.job_records import (
+    Start,
+    begin_job,
+    end_job,
+    expected_seconds,
+    keep_preparation,
+    keep_seconds,
+)
 from pipelines.runs.opening import (
     check_measured,
     check_owned,
     check_run_folder,
     identity_digest,
 )
-from pipelines.runs.run_metrics import update_run_metrics
-from pipelines.runs.stage_seconds import expected_seconds, keep_seconds
+from pipelines.runs.step_metrics import update_run_metrics
 from pipelines.settings import Config
 from pipelines.spark.errors import executor_failures, file_failures
 from pipelines.spark.jobs import await_archives, called_off_when_stalled
@@ -66,7 +71,7 @@ from pipelines.training_plan import batch_plan
 if TYPE_CHECKING:
     from pipelines.deletion import Deletion
     from pipelines.embedding.table import EmbeddingSummary
-    from pipelines.mining.figures import MiningSummary
+    from pipelines.mining.plan import MiningSummary
     from pipelines.search.text_search import Hit
 
 Metrics = dict[str, dict[str, float]]
@@ -328,8 +333,7 @@ def embed(config: Config) -> EmbeddingSummary:
         InputError: Model and input cannot be used, or the output is of something else.
         NothingNew: The table is there, and only a new one was asked for.
     """
-    from pipelines.embedding.places import lock_file
-    from pipelines.embedding.plan import is_up_to_date, output_folder
+    from pipelines.embedding.plan import is_up_to_date, lock_file, output_folder
     from pipelines.embedding.planning import check_job
     from pipelines.embedding.table import embed_table
 
@@ -366,7 +370,7 @@ def _mine_prepared(config: Config) -> MiningSummary:
 
 
 def _mine(config: Config) -> MiningSummary:
-    from pipelines.embedding.places import lock_file
+    from pipelines.embedding.plan import lock_file
     from pipelines.mining.job import check_job, mine_negatives
     from pipelines.mining.plan import output_folder
 

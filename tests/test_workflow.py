@@ -20,7 +20,7 @@ from pipelines.catalog import FORMATS
 from pipelines.cli import main
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.files.locks import held
-from pipelines.models.digest import CARD_FILE, digest_model
+from pipelines.models.folder import CARD_FILE, digest_model
 from pipelines.preparation import check_prepared_folder
 from pipelines.settings.load import dump
 

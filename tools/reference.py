@@ -11,9 +11,7 @@ from pathlib import Path
 import yaml
 
 from pipelines.catalog import ARCHITECTURES, ENGINES, LOSSES, RECIPES
-from pipelines.engines.base import Engine
-from pipelines.engines.conf import ConfRule
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import ConfRule, Engine, load_engine
 from pipelines.engines.overview import all_rules
 from pipelines.files import storage
 from pipelines.losses.loss import LABELS, NEEDS

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from pipelines import workflow
 from pipelines.compare.data import prepared
+from pipelines.engines.base import load_engine
 from pipelines.engines.bigdl.engine import BigDLEngine
-from pipelines.engines.loading import load_engine
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest

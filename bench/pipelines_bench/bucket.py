@@ -33,7 +33,7 @@ from pipelines.progress import next_part
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.spark import StorageSettings
-from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import StepWork
 from pipelines_bench.slow_store import BUCKET, slow_store
 from pipelines_bench.trainers import new_stepper
 

@@ -222,7 +222,7 @@ def _make_steps(
     config: Config, framework: str, steps: int, collectives: MirroredPair | None = None
 ) -> None:
     # Imported late, with all that trains.
-    from pipelines.training.feed import lane_feed
+    from pipelines.training.steppers.base import lane_feed
     from pipelines_bench.trainers import new_stepper, only_worker
 
     training = config.training.model_copy(update={"framework": framework})

@@ -29,9 +29,8 @@ import pyarrow.parquet as pq
 from rich.table import Table
 
 from pipelines.corpus.readers.spark_reader import texts_of
-from pipelines.embedding.options import EmbeddingOptions, embedding_options
+from pipelines.embedding.executor import EmbeddingOptions, embedding_options, vectors_of
 from pipelines.embedding.table import embed_table
-from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.progress import next_part

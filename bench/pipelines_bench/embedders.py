@@ -26,8 +26,7 @@ Work = Callable[[int, int], None]
 
 def embed_here(texts: str, folder: str, options: Mapping[str, Any]) -> Work:
     """The function of the embedding job's executors, on rows of a Parquet file."""
-    from pipelines.embedding.executor import Columns
-    from pipelines.embedding.options import EmbeddingOptions
+    from pipelines.embedding.executor import Columns, EmbeddingOptions
     from pipelines.embedding.part_files import embed_parts
     from pipelines.embedding.parts import RowRange
     from pipelines.files.locations import location

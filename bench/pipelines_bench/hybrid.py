@@ -9,11 +9,9 @@ from rich.table import Table
 
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Form, form_name
-from pipelines.evaluation.intervals import mean_intervals
-from pipelines.evaluation.observations import Observed
+from pipelines.evaluation.intervals import Observed, mean_intervals
 from pipelines.evaluation.retrieval import BM25_ALONE
-from pipelines.evaluation.sets import named_sets
-from pipelines.evaluation.stage import evaluate
+from pipelines.evaluation.sets import evaluate, named_sets
 from pipelines.progress.screen import Screen
 from pipelines.settings import Config
 from pipelines.settings.evaluation import EvaluationSettings

@@ -21,12 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.table import Table
 
+from pipelines.embedding.executor import vector_array
 from pipelines.embedding.store import VectorFile, VectorTable
-from pipelines.embedding.vectors import vector_array
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import unit_length
-from pipelines.mining.pairs import GROUPS, Texts
-from pipelines.mining.parts import Work, make_parts
+from pipelines.mining.plan import GROUPS, Texts, Work, make_parts
 from pipelines.mining.staging import MOST_ROWS, PLACE_BITS, part_name
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen

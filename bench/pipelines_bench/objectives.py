@@ -20,9 +20,8 @@ from rich.table import Column, Table
 
 from pipelines import workflow
 from pipelines.errors import InputError
-from pipelines.evaluation.intervals import mean_intervals
-from pipelines.evaluation.observations import Observations, Observed
-from pipelines.evaluation.stage import evaluate
+from pipelines.evaluation.intervals import Observations, Observed, mean_intervals
+from pipelines.evaluation.sets import evaluate
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
 from pipelines.progress import next_part

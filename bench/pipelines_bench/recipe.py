@@ -21,8 +21,7 @@ from rich.table import Table
 
 from pipelines import evaluation_job, workflow
 from pipelines.errors import InputError
-from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, mean_intervals
-from pipelines.evaluation.observations import Observations
+from pipelines.evaluation.intervals import CANNOT_BE_TOLD, Interval, Observations, mean_intervals
 from pipelines.files import storage
 from pipelines.files.locations import RemotePath, location
 from pipelines.files.run_folder import RunFolder

@@ -30,7 +30,7 @@ from pipelines.compare.processes import (
     own_environment,
     stage_command,
 )
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.progress import next_part
 from pipelines.progress.screen import Screen

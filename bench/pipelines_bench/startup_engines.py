@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.compare.data import prepared
-from pipelines.engines.base import Engine
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import Engine, load_engine
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.models.folder import start_encoder

@@ -31,8 +31,7 @@ from pipelines.settings import Config
 from pipelines.settings.load import load
 from pipelines.tokens.start import default_start, start_folder
 from pipelines.training.collectives.base import Collectives, SingleProcess
-from pipelines.training.feed import lane_feed
-from pipelines.training.steppers.base import Stepper, StepperFactory
+from pipelines.training.steppers.base import Stepper, StepperFactory, lane_feed
 
 ENDLESS = 10**6
 

@@ -114,7 +114,7 @@ def _measured(order: Mapping[str, Any]) -> float:
     """
     import torch
 
-    from pipelines.models.frameworks.torch_linear import multiplied
+    from pipelines.models.frameworks.torch import multiplied
 
     torch.set_num_threads(1)
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[order["precision"]]

@@ -18,10 +18,7 @@ from pipelines.compare.results import COLUMNS, Results, told
 from pipelines.compare.strategy import PAPER
 from pipelines.files import storage
 from pipelines.report.page_parts import Bar, Chart, bar, duration, per_cent, render, whole
-from pipelines.report.readings import Readings, Series
-from pipelines.report.style import RUNS
-from pipelines.report.svg_charts import Curve, chart
-from pipelines.report.svg_pictures import picture_of, whole_tick
+from pipelines.report.svg_charts import RUNS, Curve, Readings, Series, chart, picture_of, whole_tick
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from pipelines.catalog import ENGINES, LOSSES
 from pipelines.compare.plugins import provided
 from pipelines.compare.processes import stage_command
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.errors import EngineUnavailable, InputError, PipelineError
 from pipelines.models.architecture import check_framework
 from pipelines.models.start import start_architecture

@@ -20,7 +20,7 @@ from pipelines.compare.processes import (
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
-from pipelines.runs.metrics_log import read_metrics_lines
+from pipelines.runs.step_metrics import read_metrics_lines
 from pipelines.settings import Config
 
 logger = logging.getLogger(__name__)

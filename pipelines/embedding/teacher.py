@@ -19,10 +19,9 @@ import pyarrow as pa
 
 from pipelines.arrow_columns import as_text
 from pipelines.corpus.cleaning.rules import clean
-from pipelines.embedding.options import embedding_options, model_digest
+from pipelines.embedding.executor import embedding_options, model_digest, vectors_of
 from pipelines.embedding.store import VectorTable, open_table
 from pipelines.embedding.table import embed_table
-from pipelines.embedding.vectors import vectors_of
 from pipelines.errors import InputError, PipelineError
 from pipelines.evaluation.embedder import unit_length
 from pipelines.files import storage, versions

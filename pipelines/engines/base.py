@@ -3,10 +3,15 @@
 An engine starts its processes on executors, moves gradients or weights between them, and turns
 its own failures into :class:`~pipelines.errors.EngineError`. The encoder, the loss, the order
 of the batches, the schedule, checkpoints and metrics are not its business: each process calls
-:func:`pipelines.training.worker.run_worker` and passes in the functions that differ.
+:func:`pipelines.training.loop.run_worker` and passes in the functions that differ.
 
 Most engines derive from :class:`pipelines.engines.spark_engine.SparkJobEngine`, which leaves them
 their declarations and the Spark job of their workers.
+
+What engines require of the Spark conf: declared once, then checked, printed and documented.
+
+A rule names a key that the user's conf must not contradict. What spark-submit is given besides
+follows from the configuration, see :mod:`pipelines.engines.overview`.
 """
 
 from __future__ import annotations
@@ -20,22 +25,83 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
-from pipelines.engines.conf import ConfRule
-from pipelines.errors import InputError, WorkerLostError
+from pipelines.catalog import ENGINES
+from pipelines.errors import EngineUnavailable, InputError, WorkerLostError
 from pipelines.libraries import check_installed
 from pipelines.runs.attempts import begin_attempt
 from pipelines.runs.checkpoint import newest_whole_checkpoint, remove_torn_checkpoints
-from pipelines.runs.restarts import add_restart
+from pipelines.runs.job_records import add_restart
 from pipelines.runs.run import Restart, TrainingOutcome, TrainingRun
 from pipelines.runs.step_metrics import OnMetrics, StepMetrics
 from pipelines.settings import Config, TrainingSettings
 from pipelines.settings.checks import check_divided
 from pipelines.spark.java import check_spark
-from pipelines.training.control.encryption import Identity
+from pipelines.training.control.authenticated_server import Identity
 from pipelines.training.control.monitor import Monitor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfRule:
+    """A key of the Spark conf that an engine looks at before it starts.
+
+    Attributes:
+        value: What it must be.
+        why: The reason, as a predicate whose subject is the engine.
+        default: Spark's default.
+        most: For an amount, the largest that is allowed; every smaller whole number is too.
+        unless: A key that, set true, switches the rule off: the user accepts the consequences.
+    """
+
+    key: str
+    value: str
+    why: str
+    default: str = "false"
+    most: int | None = None
+    unless: str | None = None
+
+    def is_kept(self, conf: Mapping[str, str]) -> bool:
+        """Whether a conf follows the rule."""
+        if self.unless is not None and conf.get(self.unless, "false").lower() == "true":
+            return True
+        if self.most is not None:
+            # Compared as text: libraries parse it by `int`, which accepts neither 0.5 nor 1.0.
+            return (conf.get(self.key) or "0") in map(str, range(self.most + 1))
+        return conf.get(self.key, self.default).strip().lower() == self.value
+
+    @property
+    def text(self) -> str:
+        """The rule in a line: the key, what it must be, and why."""
+        amount = "a whole number, at most " if self.most else ""
+        unless = f", or {self.unless} true" if self.unless else ""
+        return f"{self.key} {amount}{self.value}{unless}: it {self.why}"
+
+    @property
+    def remedy(self) -> str:
+        """What the user should set."""
+        return f"set {self.value}" + (f", or {self.unless} true" if self.unless else "")
+
+
+NO_SPECULATION = ConfRule(key="spark.speculation", value="false", why="cannot run a worker twice")
+NO_DYNAMIC_ALLOCATION = ConfRule(
+    key="spark.dynamicAllocation.enabled", value="false", why="starts all workers at once"
+)
+LASTING_WORKERS = (NO_SPECULATION, NO_DYNAMIC_ALLOCATION)
+"""For engines whose workers all live as long as the run."""
+GPU_AMOUNT = "spark.task.resource.gpu.amount"
+
+
+def check_conf(conf: Mapping[str, str], engine: str, rules: Iterable[ConfRule]) -> None:
+    """Refuses a Spark conf with which an engine cannot run.
+
+    Raises:
+        EngineUnavailable: Naming the first key that contradicts a rule.
+    """
+    for rule in rules:
+        if not rule.is_kept(conf):
+            raise EngineUnavailable(rule.key, f"engine {engine} {rule.why}", rule.remedy)
 
 
 # Settings under `training` that few engines know; the others refuse them.
@@ -423,3 +489,21 @@ def rest_of(run: TrainingRun, made: int, most: int) -> TrainingRun | None:
     training = training.model_copy(update={"workers": even[-1], "stall_seconds": stall_seconds})
     config = run.config.model_copy(update={"training": training})
     return replace(run, config=config, first_step=first_step)
+
+
+def load_engine(name: str) -> Engine:
+    """The engine of a name; imports its module.
+
+    Raises:
+        InputError: There is no such engine.
+        EngineUnavailable: Its library is not installed.
+    """
+    try:
+        engine_class: type[Engine] = ENGINES.load(name)
+    except ImportError as error:
+        raise EngineUnavailable(
+            "training.engine",
+            f"engine {name} cannot be loaded ({error})",
+            f'pip install "sentence-pipelines[{name}]" on the driver and every executor',
+        ) from error
+    return engine_class()

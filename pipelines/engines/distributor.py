@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor
 from pyspark.ml.torch.distributor import TorchDistributor
 
-from pipelines.engines.processes import run_in_child
+from pipelines.engines.spark_engine import run_in_child
 from pipelines.runs.run import WorkerTask
 from pipelines.spark.errors import spark_cause
 from pipelines.spark.jobs import ranks_of
@@ -89,8 +89,7 @@ def _run_agent(parameters: dict[str, Any], stepper: str, task: WorkerTask) -> No
     """
     from pyspark import BarrierTaskContext
 
-    from pipelines.engines.torchrun import run_torchrun
-    from pipelines.engines.torchrun_store import announce, open_listener
+    from pipelines.engines.torchrun import announce, open_listener, run_torchrun
 
     own = _own_task(task)
     listener = open_listener(own)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from pipelines.catalog import STEPPERS
-from pipelines.engines.conf import GPU_AMOUNT, LASTING_WORKERS, ConfRule
+from pipelines.engines.base import GPU_AMOUNT, LASTING_WORKERS, ConfRule
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import InputError
 from pipelines.runs.run import WorkerTask
@@ -87,7 +87,7 @@ class DistributorEngine(SparkJobEngine):
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
         return (
-            "pipelines.engines.torchrun",
+            "pipelines.engines.distributor",
             *self.stepper_preloads(config),
             # Of Spark's worker, and of the library's task.
             "pyspark.sql.pandas.serializers",

@@ -22,8 +22,7 @@ from pipelines.settings.evaluation import RANKED_METRIC
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.evaluation.intervals import Interval
-    from pipelines.evaluation.observations import Observations, Observed
+    from pipelines.evaluation.intervals import Interval, Observations, Observed
 
 BATCH_ROWS = 1024
 """Rows of a snapshot that are read at a time."""

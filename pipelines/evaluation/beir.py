@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.corpus.readers.streams import Links
 from pipelines.errors import InputError
 from pipelines.evaluation.base import Evaluation, Nested, Tables
-from pipelines.evaluation.observations import GROUP
+from pipelines.evaluation.intervals import GROUP
 from pipelines.evaluation.pairs import is_pair_file
 from pipelines.evaluation.retrieval import (
     FIGURES,

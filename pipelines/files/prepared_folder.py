@@ -180,7 +180,7 @@ class PreparedFolder:
 
     @property
     def run_seconds(self) -> Location:
-        """How long parts of the last run on it took; see :mod:`pipelines.runs.stage_seconds`."""
+        """How long parts of the last run on it took; see :mod:`pipelines.runs.job_records`."""
         return self.path / "run_seconds.json"
 
     @property

@@ -13,8 +13,8 @@ from pipelines.corpus.readers.csv_parser import Dialect
 from pipelines.corpus.readers.inputs import find_files, has_columns, stamp_of
 from pipelines.corpus.readers.parquet import same_for_spark
 from pipelines.corpus.readers.spark_reader import damage_named
-from pipelines.embedding.footers import read_inputs
 from pipelines.embedding.inputs import input_stamps, stage_table
+from pipelines.embedding.partitions import read_inputs
 from pipelines.errors import InputError
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,8 +23,13 @@ from pipelines.files import storage
 from pipelines.files.copies import local_folder
 from pipelines.files.locations import Location, location
 from pipelines.files.records import DAMAGED
-from pipelines.models.adaptation import split
-from pipelines.models.adapter import check_names, exports_adapter
+from pipelines.models.adaptation import (
+    check_names,
+    exports_adapter,
+    split,
+    with_fewer_layers,
+    with_layers,
+)
 from pipelines.models.architecture import (
     NORMALISING,
     Architecture,
@@ -32,11 +37,10 @@ from pipelines.models.architecture import (
     architecture_of,
     check_framework,
 )
-from pipelines.models.fewer_layers import with_fewer_layers, with_layers
 from pipelines.models.lsa.embedding import with_terms, without_terms
 from pipelines.models.lsa.modules import hide_transformer, part_modules, read_terms, write_terms
 from pipelines.models.sentence_modules import refusal
-from pipelines.models.spec import EncoderSpec
+from pipelines.models.spec import UNLIMITED, EncoderSpec
 from pipelines.models.start import folder_architecture, model_length
 from pipelines.models.static.from_encoder import static_spec, static_weights
 from pipelines.models.weights import (
@@ -60,6 +64,32 @@ from pipelines.tokens.start import (
     start_folder,
 )
 from pipelines.tokens.vocabulary import load_tokenizer, rows_needed
+
+
+def start_card(spec: EncoderSpec) -> str:
+    """What a start is, as Markdown; that of a trained model is in :mod:`pipelines.model_card`."""
+    length = "all tokens" if spec.max_length == UNLIMITED else f"{spec.max_length} tokens"
+    return (
+        f"A sentence encoder {architecture_of(spec).described(spec)}, as a training with "
+        f"sentence-pipelines begins with it.\nIt reads {length} of a text.\n"
+    )
+
+
+CARD_FILE = "README.md"
+"""The model card in a model folder."""
+
+
+def digest_model(folder: Location, *, without: Collection[str] = ()) -> str:
+    """A digest of the files of a model, but for its card, 16 hexadecimal digits.
+
+    The card is written again whenever the model is measured, and the model stays what it is.
+
+    Args:
+        folder: A sentence-transformers folder.
+        without: Other files that do not count.
+    """
+    return storage.digest_folder(folder, without=(CARD_FILE, *without))
+
 
 __all__ = [
     "check_start",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -11,10 +12,41 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from pipelines.errors import printable
 
 if TYPE_CHECKING:
     from rich.progress import Task
+
+
+def say(text: str, file: IO[str] | None = None) -> None:
+    """Prints a line of which no part steers the terminal.
+
+    Args:
+        text: With whatever users and files have given.
+        file: Standard output by default.
+    """
+    print(printable(text), file=file)
+
+
+class MessageHandler(logging.StreamHandler[Any]):
+    """Writes messages to the present standard error, so that they appear above a progress bar.
+
+    Interruptions are reported at the end of the job, and not by the libraries at work.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See :class:`logging.Handler`."""
+        return printable(super().format(record))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See :class:`logging.Handler`."""
+        error = record.exc_info[0] if record.exc_info else None
+        if error is not None and issubclass(error, KeyboardInterrupt):
+            return
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class Work(ABC):

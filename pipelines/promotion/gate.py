@@ -22,7 +22,7 @@ from pipelines.evaluation.sets import Role
 from pipelines.settings import PromotionSettings
 
 Figures = Mapping[str, Mapping[str, float]]
-"""Figures by evaluation and metric, as :func:`pipelines.evaluation.stage.evaluate` gives them."""
+"""Figures by evaluation and metric, as :func:`pipelines.evaluation.sets.evaluate` gives them."""
 
 
 _OF_EARLIER_RELEASES = "retrieval.ndcg@10"

@@ -14,8 +14,9 @@ from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
-from pipelines.report.funnel import LOST
+from pipelines.report.comparison import shown
 from pipelines.report.page_parts import (
+    LOST,
     Bar,
     Chart,
     bar,
@@ -27,7 +28,6 @@ from pipelines.report.page_parts import (
     render,
     whole,
 )
-from pipelines.report.text import shown
 from pipelines.tokens.summary import told_cuts
 
 TEMPLATE = "corpus.html"

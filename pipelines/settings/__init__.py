@@ -177,7 +177,7 @@ class Config(Settings):
         """The Spark conf of one stage, by whole keys: what is to be submitted with it.
 
         That is what the settings say: what an engine asks for besides is in
-        :func:`pipelines.engines.submission.submit_conf`.
+        :func:`pipelines.engines.overview.submit_conf`.
         """
         shared = {f"{PREFIX}{key}": value for key, value in self.spark.conf.items()}
         return shared | dict(getattr(self.stages, stage))

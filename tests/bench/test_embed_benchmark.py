@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.embedding.options import embedding_options
+from pipelines.embedding.executor import embedding_options
 from pipelines.errors import PipelineError
 from pipelines.tokens.start import default_start
 from pipelines_bench.embed import _cosines, _embed, _embedder

@@ -2,7 +2,7 @@
 
 import pyarrow.parquet as pq
 
-from pipelines.mining.parts import Work, make_parts
+from pipelines.mining.plan import Work, make_parts
 from pipelines.mining.staging import MOST_ROWS
 from pipelines.settings import MiningSettings
 from pipelines_bench.mine import Measured, _print, _write

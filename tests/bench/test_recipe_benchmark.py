@@ -6,7 +6,7 @@ from corpus_factory import small_config
 from measured_sets import write_set
 
 from pipelines.errors import InputError
-from pipelines.evaluation.observations import Observations
+from pipelines.evaluation.intervals import Observations
 from pipelines.settings.load import parse
 from pipelines_bench import recipe
 from pipelines_bench.recipe import Trained, of_set

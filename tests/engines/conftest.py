@@ -22,8 +22,8 @@ from engine_cases import (
 )
 
 from pipelines.catalog import STEPPERS
-from pipelines.engines.loading import load_engine
-from pipelines.evaluation.snapshot import measure, read_snapshots, write_snapshots
+from pipelines.engines.base import load_engine
+from pipelines.evaluation.measure_checkpoint import measure, read_snapshots, write_snapshots
 from pipelines.files.prepared_folder import PreparedFolder
 from pipelines.lanes.files import LaneManifest
 from pipelines.lanes.stage import prepare_lanes

@@ -21,10 +21,11 @@ from py4j.protocol import Py4JJavaError
 from test_contract import PROMPT_SECONDS, STALL_SECONDS, distance
 
 from pipelines.catalog import LOSSES
-from pipelines.engines.bigdl import jars, memory
+from pipelines.engines.base import load_engine
+from pipelines.engines.bigdl import dllib_engine as memory
+from pipelines.engines.bigdl import jars
 from pipelines.engines.bigdl.feeding import packed, parts_of, replicas
 from pipelines.engines.bigdl.progress import parse_progress
-from pipelines.engines.loading import load_engine
 from pipelines.errors import EngineError, EngineUnavailable, InputError
 from pipelines.lanes.files import Granule, Side
 from pipelines.lanes.reader import LaneReader
@@ -36,7 +37,7 @@ from pipelines.settings import Config, TrainingSettings
 from pipelines.settings.objective import objective
 
 pytest.importorskip("bigdl", reason="BigDL is not installed")
-training_graph = pytest.importorskip("pipelines.engines.bigdl.graph").training_graph
+training_graph = pytest.importorskip("pipelines.engines.bigdl.dllib").training_graph
 
 STEPS = 24
 # Of which some parts are made; and after which weights are compared: roundings add up.

@@ -3,8 +3,7 @@
 import pytest
 
 from pipelines.catalog import ENGINES, STEPPERS
-from pipelines.engines.base import check_fit
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import check_fit, load_engine
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
 

@@ -20,7 +20,7 @@ from hosts import why_not
 from test_on_hosts import check_sockets
 
 from pipelines.catalog import ENGINES
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 
 MATRIX = pytest.mark.matrix
 TRIED = [

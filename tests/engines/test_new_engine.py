@@ -13,9 +13,7 @@ from reference import engines_page
 
 from pipelines.catalog import ENGINES, STEPPERS
 from pipelines.cli import main
-from pipelines.engines.base import check_fit
-from pipelines.engines.conf import check_conf
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import check_conf, check_fit, load_engine
 from pipelines.engines.overview import all_rules
 from pipelines.errors import EngineUnavailable, InputError
 from pipelines.runs.checkpoint import checkpoint_steps

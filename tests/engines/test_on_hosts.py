@@ -18,7 +18,7 @@ from hosts import end, why_not
 from small_runs import small_run
 from socket_page import socket_rows
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.settings.load import parse
 
 pytestmark = [

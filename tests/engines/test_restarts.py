@@ -29,8 +29,8 @@ from pipelines.runs.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from pipelines.runs.metrics_log import MetricsLog
-from pipelines.runs.restarts import read_restarts
+from pipelines.runs.job_records import read_restarts
+from pipelines.runs.step_metrics import MetricsLog
 from pipelines.settings.load import parse
 
 STEPS = 24

@@ -16,7 +16,7 @@ from small_runs import small_run
 from pipelines.catalog import STEPPERS
 from pipelines.engines.base import monitor_for
 from pipelines.runs.attempts import accepted_checkpoints, checkpoint_name
-from pipelines.runs.metrics_log import MetricsLog
+from pipelines.runs.step_metrics import MetricsLog
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pipelines.errors import InputError
 from pipelines.evaluation.base import figure_named
 from pipelines.evaluation.sets import metric_named
 from pipelines.files.prepared_folder import PreparedFolder
-from pipelines.runs.best import Metric
+from pipelines.runs.model_choice import Metric
 from pipelines.settings.load import parse
 
 NESTED = parse(

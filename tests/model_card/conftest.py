@@ -11,8 +11,7 @@ from logged_runs import write_run
 from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
 from pipelines.models.bert.spec import BertSpec
-from pipelines.models.digest import digest_model
-from pipelines.models.folder import write_encoder
+from pipelines.models.folder import digest_model, write_encoder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import random_weights
 from pipelines.settings.load import dump, parse

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipelines.models.frameworks import torch_linear
+from pipelines.models.frameworks import torch as torch_linear
 from pipelines.models.frameworks.torch import KEPT_KERNELS, bound_kernel_caches
 
 

@@ -14,7 +14,7 @@ from pipelines.pretraining.start import fresh_weights, objective_weights
 from pipelines.runs.checkpoint import load_checkpoint, save_checkpoint, save_frozen
 from pipelines.settings.load import load, parse
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import StepWork
 from pipelines.training.steppers.torch import TorchStepper
 
 WITH_TOKENS = [name for name in LOSSES if LOSSES.load(name).reconstruction]

@@ -12,7 +12,7 @@ from tiny_checkpoints import FAMILIES, write_plain
 from pipelines.catalog import LOSSES
 from pipelines.lanes.files import Side
 from pipelines.models.folder import read_encoder
-from pipelines.pretraining.head import HEAD, STORED
+from pipelines.pretraining.start import HEAD, STORED
 
 CROSS = "decoder.layer."
 

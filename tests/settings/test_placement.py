@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.engines.base import check_fit
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import check_fit, load_engine
 from pipelines.errors import InputError
 from pipelines.settings.checks import check_divided
 from pipelines.settings.load import parse

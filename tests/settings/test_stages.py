@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.engines.loading import load_engine
-from pipelines.engines.submission import submit_conf
+from pipelines.engines.base import load_engine
+from pipelines.engines.overview import submit_conf
 from pipelines.errors import InputError
 from pipelines.settings import Config
 from pipelines.settings.load import dump, load, parse

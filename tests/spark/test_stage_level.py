@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.errors import InputError
 from pipelines.settings.load import parse
 from pipelines.spark.stage_resources import check_stages, stage_settings

@@ -24,7 +24,7 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
 from pipelines.tokens.vocabulary import SpecialIds
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import StepWork
 from pipelines_bench.sharded.models import encoder_spec, random_arrays
 
 SPEC = BertSpec(vocabulary=50, layers=1, hidden=16, heads=2, intermediate=32, positions=16)

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.catalog import EVALUATIONS
-from pipelines.embedding.executor import Columns, embed_batches
-from pipelines.embedding.options import EmbeddingOptions, embedding_options
+from pipelines.embedding.executor import Columns, EmbeddingOptions, embed_batches, embedding_options
 from pipelines.models.inference.embedder import TextEmbedder, load_embedder
 from pipelines.models.spec import EncoderSpec
 from pipelines_bench.gpu.checks import Finding, Place

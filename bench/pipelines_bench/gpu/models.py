@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.models.card import start_card
-from pipelines.models.folder import write_encoder
+from pipelines.models.folder import start_card, write_encoder
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights
 from pipelines.tokens.vocabulary import SPECIAL_TOKENS, save_wordpieces

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipelines.models.bert.torch_attention import (
+from pipelines.models.bert.torch import (
     Heads,
     attend,
     explicit_attention,
@@ -16,8 +16,7 @@ from pipelines.models.bert.torch_attention import (
     has_flash,
     unpadded_attention,
 )
-from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.frameworks.torch import Batch, DropoutMasks
 from pipelines.models.spec import DropoutRates
 from pipelines_bench.gpu.checks import Finding, Place
 from pipelines_bench.gpu.torch_figures import shape_of

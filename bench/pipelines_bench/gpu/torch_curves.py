@@ -9,7 +9,7 @@ import numpy as np
 from pipelines.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from pipelines.runs.run import TrainingRun, WorkerTask
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.feed import lane_feed
+from pipelines.training.steppers.base import lane_feed
 from pipelines.training.steppers.torch import TorchStepper
 from pipelines_bench.gpu.torch_machine import workers_on
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.models.bert import torch_attention
-from pipelines.models.frameworks.torch import embed, forward, has_bf16, prepare
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
+from pipelines.models.bert import torch as torch_attention
+from pipelines.models.frameworks.torch import DropoutMasks, embed, forward, has_bf16, prepare
 from pipelines.models.inference.backends import choose_precision
 from pipelines.models.spec import DropoutRates, EncoderSpec
 from pipelines.models.weights import Weights, fresh_arrays, weight_shapes

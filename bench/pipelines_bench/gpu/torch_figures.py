@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from pipelines.models.bert.spec import BertSpec
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.models.weights import random_weights
-from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import StepWork
 from pipelines_bench.gpu.checks import Finding, Place
 from pipelines_bench.gpu.models import sentences, write_model
 from pipelines_bench.gpu.torch_machine import wait_for, workers_on

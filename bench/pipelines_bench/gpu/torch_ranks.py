@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as processes
 
-from pipelines.engines.torchrun import run_torchrun
-from pipelines.engines.torchrun_store import announce, open_listener
+from pipelines.engines.torchrun import announce, open_listener, run_torchrun
 from pipelines.runs.run import WorkerTask
 from pipelines.training.collectives.interfaces import prefer_interface_to
 from pipelines.training.collectives.process_group import (
@@ -25,7 +24,7 @@ from pipelines.training.collectives.process_group import (
     process_group_cleanup,
 )
 from pipelines.training.devices import worker_device
-from pipelines.training.worker import run_worker
+from pipelines.training.loop import run_worker
 
 START_SECONDS = 60
 

@@ -19,7 +19,7 @@ from pipelines.runs.checkpoint import Checkpoint
 from pipelines.settings.load import parse
 from pipelines.tokens.vocabulary import SpecialIds
 from pipelines.training.collectives.base import SingleProcess
-from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import StepWork
 from pipelines.training.steppers.torch import TorchStepper
 from pipelines_bench.gpu.checks import Finding, Place
 from pipelines_bench.gpu.torch_machine import workers_on

@@ -27,7 +27,7 @@ from pipelines.training.collectives.process_group import (
     exit_without_finalization,
     process_group_cleanup,
 )
-from pipelines.training.feed import StepWork
+from pipelines.training.steppers.base import StepWork
 
 RATE = 1e-4
 _EVERY_SECONDS = 0.05

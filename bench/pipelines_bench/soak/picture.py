@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.report.style import BLUE, INK, ORANGE, ROSE, TEAL, VIOLET, whole_numbers
+from pipelines.report.svg_charts import BLUE, INK, ORANGE, ROSE, TEAL, VIOLET, whole_numbers
 from pipelines_bench.soak.record import STEPS, Record
 from pipelines_bench.soak.watching import (
     CHILDREN,
@@ -55,7 +55,7 @@ def soak_picture(records: Sequence[Record]) -> str:
     Args:
         records: All of steps, or all of runs.
     """
-    from pipelines.report.svg_pictures import picture_of
+    from pipelines.report.svg_charts import picture_of
 
     rows = [(record, _PANELS) for record in records]
     rows += [(one, _SESSION_PANELS) for one in records if SESSION in one.series]

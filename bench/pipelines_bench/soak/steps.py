@@ -13,7 +13,7 @@ from pipelines.compare.processes import end_session, own_environment, stage_comm
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.run_folder import RunFolder
-from pipelines.runs.metrics_log import read_metrics_lines
+from pipelines.runs.step_metrics import read_metrics_lines
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
 from pipelines_bench.soak.record import RUNS, STEPS, Record

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode
-from pipelines.engines.conf import NO_SPECULATION
+from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
 from pipelines.errors import EngineUnavailable
 from pipelines.losses.loss import spans_steps

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode
-from pipelines.engines.conf import NO_SPECULATION
+from pipelines.engines.base import NO_SPECULATION, Mode
 from pipelines.engines.horovod.rendezvous import Rendezvous
 from pipelines.engines.mesh.cluster import WorkerMaker
 from pipelines.engines.spark_engine import DriverSide, SparkJobEngine
@@ -98,7 +97,7 @@ class MeshEngine(SparkJobEngine):
     @override
     def preloads(self, config: Config) -> tuple[str, ...]:
         # The library imports more than computes nothing for certain.
-        return ("pipelines.training.worker", "pipelines.lean_tensorflow")
+        return ("pipelines.training.loop", "pipelines.lean_tensorflow")
 
     @override
     def prepare_job(self, driver: DriverSide, task: WorkerTask) -> Callable[[], object]:

@@ -8,9 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipelines.engines.tensorflowonspark import NAME
-from pipelines.engines.tensorflowonspark.feeding import QUEUE_BOUND, feed_partition
-from pipelines.engines.tensorflowonspark.nodes import NodeArguments, run_node
-from pipelines.engines.tensorflowonspark.registration import RegistrationServer, registering_at
+from pipelines.engines.tensorflowonspark.nodes import (
+    QUEUE_BOUND,
+    NodeArguments,
+    RegistrationServer,
+    feed_partition,
+    registering_at,
+    run_node,
+)
 from pipelines.errors import EngineError, PipelineError
 from pipelines.quiet import quiet_import
 from pipelines.runs.run import TrainingOutcome, TrainingRun

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from pipelines.engines.base import Mode, monitor_for
-from pipelines.engines.conf import NO_SPECULATION, ConfRule
+from pipelines.engines.base import NO_SPECULATION, ConfRule, Mode, monitor_for
 from pipelines.engines.spark_engine import SparkEngine, driver_identity, if_late
 from pipelines.engines.tensorflowonspark import NAME
 from pipelines.errors import EngineUnavailable, InputError
@@ -125,8 +124,7 @@ class TensorFlowOnSparkEngine(SparkEngine):
             start_nodes,
             wait_feeding,
         )
-        from pipelines.engines.tensorflowonspark.nodes import NodeArguments
-        from pipelines.engines.tensorflowonspark.registration import RegistrationServer
+        from pipelines.engines.tensorflowonspark.nodes import NodeArguments, RegistrationServer
 
         context = session.sparkContext
         host, bind = driver_addresses(context)

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.weights import POSITIONS, PROJECTION, SEGMENTS, layer_prefix
+from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec, layer_prefix
 from pipelines.models.frameworks.dllib import POOLED, Builder
 from pipelines.models.weights import WORDS
 from pipelines.quiet import quiet_import
+
+
+def token_floats(spec: BertSpec, tokens: int) -> int:
+    """fp32 numbers that forward and backward keep of a token.
+
+    What the parts of each layer give, the shares of attention among it; the gradients of two
+    layers, which all layers use in turn; and those of the embeddings.
+
+    Args:
+        spec: The shape.
+        tokens: Of the longest text.
+    """
+    outputs = spec.layers * (10 * spec.hidden + 3 * spec.intermediate + spec.heads * tokens)
+    gradients = 2 * (10 * spec.hidden + 2 * spec.intermediate)
+    return outputs + gradients + 6 * spec.hidden
+
 
 with quiet_import():
     from bigdl.dllib.nn import layer as dllib

@@ -12,21 +12,17 @@ import numpy as np
 from pipelines.errors import InputError
 from pipelines.files import records, storage
 from pipelines.models.architecture import FolderFormat, Lengths, Modules
-from pipelines.models.bert.layout import Layout, model_type
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.weights import POSITIONS, weight_shapes
+from pipelines.models.bert.spec import POSITIONS, BertSpec, Layout, model_type, weight_shapes
 from pipelines.models.checkpoint_files import checkpoint_rows, read_checkpoint
-from pipelines.models.model_config import (
+from pipelines.models.sentence_modules import (
+    CONFIG_FILE,
+    KEY,
+    WHOLE_COPY,
     check_heads,
     check_implementations,
     check_layers,
     check_numbers,
     check_size,
-)
-from pipelines.models.sentence_modules import (
-    CONFIG_FILE,
-    KEY,
-    WHOLE_COPY,
     read_dense,
     read_head,
     refuse,

@@ -13,27 +13,24 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pipelines.models.bert.division import DIVISION
-from pipelines.models.bert.spec import BertSpec
+from pipelines.models.bert.spec import DIVISION, RELATIVE_BIAS, BertSpec, layer_prefix
 from pipelines.models.bert.torch import (
+    Heads,
+    attend,
     embedded_inputs,
     first_dropout_site,
     layer_norm,
     norm_weights,
     relative_bias,
 )
-from pipelines.models.bert.torch_attention import Heads, attend
-from pipelines.models.bert.weights import RELATIVE_BIAS, layer_prefix
-from pipelines.models.division import part_bounds
 from pipelines.models.frameworks.megatron import (
     ColumnDivided,
     DividedWords,
     RowDivided,
     shared_input,
 )
-from pipelines.models.frameworks.torch_batch import Batch, pool
-from pipelines.models.frameworks.torch_dropout import DropoutMasks, dropped
-from pipelines.models.weights import WORDS
+from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped, pool
+from pipelines.models.weights import WORDS, part_bounds
 
 
 class MegatronBert(torch.nn.Module):  # type: ignore[misc] # torch is not followed

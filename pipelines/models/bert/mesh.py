@@ -1,7 +1,7 @@
 """BERT in Mesh TensorFlow; see :class:`pipelines.models.frameworks.mesh.Form`.
 
 Heads, the wide layer and the vocabulary lie along the mesh's axis of members, so that each has some
-of the heads and a part of either matrix behind them, as in :mod:`.division`. Which sums this takes
+of the heads and a part of either matrix behind them, as in :mod:`.spec`. Which sums this takes
 follows from the dimensions that a product drops: nothing here says so.
 """
 
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.lean_tensorflow import tensorflow as tf
-from pipelines.models.bert.spec import BertSpec
-from pipelines.models.bert.weights import POSITIONS, PROJECTION, SEGMENTS, layer_prefix
+from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec, layer_prefix
 from pipelines.models.frameworks.mesh import (
     HEADS,
     HIDDEN,

@@ -22,12 +22,10 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 
-from pipelines.models.division import part_bounds
-from pipelines.models.frameworks.torch import finished
-from pipelines.models.frameworks.torch_batch import Batch
-from pipelines.models.frameworks.torch_dropout import DropoutMasks
-from pipelines.models.frameworks.torch_sharding import Inputs
+from pipelines.models.frameworks.torch import Batch, DropoutMasks, finished
+from pipelines.models.frameworks.torch_division import Inputs
 from pipelines.models.spec import EncoderSpec
+from pipelines.models.weights import part_bounds
 from pipelines.settings.training import Place, Placement
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.errors import InputError
-from pipelines.models.fewer_layers import KEY
+from pipelines.models.adaptation import KEY
 from pipelines.models.inference.backends import token_embedder
 from pipelines.models.inference.batches import embed_token_ids
 from pipelines.models.spec import EncoderSpec

@@ -6,20 +6,39 @@ replicas. The micro-batches of a step are the granules of a replica.
 Sources: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019, arXiv:1909.08053; Narayanan et al., "Efficient Large-Scale Language Model
 Training on GPU Clusters Using Megatron-LM", SC 2021, arXiv:2104.04473.
+
+What Megatron-Core needs of CUDA, where there is no GPU. Runs on executors.
+
+The library takes a GPU for granted: some functions ask for tensors on it by name. Its modules that
+have such functions get another PyTorch under their own name for it, and nothing else of the process
+changes. Releases 0.16 were read for this.
+
+AdamW's moments in Megatron's distributed optimiser. Runs on executors.
+
+The optimiser of a worker has a piece of what the worker holds: the workers that hold the same part
+of the encoder, one of each replica, share it out, as one row of numbers.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
-from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
+import torch.distributed as processes
+from megatron.core import parallel_state, utils
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    param_and_grad_buffer,
+)
+from megatron.core.optimizer import OptimizerConfig, clip_grads, get_megatron_optimizer, optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func, p2p_communication, schedules
 
 from pipelines.models.architecture import architecture_of, form_of
 from pipelines.models.frameworks.megatron import MegatronForm, MegatronStage, layer_config
@@ -31,20 +50,166 @@ from pipelines.settings import TrainingSettings
 from pipelines.settings.training import Placement
 from pipelines.training.collectives.base import Collectives
 from pipelines.training.collectives.process_group import GroupCollectives
-from pipelines.training.feed import StepWork
 from pipelines.training.steppers.adamw import BETA_1, BETA_2, EPSILON
-from pipelines.training.steppers.base import Stepper, StepperFactory
-from pipelines.training.steppers.megatron_on_cpu import pass_for_gpu, run_on_cpu
-from pipelines.training.steppers.megatron_state import Moments
-from pipelines.training.steppers.micro_batches import Batch as Micro
-from pipelines.training.steppers.micro_batches import by_side, granule_texts, per_batch
-from pipelines.training.steppers.objectives import Objective
-from pipelines.training.steppers.own_part import OwnPart
-from pipelines.training.steppers.sharded import KINDS
-from pipelines.training.steppers.step_negatives import pulls_on_embeddings
-from pipelines.training.steppers.torch import TorchRun
-from pipelines.training.steppers.torch_inputs import device_inputs
-from pipelines.training.steppers.torch_losses import gradients_of_loss, on_device, pulled_loss
+from pipelines.training.steppers.base import Batch as Micro
+from pipelines.training.steppers.base import (
+    Stepper,
+    StepperFactory,
+    StepWork,
+    by_side,
+    granule_texts,
+    per_batch,
+)
+from pipelines.training.steppers.objectives import Objective, pulls_on_embeddings
+from pipelines.training.steppers.sharded import KINDS, OwnPart
+from pipelines.training.steppers.torch import (
+    TorchRun,
+    device_inputs,
+    gradients_of_loss,
+    on_device,
+    pulled_loss,
+)
+
+_MODULES = (
+    schedules,  # Counts tokens on the GPU.
+    p2p_communication,  # Receives there, and waits for it.
+    param_and_grad_buffer,  # Has the buffers of weights and gradients there.
+    optimizer,  # Has its scales and flags there,
+    clip_grads,  # and norms,
+    utils,  # which are added up there.
+)
+
+
+class _CudaOfCpu:
+    """What those modules call of ``torch.cuda``."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
+
+    def current_device(self) -> torch.device:
+        """Where buffers are made."""
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """Nothing is queued on a CPU."""
+
+
+class _TorchOfCpu:
+    """PyTorch, but for tensors on a GPU, which are made in the host's memory."""
+
+    cuda = _CudaOfCpu()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def zeros(self, *size: Any, device: Any = None, **named: Any) -> torch.Tensor:
+        """See ``torch.zeros``; any device is the CPU."""
+        return torch.zeros(*size, **named)
+
+    def tensor(self, data: Any, *, device: Any = None, **named: Any) -> torch.Tensor:
+        """See ``torch.tensor``; any device is the CPU."""
+        return torch.tensor(data, **named)
+
+
+def run_on_cpu() -> None:
+    """Has the library compute on the CPU, over Gloo; once in a process that has no GPU."""
+    for module in _MODULES:
+        module.torch = _TorchOfCpu()
+    # Gloo does not send several tensors as one, which is what this makes of operations inside.
+    param_and_grad_buffer._coalescing_manager = _one_by_one
+    # The library's looks for the name of a GPU's type.
+    optimizer.clip_grad_by_total_norm_fp32 = _clip
+
+
+def pass_for_gpu(parameter: torch.nn.Parameter) -> None:
+    """Has the distributed optimiser accept a weight, which it does by the name of its type."""
+    parameter.type = lambda: "torch.cuda.FloatTensor"
+
+
+def _clip(parameters: Sequence[Any], max_norm: float, total_norm: float, **others: Any) -> None:
+    """Shortens gradients in place, if they are longer than the longest that is allowed."""
+    share = max_norm / (total_norm + 1e-6)
+    if share < 1:
+        torch._foreach_mul_([one.grad for one in parameters], share)
+
+
+@contextmanager
+def _one_by_one(*arguments: Any, **named: Any) -> Iterator[None]:
+    yield
+
+
+class _Piece(NamedTuple):
+    """What this worker's optimiser has of a weight.
+
+    Attributes:
+        numbers: Which of the numbers of the worker's part they are.
+        values: fp32 [numbers], which the optimiser updates in place.
+    """
+
+    numbers: slice
+    values: torch.Tensor
+
+
+class Moments:
+    """The moments of this worker's part, from and to checkpoints.
+
+    Args:
+        optimiser: Megatron's, of one model.
+        weights: The parameters of this worker, by canonical name.
+        group: The workers that hold the same part.
+    """
+
+    def __init__(
+        self, optimiser: Any, weights: Mapping[str, torch.nn.Parameter], group: Any
+    ) -> None:
+        (self._optimiser,) = optimiser.chained_optimizers
+        self._weights, self._group = weights, group
+        names = {parameter: name for name, parameter in weights.items()}
+        self._pieces = {names[parameter]: piece for parameter, piece in self._found()}
+
+    def take(self, part: Checkpoint) -> None:
+        """Gives the optimiser its state, which it would begin at its first update.
+
+        Args:
+            part: This worker's part of a checkpoint; without moments it is a start.
+        """
+        for group in self._optimiser.param_groups:
+            # Where Transformer Engine or Apex is installed, their AdamW counts updates here.
+            group["step"] = part.step
+        for name, piece in self._pieces.items():
+            state = {"step": torch.tensor(float(part.step), device=piece.values.device)}
+            for kind, key in KINDS.items():
+                own = torch.zeros_like(piece.values)
+                if part.moments:
+                    flat = np.ascontiguousarray(part.moments[f"{kind}/{name}"]).reshape(-1)
+                    own.copy_(torch.from_numpy(flat[piece.numbers]))
+                state[key] = own
+            self._optimiser.optimizer.state[piece.values] = state
+
+    def whole(self, key: str) -> torch.Tensor:
+        """One of the moments of the part, with the first replica; all replicas call it at once.
+
+        It is the sum of the pieces, with zeros around them, which is exact.
+
+        Args:
+            key: Its kind, a slash, and the name of the weight.
+        """
+        kind, _, name = key.partition("/")
+        whole = torch.zeros_like(self._weights[name])
+        if (piece := self._pieces.get(name)) is not None:
+            own = self._optimiser.optimizer.state[piece.values][KINDS[kind]]
+            whole.view(-1)[piece.numbers] = own
+        processes.reduce(whole, dst=processes.get_global_rank(self._group, 0), group=self._group)
+        return whole
+
+    def _found(self) -> Iterator[tuple[torch.nn.Parameter, _Piece]]:
+        """The pieces, by the library's own books."""
+        parameters = chain.from_iterable(self._optimiser.model_fp32_groups)
+        pieces = chain.from_iterable(self._optimiser.shard_fp32_groups)
+        for parameter, values in zip(parameters, pieces, strict=True):
+            own = self._optimiser._get_model_param_range_map(parameter)["param"]
+            yield parameter, _Piece(slice(own.start, own.end), values)
+
 
 LossOf = Callable[[int, list[torch.Tensor]], torch.Tensor]
 """Takes the number of a micro-batch, and the embeddings of its sides."""

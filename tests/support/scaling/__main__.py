@@ -27,7 +27,7 @@ from pipelines.compare.prediction import Evidence, Network, load_of, predicted_r
 from pipelines.compare.processes import Usage
 from pipelines.compare.strategy import Strategy, named_strategies
 from pipelines.compare.trial import Reading, read_trial, settled_step
-from pipelines.engines.loading import load_engine
+from pipelines.engines.base import load_engine
 from pipelines.lanes.files import LaneManifest
 from pipelines.settings import Config
 from pipelines.settings import load as configuration
