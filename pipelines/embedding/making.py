@@ -18,10 +18,11 @@ from pipelines.files import locks, storage
 from pipelines.files.locations import Location, RemotePath
 from pipelines.models.inference.backends import choose_precision
 from pipelines.progress import WorkProgress
-from pipelines.spark.capacity import collect_from_tasks, default_parallelism
+from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.jobs import run_with_timeout
 from pipelines.spark.session import running_tasks
+from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -44,7 +44,8 @@ from pipelines.files.folders import work_folder
 from pipelines.files.locations import Location, RemotePath, arrow_source
 from pipelines.files.ownership import TABLE
 from pipelines.settings import Config
-from pipelines.spark.capacity import collect_from_tasks, default_parallelism, slices
+from pipelines.spark.capacity import default_parallelism
+from pipelines.spark.tasks import collect_from_tasks, slices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -67,8 +67,9 @@ from pipelines.mining.staging import ANCHORS, DOCUMENTS, PAIRS, Staged, stage
 from pipelines.models.inference.backends import choose_backend
 from pipelines.progress import activity
 from pipelines.settings import Config
-from pipelines.spark.capacity import collect_from_tasks, task_threads
+from pipelines.spark.capacity import task_threads
 from pipelines.spark.session import running_tasks
+from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -33,8 +33,8 @@ from pipelines.files.ownership import INDEX, check_ours
 from pipelines.files.versions import copy_file, current
 from pipelines.libraries import check_installed
 from pipelines.search.near_duplicates import best_of_files, check_queries
-from pipelines.spark.capacity import collect_from_tasks
 from pipelines.spark.errors import executor_failures
+from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,8 +24,9 @@ import pyarrow as pa
 from pipelines.embedding.store import Block, VectorFile, VectorTable, read_blocks
 from pipelines.errors import InputError
 from pipelines.evaluation.embedder import SCORE_DECIMALS, Neighbours, merged, nearest, unit_length
-from pipelines.spark.capacity import Shared, collect_from_tasks, default_parallelism, shared_value
+from pipelines.spark.capacity import Shared, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
+from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -43,9 +43,10 @@ from pipelines.lexical.bm25 import (
 from pipelines.models.inference.embedder import load_embedder
 from pipelines.search.index import build_index, has_index, search_index
 from pipelines.search.near_duplicates import best_of_files, deal, search_table
-from pipelines.spark.capacity import Shared, collect_from_tasks, default_parallelism, shared_value
+from pipelines.spark.capacity import Shared, default_parallelism, shared_value
 from pipelines.spark.errors import executor_failures
 from pipelines.spark.parquet_parts import read_footers
+from pipelines.spark.tasks import collect_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

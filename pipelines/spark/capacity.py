@@ -5,21 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
-
-import pyarrow as pa
 
 from pipelines.errors import InputError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 
 logger = logging.getLogger(__name__)
@@ -173,78 +167,7 @@ def conf_value(session: SparkSession, key: str, default: str | None = None) -> s
         return default
 
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 Value = TypeVar("Value")
-
-_ROW = "value"
-
-
-def slices(values: Sequence[Value], most: int) -> list[Sequence[Value]]:
-    """Values in at most so many runs of nearly equal length, none of them empty."""
-    count = min(len(values), most)
-    ends = [len(values) * number // count for number in range(count + 1)] if count else []
-    return [values[start:end] for start, end in pairwise(ends)]
-
-
-def collect_from_tasks(
-    session: SparkSession,
-    tasks: Sequence[Task],
-    work: Callable[[Iterator[Task]], Iterator[Result]],
-) -> list[Result]:
-    """Has Spark do tasks, each in a partition of its own, and collects what they give, in order.
-
-    An RDD job where there are RDDs: in a fresh session one of Spark SQL costs several CPU seconds
-    more, for the Java classes and the pandas that it loads.
-
-    Args:
-        tasks: Plain values.
-        work: Runs on an executor; gets one task and yields little, which can be pickled.
-    """
-    if is_connected():
-        frame = frame_from_tasks(session, tasks, partial(_pickled, work=work), f"{_ROW} binary")
-        return [pickle.loads(row[_ROW]) for row in frame.collect()]
-    found = session.sparkContext.parallelize(tasks, len(tasks))
-    return found.mapPartitions(lambda some: work(iter(some))).collect()
-
-
-def _pickled(
-    tasks: Iterator[Any], *, work: Callable[[Iterator[Any]], Iterator[Any]]
-) -> Iterator[pa.RecordBatch]:
-    """The results of tasks as rows. Runs on an executor."""
-    rows = [pickle.dumps(result) for result in work(tasks)]
-    yield pa.RecordBatch.from_arrays([pa.array(rows, pa.binary())], names=[_ROW])
-
-
-def frame_from_tasks(
-    session: SparkSession,
-    tasks: Sequence[Task],
-    work: Callable[[Iterator[Task]], Iterator[pa.RecordBatch]],
-    schema: str | StructType,
-) -> DataFrame:
-    """Has Spark do tasks, each in a partition of its own, and makes a frame of what they yield.
-
-    Args:
-        tasks: Plain values.
-        work: Runs on an executor; gets one task and yields rows.
-        schema: Of the rows.
-    """
-    # All tasks travel with the function: packed, a Python worker unpacks none but its own.
-    packed = [zlib.compress(pickle.dumps(task), 1) for task in tasks]
-    numbers = session.range(0, len(packed), 1, len(packed))
-    return numbers.mapInArrow(partial(_work_on_numbers, packed=packed, work=work), schema)
-
-
-def _work_on_numbers(
-    batches: Iterator[pa.RecordBatch],
-    *,
-    packed: Sequence[bytes],
-    work: Callable[[Iterator[Any]], Iterator[pa.RecordBatch]],
-) -> Iterator[pa.RecordBatch]:
-    """Does the tasks whose numbers are in the column `id`. Runs on an executor."""
-    numbers = (number for batch in batches for number in batch.column("id").to_pylist())
-    return work(pickle.loads(zlib.decompress(packed[number])) for number in numbers)
-
 
 MOST_BYTES = 96 * 2**20
 """That a function may bring along in Spark Connect, whose messages have at most 128 MiB."""

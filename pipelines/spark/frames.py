@@ -25,7 +25,7 @@ from pipelines.arrow_columns import (
 from pipelines.errors import PipelineError
 from pipelines.files import storage
 from pipelines.files.locations import Location, arrow_source, listed
-from pipelines.spark.capacity import collect_from_tasks, frame_from_tasks, is_connected
+from pipelines.spark.capacity import is_connected
 from pipelines.spark.parquet_parts import (
     Part,
     data_files,
@@ -36,6 +36,7 @@ from pipelines.spark.parquet_parts import (
     read_part,
     read_table,
 )
+from pipelines.spark.tasks import collect_from_tasks, frame_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.files.locations import Location, arrow_source, listed
-from pipelines.spark.capacity import collect_from_tasks, frame_from_tasks
+from pipelines.spark.tasks import collect_from_tasks, frame_from_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

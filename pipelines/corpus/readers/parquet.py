@@ -31,8 +31,9 @@ from pipelines.errors import InputError
 from pipelines.files.locations import Location, arrow_source
 from pipelines.settings import CorpusSettings
 from pipelines.settings.corpus import column_of
-from pipelines.spark.capacity import collect_from_tasks, default_parallelism, slices
+from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.frames import read_columns
+from pipelines.spark.tasks import collect_from_tasks, slices
 
 _FOOTERS_AT_ONCE = 16
 _SHOWN = 120

@@ -51,8 +51,9 @@ from pipelines.files.locations import Location
 from pipelines.settings import CorpusSettings, StorageSettings
 from pipelines.settings.corpus import column_of
 from pipelines.settings.spark import DEFAULT_STORES
-from pipelines.spark.capacity import default_parallelism, frame_from_tasks
+from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.frames import read_columns
+from pipelines.spark.tasks import frame_from_tasks
 
 logger = logging.getLogger(__name__)
 
