@@ -205,7 +205,7 @@ $(MEGATRON_STAMP): $(STAMP)
 	@$(INSTALL) $(@D) --no-deps --require-hashes -r environment/megatron.lock
 	printf '#!/bin/sh\nexec "$$(dirname "$$0")/python" -m pipelines "$$@"\n' > $(@D)/bin/sentence-pipelines
 	chmod +x $(@D)/bin/sentence-pipelines
-	$(@D)/bin/python -c 'import megatron.core, pipelines.engines.megatron'
+	$(@D)/bin/python -c 'import megatron.core, pipelines.engines.megatron.engine'
 	$(@D)/bin/sentence-pipelines --version
 	touch $@
 

@@ -170,8 +170,8 @@ STEPPERS = Registry(
         "torch-pipeline": "pipelines.training.steppers.model_parallel:PipelineStepper",
         "deepspeed-pipeline": ("pipelines.training.steppers.deepspeed:DeepSpeedPipelineStepper"),
         "deepspeed": "pipelines.training.steppers.deepspeed:DeepSpeedStepper",
-        "megatron": "pipelines.training.steppers.megatron:MegatronStepper",
-        "mesh": "pipelines.training.steppers.mesh:MeshStepper",
+        "megatron": "pipelines.engines.megatron.stepper:MegatronStepper",
+        "mesh": "pipelines.engines.mesh.stepper:MeshStepper",
     },
 )
 
@@ -184,7 +184,7 @@ ENGINES = Registry(
         "deepspeed": "pipelines.engines.deepspeed:DeepSpeedEngine",
         "elephas": "pipelines.engines.elephas.engine:ElephasEngine",
         "horovod": "pipelines.engines.horovod.engine:HorovodEngine",
-        "megatron": "pipelines.engines.megatron:MegatronEngine",
+        "megatron": "pipelines.engines.megatron.engine:MegatronEngine",
         "mesh": "pipelines.engines.mesh.engine:MeshEngine",
         "tensorflowonspark": "pipelines.engines.tensorflowonspark.engine:TensorFlowOnSparkEngine",
         "torch": "pipelines.engines.torch:TorchEngine",

@@ -26,7 +26,6 @@ spark
 corpus
 tokens
 lanes
-jvm
 losses
 models
 pretraining
@@ -55,16 +54,16 @@ LEFTMOST = 0  # of the package itself, which holds the version and nothing else
 # modules that exist for one import it as soon as they are imported themselves.
 TORCH = (
     *("*torch*", "*fsdp", "*sharded", "*process_group", "*deepspeed*", "*.orca.*", "*.devices"),
-    *("*.model_parallel", "*.pipeline", "*.own_part", "*.worker_groups", "*megatron*"),
+    *("*.model_parallel", "*.megatron.*"),
 )
-MESH = ("*.frameworks.mesh*", "*.bert.mesh", "*.steppers.mesh*")
+MESH = ("*.engines.mesh.*",)
 HEAVY = {
     "tensorflow": ("*tensorflow*", "*.elephas.model", "*.elephas.steps", *MESH),
-    "mesh_tensorflow": ("*.frameworks.mesh_library",),
+    "mesh_tensorflow": ("*.mesh.library",),
     "torch": TORCH,
     "deepspeed": ("*deepspeed", "*deepspeed_pipeline"),
-    "megatron": ("*.steppers.megatron*", "*.frameworks.megatron", "*.bert.megatron"),
-    "bigdl": ("*.orca.*", "*.bigdl.*", "*dllib"),
+    "megatron": ("*.megatron.*",),
+    "bigdl": ("*.orca.*", "*.bigdl.*"),
     "horovod": ("*.horovod.*",),
     "elephas": ("*.elephas.*",),
     "tensorflowonspark": ("*.tensorflowonspark.*",),

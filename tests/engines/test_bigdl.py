@@ -199,7 +199,7 @@ def granule(number, lengths, groups=(1, 2, 3)):
 
 
 def test_a_thread_gets_its_granules_whole(spark, make_run):
-    from pipelines.jvm import provide_classes
+    from pipelines.engines.bigdl.jvm import provide_classes
 
     run = make_run(1)
     classes = provide_classes(spark.sparkContext)

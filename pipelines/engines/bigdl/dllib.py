@@ -29,6 +29,15 @@ from pipelines.engines.bigdl.feeding import (
     parts_of,
     replicas,
 )
+from pipelines.engines.bigdl.form import (
+    Graph,
+    encoder_nodes,
+    flattened,
+    graph_of,
+    quiet,
+    set_weights,
+    unflattened,
+)
 from pipelines.engines.bigdl.progress import (
     CHECK_SECONDS,
     Heartbeats,
@@ -41,15 +50,6 @@ from pipelines.errors import EngineError, InputError
 from pipelines.files import storage
 from pipelines.files.locations import Location
 from pipelines.files.run_folder import RunFolder
-from pipelines.models.frameworks.dllib import (
-    Graph,
-    encoder_nodes,
-    flattened,
-    graph_of,
-    quiet,
-    set_weights,
-    unflattened,
-)
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import weight_shapes
 from pipelines.quiet import quiet_import

@@ -39,7 +39,7 @@ class Heartbeats:
     """Says which executors are silent.
 
     Args:
-        listener: The class `Heartbeats` of :mod:`pipelines.jvm`.
+        listener: The class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
         most_seconds: The longest that an executor with tasks to run may be silent.
     """
 
@@ -62,7 +62,7 @@ def too_long(lines: str, awake: float, most_seconds: float) -> Mapping[str, floa
     """The silences that are too long, by host and port of the executor.
 
     Args:
-        lines: Of the class `Heartbeats` of :mod:`pipelines.jvm`.
+        lines: Of the class `Heartbeats` of :mod:`pipelines.engines.bigdl.jvm`.
         awake: For so many seconds the driver would have heard anything.
         most_seconds: The longest that is not too long.
     """
@@ -76,7 +76,7 @@ def listening(context: SparkContext, classes: Any) -> Iterator[Heartbeats]:
     """Listens to the executors inside the block.
 
     Args:
-        classes: The package of :mod:`pipelines.jvm`.
+        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
     """
     spark: Any = context._jsc.sc()
     interval = spark.conf().getTimeAsMs(_INTERVAL, _SPARK_INTERVAL) / 1000
@@ -90,8 +90,8 @@ def listening(context: SparkContext, classes: Any) -> Iterator[Heartbeats]:
 
 # Where dllib keeps each worker's copy of the model.
 _MODELS = "Thread Model RDD"
-# Spark's words in the error of a stage; and what the class `AdamW` of `pipelines.jvm` says
-# where the worker's task is made again, on another executor, before Spark tells of the loss.
+# Spark's words in the error of a stage; and what the class `AdamW` in `jvm` says where the worker's
+# task is made again, on another executor, before Spark tells of the loss.
 _EXECUTOR_LOST = "ExecutorLostFailure"
 _STATE_LOST = re.compile(r"worker (\d+) was lost: its part of the optimiser")
 # What dllib says of such a task, which looks for the parameters where they never were.
@@ -118,7 +118,7 @@ class StepTimes:
 
 
 def parse_progress(lines: str) -> list[StepTimes]:
-    """Reads the report of the class `Progress` of :mod:`pipelines.jvm`."""
+    """Reads the report of the class `Progress` of :mod:`pipelines.engines.bigdl.jvm`."""
     rows = (line.split() for line in lines.splitlines())
     return [StepTimes(int(steps), *map(float, rest)) for steps, *rest in rows]
 
@@ -128,7 +128,7 @@ class WorkerLocations:
     """Which executor each worker is on, and whether it is still there.
 
     Attributes:
-        classes: The package of :mod:`pipelines.jvm`.
+        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
         heartbeats: Of the executors.
         names: Gives the lines of the class `GranulesReader`, as far as they are there.
         known: Host and port of each worker's executor; empty until all are known.

@@ -158,8 +158,8 @@ def _reserved(host: str) -> socket.socket:
 
 def _server(task: WorkerTask, places: Sequence[_Place]) -> str:
     """Starts TensorFlow's server of this worker; returns what a session connects to."""
-    from pipelines.models.frameworks.mesh_library import tf1
-    from pipelines.training.steppers.mesh import session_config
+    from pipelines.engines.mesh.library import tf1
+    from pipelines.engines.mesh.stepper import session_config
 
     tasks = [f"[{one.host}]" if ":" in one.host else one.host for one in places]
     addresses = [f"{host}:{one.server}" for host, one in zip(tasks, places, strict=True)]

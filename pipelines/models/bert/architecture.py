@@ -14,15 +14,15 @@ from pipelines.settings import EncoderSettings
 
 FORMS = {
     "tensorflow": "pipelines.models.bert.tensorflow:encode",
-    "mesh": "pipelines.models.bert.mesh:FORM",
+    "mesh": "pipelines.engines.mesh.bert:FORM",
     "torch": "pipelines.models.bert.torch:BertEncoder",
     "torch_tokens": "pipelines.models.bert.torch:BertEncoder",
     "torch_decoder": "pipelines.models.bert.torch_decoder:BertDecoder",
     "torch_division": "pipelines.models.bert.torch_division:DividedBert",
     "torch_module": "pipelines.models.bert.torch_division:BertModule",
-    "megatron": "pipelines.models.bert.megatron:MegatronBert",
-    "bigdl": "pipelines.models.bert.dllib:encode",
-    "bigdl_memory": "pipelines.models.bert.dllib:token_floats",
+    "megatron": "pipelines.engines.megatron.bert:MegatronBert",
+    "bigdl": "pipelines.engines.bigdl.bert:encode",
+    "bigdl_memory": "pipelines.engines.bigdl.bert:token_floats",
     "openvino": "pipelines.models.bert.openvino:encode",
 }
 ACCEPTED = {

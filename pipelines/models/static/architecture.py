@@ -28,8 +28,8 @@ STATIC = Architecture(
     forms={
         "tensorflow": "pipelines.models.static.tensorflow:encode",
         "torch": "pipelines.models.static.torch:StaticEncoder",
-        "bigdl": "pipelines.models.static.dllib:encode",
-        "bigdl_memory": "pipelines.models.static.dllib:token_floats",
+        "bigdl": "pipelines.engines.bigdl.static:encode",
+        "bigdl_memory": "pipelines.engines.bigdl.static:token_floats",
         "openvino": "pipelines.models.static.openvino:encode",
     },
 )

@@ -4,6 +4,6 @@ The classes are compiled in the driver's JVM by the compiler that Spark itself u
 and sent to the executors by Spark; so they need no Java compiler and no build step.
 """
 
-from pipelines.jvm.classes import PACKAGE, provide_classes
+from pipelines.engines.bigdl.jvm.classes import PACKAGE, provide_classes
 
 __all__ = ["PACKAGE", "provide_classes"]

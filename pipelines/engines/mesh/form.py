@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pipelines.engines.mesh.library import PlacementMeshImpl, mtf, tf1
 from pipelines.lean_tensorflow import tensorflow as tf
 from pipelines.models.architecture import form_of
-from pipelines.models.frameworks.mesh_library import PlacementMeshImpl, mtf, tf1
 from pipelines.models.spec import DropoutRates, EncoderSpec, Pooling
 from pipelines.models.weights import dense_name
 from pipelines.settings.training import Placement

@@ -1,12 +1,12 @@
-"""BERT in BigDL's dllib; see :class:`pipelines.models.frameworks.dllib.Form`."""
+"""BERT in BigDL's dllib; see :class:`pipelines.engines.bigdl.form.Form`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from pipelines.engines.bigdl.form import POOLED, Builder
 from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec, layer_prefix
-from pipelines.models.frameworks.dllib import POOLED, Builder
 from pipelines.models.weights import WORDS
 from pipelines.quiet import quiet_import
 

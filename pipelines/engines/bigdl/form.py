@@ -1,8 +1,8 @@
 """What the architectures share in BigDL's dllib: a graph of layers in the driver's JVM.
 
 Matrix products, losses and the graph are dllib's; the layers that dllib has only as many general
-tensor operations are in :mod:`pipelines.jvm`. Texts are packed one behind the other, so that
-nothing is computed for padding.
+tensor operations are in :mod:`pipelines.engines.bigdl.jvm`. Texts are packed one behind the other,
+so that nothing is computed for padding.
 
 Source of dllib: Dai et al., "BigDL: A Distributed Deep Learning Framework for Big Data", SoCC 2019,
 arXiv:1804.05839.
@@ -20,17 +20,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pipelines.jvm import provide_classes
+from pipelines.engines.bigdl.jvm import provide_classes
 from pipelines.models.architecture import form_of
 from pipelines.models.spec import EncoderSpec, Pooling
 from pipelines.models.weights import Weights, dense_name, weight_shapes
 from pipelines.quiet import quiet_import
 
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
 with quiet_import():
     from bigdl.dllib.nn import layer as dllib
 
-if TYPE_CHECKING:
-    from pyspark import SparkContext
 
 Groups = tuple[tuple[str, ...], ...]
 """For each array of a layer, the weights in it by canonical names, one behind another."""
@@ -70,7 +72,7 @@ class Graph:
 
     Attributes:
         spec: The encoder's shape.
-        classes: The package of :mod:`pipelines.jvm`.
+        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
         model: dllib's module, in the JVM.
         weights: Its vector: a tensor in the JVM.
         slots: What stands where in the vector.
@@ -92,7 +94,7 @@ class Builder:
         layers: The layers that have weights, in the JVM, with the names of these.
 
     Args:
-        classes: The package of :mod:`pipelines.jvm`.
+        classes: The package of :mod:`pipelines.engines.bigdl.jvm`.
         lengths: The node of the lengths [texts].
     """
 
@@ -114,7 +116,7 @@ class Builder:
         return layer(inputs)
 
     def add_own(self, layer: Any, inputs: Any, groups: Groups = ()) -> Any:
-        """A node of a layer of :mod:`pipelines.jvm`; see :meth:`add`."""
+        """A node of a layer of :mod:`pipelines.engines.bigdl.jvm`; see :meth:`add`."""
         return self.add(dllib.Layer(layer, "float"), inputs, groups)
 
     def token_vectors(self, ids: Any, tables: Mapping[str, int], hidden: int) -> Any:

@@ -25,11 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pipelines.lanes.files import Granule
-from pipelines.lanes.plan import noise_seed
-from pipelines.lean_tensorflow import tensorflow as tf
-from pipelines.models.bert.tensorflow import Packing
-from pipelines.models.frameworks.mesh import (
+from pipelines.engines.mesh.form import (
     EXAMPLES,
     REPLICA,
     TOKENS,
@@ -42,7 +38,11 @@ from pipelines.models.frameworks.mesh import (
     on_devices,
     pooling_shares,
 )
-from pipelines.models.frameworks.mesh_library import mtf, tf1
+from pipelines.engines.mesh.library import mtf, tf1
+from pipelines.lanes.files import Granule
+from pipelines.lanes.plan import noise_seed
+from pipelines.lean_tensorflow import tensorflow as tf
+from pipelines.models.bert.tensorflow import Packing
 from pipelines.models.frameworks.tensorflow import configure_threads
 from pipelines.models.spec import EncoderSpec
 from pipelines.models.weights import Weights

@@ -40,8 +40,8 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, clip_grads, get_megatron_optimizer, optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func, p2p_communication, schedules
 
+from pipelines.engines.megatron.form import MegatronForm, MegatronStage, layer_config
 from pipelines.models.architecture import architecture_of, form_of
-from pipelines.models.frameworks.megatron import MegatronForm, MegatronStage, layer_config
 from pipelines.models.frameworks.torch import PRECISIONS
 from pipelines.models.weights import dense_shapes
 from pipelines.runs.checkpoint import Checkpoint

@@ -1,4 +1,4 @@
-"""BERT of Megatron-Core's layers; see :class:`pipelines.models.frameworks.megatron.MegatronForm`.
+"""BERT of Megatron-Core's layers; see :class:`pipelines.engines.megatron.form.MegatronForm`.
 
 Runs on executors.
 """
@@ -13,6 +13,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pipelines.engines.megatron.form import (
+    ColumnDivided,
+    DividedWords,
+    RowDivided,
+    shared_input,
+)
 from pipelines.models.bert.spec import DIVISION, RELATIVE_BIAS, BertSpec, layer_prefix
 from pipelines.models.bert.torch import (
     Heads,
@@ -23,12 +29,6 @@ from pipelines.models.bert.torch import (
     norm_weights,
     relative_bias,
 )
-from pipelines.models.frameworks.megatron import (
-    ColumnDivided,
-    DividedWords,
-    RowDivided,
-    shared_input,
-)
 from pipelines.models.frameworks.torch import Batch, DropoutMasks, dropped, pool
 from pipelines.models.weights import WORDS, part_bounds
 
@@ -37,7 +37,7 @@ class MegatronBert(torch.nn.Module):  # type: ignore[misc] # torch is not follow
     """The layers of a stage, with the embeddings in the first one.
 
     Attributes:
-        weights: See :class:`pipelines.models.frameworks.megatron.MegatronEncode`.
+        weights: See :class:`pipelines.engines.megatron.form.MegatronEncode`.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Static embeddings in BigDL's dllib; see :class:`pipelines.models.frameworks.dllib.Form`."""
+"""Static embeddings in BigDL's dllib; see :class:`pipelines.engines.bigdl.form.Form`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipelines.models.frameworks.dllib import Builder
+from pipelines.engines.bigdl.form import Builder
 from pipelines.models.static.spec import StaticSpec
 from pipelines.models.weights import WORDS
 

@@ -1,4 +1,4 @@
-"""BERT in Mesh TensorFlow; see :class:`pipelines.models.frameworks.mesh.Form`.
+"""BERT in Mesh TensorFlow; see :class:`pipelines.engines.mesh.form.Form`.
 
 Heads, the wide layer and the vocabulary lie along the mesh's axis of members, so that each has some
 of the heads and a part of either matrix behind them, as in :mod:`.spec`. Which sums this takes
@@ -11,9 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.lean_tensorflow import tensorflow as tf
-from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec, layer_prefix
-from pipelines.models.frameworks.mesh import (
+from pipelines.engines.mesh.form import (
     HEADS,
     HIDDEN,
     VOCABULARY,
@@ -24,7 +22,9 @@ from pipelines.models.frameworks.mesh import (
     locally,
     look_up,
 )
-from pipelines.models.frameworks.mesh_library import mtf
+from pipelines.engines.mesh.library import mtf
+from pipelines.lean_tensorflow import tensorflow as tf
+from pipelines.models.bert.spec import POSITIONS, PROJECTION, SEGMENTS, BertSpec, layer_prefix
 from pipelines.models.weights import WORDS
 
 _ATTENTION_MASK = -1e9
