@@ -182,8 +182,12 @@ def _kill_jvm() -> None:
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
-        # Py4J logs a stack for each call that gets no answer then, by the root logger.
+        # Py4J logs a stack for each call that gets no answer then, by the root logger; and the
+        # server of accumulators prints one where the connection ends.
         logging.getLogger().addFilter(_is_of_others_than_py4j)
+        accumulators = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
+        if accumulators is not None:
+            accumulators.handle_error = lambda request, address: None
         process.kill()
         process.wait(STOP_SECONDS)
 
