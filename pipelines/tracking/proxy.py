@@ -2,11 +2,6 @@
 
 The training hands figures over and never waits. The thread alone speaks with the process; if the
 process cannot deliver, the thread tries again now and then, while the queue keeps what is new.
-
-A tracker's process: ``python -m pipelines.tracking.proxy NAME``.
-
-Takes requests from the driver, one JSON object a line on standard input, and answers each by one
-on standard output. When the driver is gone, it closes the run as killed, and ends.
 """
 
 from __future__ import annotations
@@ -20,94 +15,16 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pipelines.files.copies import cache_folder
-from pipelines.settings import StorageSettings, TrackingSettings
-from pipelines.tracking import REGISTRY, tracker_class
-from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Tracker
-
-
-def main() -> None:
-    """Serves until standard input ends."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    # What libraries print goes to the log, so that the answers stand alone.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(sys.argv[1], sys.stdin, answers)
-
-
-def serve(name: str, requests: TextIO, answers: TextIO) -> None:
-    """Passes requests on to a tracker, and its errors to the driver.
-
-    Args:
-        name: Of the tracker, in the registry.
-        requests: Lines of ``{"call": ..., "with": ...}``.
-        answers: Takes a line for each: ``{"problem": null}``, or with a text.
-    """
-    tracker: Tracker | None = None
-    is_open = False
-    for line in requests:
-        request = json.loads(line)
-        problem = None
-        try:
-            tracker = tracker or tracker_class(name)()
-            _CALLS[request["call"]](tracker, request["with"])
-            is_open = request["call"] != "finish"
-        except Exception as error:  # noqa: BLE001 - reported to the driver, which goes on without
-            traceback.print_exc()
-            problem = one_line(error)
-        if not _answered(answers, problem):
-            break
-    if tracker is not None and is_open:
-        tracker.finish(RunEnd(status="killed", problem="the driver's process died"))
-
-
-def _answered(answers: TextIO, problem: str | None) -> bool:
-    """Answers a request; whether the driver was there to read it."""
-    try:
-        answers.write(json.dumps({"problem": problem}) + "\n")
-        answers.flush()
-    except BrokenPipeError:
-        return False
-    return True
-
-
-def one_line(error: Exception) -> str:
-    """The type of an error and the first line of its message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]
-
-
-def _start(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    sections = {
-        "settings": TrackingSettings.model_validate(given["settings"]),
-        "storage": StorageSettings.model_validate(given["storage"]),
-    }
-    tracker.start(RunStart(**{**given, **sections}))
-
-
-def _log(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    tracker.log([MetricPoint(**point) for point in given["points"]])
-
-
-def _finish(tracker: Tracker, given: Mapping[str, Any]) -> None:
-    tracker.finish(RunEnd(**given))
-
-
-_CALLS: Mapping[str, Callable[[Tracker, Mapping[str, Any]], None]] = {
-    "start": _start,
-    "log": _log,
-    "finish": _finish,
-}
-
-if __name__ == "__main__":
-    main()
-
+from pipelines.tracking import REGISTRY
+from pipelines.tracking.base import MetricPoint, RunEnd, RunStart
+from pipelines.tracking.process import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +198,7 @@ class TrackerProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.tracking.proxy", name],
+                [sys.executable, "-m", "pipelines.tracking.process", name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,

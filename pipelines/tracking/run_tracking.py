@@ -12,7 +12,8 @@ from pipelines.settings import load as configuration
 from pipelines.settings.redaction import without_secrets
 from pipelines.tracking import base as names
 from pipelines.tracking.base import MetricPoint, RunEnd, RunStart, Status
-from pipelines.tracking.proxy import TrackerProxy, one_line
+from pipelines.tracking.process import one_line
+from pipelines.tracking.proxy import TrackerProxy
 
 
 class RunTracking:

@@ -275,7 +275,7 @@ def test_a_child_process_gets_the_workspace_of_databricks(monkeypatch):
 def test_a_driver_that_is_killed_leaves_a_run_that_says_so(mlflow_server, client, tmp_path):
     with (tmp_path / "log").open("wb") as log:
         tracker = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.tracking.proxy", "mlflow"],
+            [sys.executable, "-m", "pipelines.tracking.process", "mlflow"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

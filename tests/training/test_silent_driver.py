@@ -20,7 +20,8 @@ from pipelines.runs.run import WorkerTask
 from pipelines.runs.step_metrics import StepMetrics
 from pipelines.training.control.authenticated_server import Identity, make_identity
 from pipelines.training.control.monitor import Monitor
-from pipelines.training.control.reporter import ABORTED, LONGEST_MESSAGE, Reporter, unheard_seconds
+from pipelines.training.control.reporter import ABORTED, LONGEST_MESSAGE, Reporter
+from pipelines.training.control.watchdog import unheard_seconds
 
 pytestmark = pytest.mark.slow
 

@@ -3,13 +3,6 @@
 A worker holds one TCP connection to the driver's monitor for as long as it lives, and sends
 JSON lines over it: heartbeats, the steps done since the last message, how it ended. When a
 process dies, the system closes its connection, and the other side knows at once.
-
-Ends a worker whose driver is silent, whatever the worker does at that moment.
-
-A thread of the worker's own cannot always: native code that does not release Python's lock stops
-it. So this is a process of its own, for which the worker starts this file as a script without any
-package, which takes 10 MB. It reads nothing from the connection: the kernel knows when something
-came over it last. Runs on an executor, beside a worker.
 """
 
 from __future__ import annotations
@@ -20,9 +13,6 @@ import re
 import select
 import signal
 import socket
-import struct
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -41,6 +31,7 @@ from pipelines.training.control.authenticated_server import (
     connect,
     detect_cut_connection,
 )
+from pipelines.training.control.watchdog import LOOK_SECONDS, Watchdog
 
 _TYPES = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
 """Of Python, PyTorch, TensorFlow; by name, since no framework is imported for the sake of it."""
@@ -66,83 +57,6 @@ def memory_failure(error: BaseException) -> str | None:
         return None
     said = first_line(error) or type(error).__name__
     return f"there is no memory left ({said}); {_REMEDY}"
-
-
-LOOK_SECONDS = 1.0
-_ESTABLISHED = 1
-_STATE_BYTE, _LAST_DATA = 0, 52
-"""Where `tcpi_state` and `tcpi_last_data_recv` (milliseconds) are in Linux's `struct tcp_info`."""
-_INFO_BYTES = 104
-_END_SECONDS = 5.0
-
-
-class Watchdog:
-    """The process that watches this one; ends with it.
-
-    Args:
-        connection: To the driver.
-        seconds: Of silence, after which this process is killed.
-    """
-
-    def __init__(self, connection: socket.socket, seconds: float) -> None:
-        arguments = (connection.fileno(), os.getpid(), seconds)
-        self._process = subprocess.Popen(
-            # Isolated, and without packages: whatever the environment, it starts at once.
-            [sys.executable, "-I", "-S", __file__, *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(connection.fileno(),),
-            # What is sent to all processes of a terminal is for the worker to act on.
-            start_new_session=True,
-        )
-
-    def close(self) -> None:
-        """Ends the process, which holds the connection open otherwise."""
-        self._process.kill()
-        # It was killed: that the system is slow to end it must not hide what the worker ended with.
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-
-
-def unheard_seconds(connection: socket.socket) -> float:
-    """How long nothing has come over a connection, as the kernel knows; infinite once it ended."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    if info[_STATE_BYTE] != _ESTABLISHED:
-        return float("inf")
-    (milliseconds,) = struct.unpack_from("=I", info, _LAST_DATA)
-    return float(milliseconds) / 1000
-
-
-def watch(connection: socket.socket, worker: int, seconds: float) -> None:
-    """Kills a worker once its driver has been silent for too long; returns when it is gone.
-
-    Args:
-        worker: The process that has started this one.
-        seconds: Of silence. A connection that has ended counts as silent since it was found so, and
-            time for which this host was suspended does not count.
-    """
-    silent, looked, poll = 0.0, time.monotonic(), select.poll()
-    # Some builds of Python have none, nor Linux before 5.3: the end is seen a second later then.
-    with suppress(OSError, AttributeError):
-        poll.register(os.pidfd_open(worker), select.POLLIN)
-    while not poll.poll(1000 * LOOK_SECONDS) and os.getppid() == worker:
-        awake, looked = min(time.monotonic() - looked, 2 * LOOK_SECONDS), time.monotonic()
-        silent = min(unheard_seconds(connection), silent + awake)
-        if silent > seconds:
-            with suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
-            return
-
-
-def main() -> None:
-    """The process: its arguments are those of :func:`watch`."""
-    number, worker, seconds = sys.argv[1:]
-    with socket.socket(fileno=int(number)) as connection:
-        watch(connection, int(worker), float(seconds))
-
-
-if __name__ == "__main__":
-    main()
 
 
 HEARTBEAT_SECONDS = 2.0
