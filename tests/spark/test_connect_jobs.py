@@ -60,7 +60,7 @@ from pipelines.spark.capacity import TASKS
 from pipelines.spark.capacity import default_parallelism
 from pipelines.spark.jobs import run_with_timeout
 from pipelines.spark.session import running_tasks, spark_session
-from pipelines.spark.capacity import collect_from_tasks
+from pipelines.spark.tasks import collect_from_tasks
 
 session = spark_session(Config(), needs_context=False)
 
