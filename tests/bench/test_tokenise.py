@@ -57,8 +57,8 @@ def test_other_ids_are_counted(spark, data, monkeypatch):
         tokens = config.tokens.model_copy(update={"max_length": 8})
         return whole(session, config.model_copy(update={"tokens": tokens}))
 
-    whole = tokenise.prepare_tokens
-    monkeypatch.setattr(tokenise, "prepare_tokens", with_short_texts)
+    whole = tokenise.tokenise
+    monkeypatch.setattr(tokenise, "tokenise", with_short_texts)
     assert tokenise.measure(Config(), str(data))["differing_sentences"] == 1
 
 
